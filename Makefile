@@ -1,0 +1,51 @@
+# Everything runs in .venv, which `make` sets up from pyproject.toml and constraints.txt.
+# Needs Python 3.11 or newer: `make PYTHON=python3.12 …` chooses another interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format docs bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv and install aiodist and its tools into it
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "aiodist needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1):" \
+	       "run make PYTHON=python3.x" >&2; exit 1; }
+	@echo "setting up $(VENV) (once; PyTorch makes it a big download) …"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train on handwritten digits with 4 ranks
+	@$(BIN)/python examples/digits/demo.py
+
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff, mypy, pyright and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(READY)  ## let ruff put imports and layout right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)  ## check the links of README and docs/, and run their programs
+	$(BIN)/python docs/check.py
+
+bench: $(READY)  ## measure aiodist beside Gloo in one run
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove .venv and what tools left behind
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,69 @@
+"""aiodist: collective communication for async Python.
+
+::
+
+    import aiodist
+
+    async with aiodist.connect() as group:
+        await group.all_reduce(t)
+"""
+
+from aiodist.blocking import BlockingGroup
+from aiodist.errors import (
+    AiodistError,
+    AuthenticationError,
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    CoordinatorLostError,
+    GroupClosedError,
+    GroupCompleteError,
+    GroupRevokedError,
+    JoinError,
+    JoinTimeoutError,
+    MessageTooLargeError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+    RankTakenError,
+    SizeMismatchError,
+)
+from aiodist.group import Group
+from aiodist.launch import run
+from aiodist.runtime.coordinator import Coordinator
+from aiodist.runtime.p2p import Envelope
+from aiodist.runtime.work import Work
+from aiodist.session import connect, local
+from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "AiodistError",
+    "AuthenticationError",
+    "BlockingGroup",
+    "CollectiveAbortedError",
+    "CollectiveTimeoutError",
+    "Coordinator",
+    "CoordinatorLostError",
+    "Envelope",
+    "Group",
+    "GroupClosedError",
+    "GroupCompleteError",
+    "GroupRevokedError",
+    "JoinError",
+    "JoinTimeoutError",
+    "Member",
+    "MessageTooLargeError",
+    "MismatchError",
+    "PeerLostError",
+    "ProtocolError",
+    "RankTakenError",
+    "ReduceOp",
+    "SizeMismatchError",
+    "Work",
+    "connect",
+    "local",
+    "run",
+]

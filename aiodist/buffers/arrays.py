@@ -1,0 +1,176 @@
+"""One look at all kinds of arrays: their memory as a numpy array of the carrier dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist.buffers import tensors
+from aiodist.buffers.dtypes import CARRIERS, carrier, name_of
+from aiodist.buffers.paths import Where
+
+Flat = NDArray[Any]
+"""A one-dimensional, contiguous, little-endian array of a carrier dtype."""
+
+Kind = Literal["numpy", "torch", "scalar", "other"]
+"""numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`."""
+
+
+def shown(name: str, shape: Sequence[int]) -> str:
+    """How texts show an array: `float32[3,4]`."""
+    return f"{name}[{','.join(map(str, shape))}]"
+
+
+class Array:
+    """An array of a user.
+
+    `value` is the user's object, `name` the dtype, `base` its memory as a numpy array of the same
+    shape (any strides, any byte order). `is_flat`: whether that memory is what travels, as it is:
+    contiguous and little-endian. `frozen` says why the memory cannot be written in place
+    ("is read-only"); None: it can.
+    """
+
+    __slots__ = ("base", "frozen", "is_flat", "kind", "name", "value")
+
+    def __init__(
+        self, value: Any, kind: Kind, name: str, base: NDArray[Any], frozen: str | None
+    ) -> None:
+        self.value = value
+        self.kind: Kind = kind
+        self.name = name
+        self.base = base
+        self.frozen = frozen
+        self.is_flat: bool = base.flags.c_contiguous and base.dtype == carrier(name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    def __str__(self) -> str:
+        return shown(self.name, self.base.shape)
+
+    def read(self) -> Flat:
+        """The elements: the memory itself where it is flat, else a copy."""
+        base = self.base
+        if not self.is_flat:
+            base = np.array(base, dtype=carrier(self.name), order="C")
+        return base.reshape(-1)
+
+    def stage(self) -> tuple[Flat, Flat | None]:
+        """Where to write new elements: the memory itself where it is flat, else an uninitialised
+        staging array. The second item is what to `commit` when it is filled."""
+        if self.is_flat:
+            return self.base.reshape(-1), None
+        staged = np.empty(self.base.size, carrier(self.name))
+        return staged, staged
+
+    def commit(self, staged: Flat | None) -> None:
+        """New elements are written: copy them where they were staged, and tell autograd."""
+        if staged is not None:
+            np.copyto(self.base, staged.reshape(self.base.shape))
+        if self.kind == "torch":
+            tensors.mark_written(self.value)
+
+
+def view(value: Any, where: Where) -> Array | None:
+    """`value` as an Array, None if it is none.
+
+    Raises TypeError, naming `where`, for arrays that do not travel: object and record dtypes,
+    masked arrays, tensors on other devices, sparse or quantised ones.
+    """
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{where}: a masked array does not travel: send data and mask apart")
+        frozen = None if value.flags.writeable else "is read-only"
+        return Array(value, "numpy", _name(value, where), value, frozen)
+    if tensors.is_tensor(value):
+        try:
+            name, base, frozen = tensors.memory(value)
+        except TypeError as error:
+            raise TypeError(f"{where}: {error}") from error
+        return Array(value, "torch", name, base, frozen)
+    if isinstance(value, np.generic):
+        scalar = np.asarray(value)
+        return Array(value, "scalar", _name(scalar, where), scalar, "is a numpy scalar")
+    if hasattr(value, "__dlpack__") and not isinstance(value, type):
+        try:
+            base = np.from_dlpack(value)
+        except Exception as error:  # whatever the exporter raises
+            raise TypeError(
+                f"{where}: numpy cannot read this {type(value).__name__} by __dlpack__ ({error}): "
+                "pass a numpy array or a torch tensor on the CPU"
+            ) from error
+        frozen = f"is a {type(value).__name__}, neither a numpy array nor a torch tensor"
+        return Array(value, "other", _name(base, where), base, frozen)
+    return None
+
+
+def writable(value: object, where: Where) -> Array:
+    """`value` as an Array whose memory can be written in place.
+
+    Raises TypeError for what is no array or not of a kind that is written in place, ValueError
+    for a read-only one or one whose elements share memory.
+    """
+    array = view(value, where)
+    if array is None:
+        raise TypeError(
+            f"{where}: expected a numpy array or torch tensor to write to, "
+            f"got {type(value).__name__}"
+        )
+    check_writable(array, where)
+    return array
+
+
+def check_writable(array: Array, where: Where) -> None:
+    """Raise as `writable` does."""
+    if array.frozen is not None:
+        error = TypeError if array.kind in ("scalar", "other") else ValueError
+        raise error(f"{where}: {array} {array.frozen}: nothing can be written there")
+    base = array.base
+    if not base.flags.c_contiguous and any(
+        stride == 0 and n > 1 for stride, n in zip(base.strides, base.shape, strict=True)
+    ):
+        raise ValueError(
+            f"{where}: several elements of {array} share one place in memory (it was expanded or "
+            "broadcast): nothing can be written there"
+        )
+
+
+def check_same(expected: str, name: str, shape: tuple[int, ...], got: Array, where: Where) -> None:
+    """Raise TypeError or ValueError unless `got` has this dtype and shape."""
+    if got.name != name or got.shape != shape:
+        error = TypeError if got.name != name else ValueError
+        raise error(f"{where}: is {got}, {expected} is {shown(name, shape)}")
+
+
+def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
+    """A new, uninitialised array; numpy for all kinds but torch.
+
+    A tensor is made as a numpy array where torch is not installed. Raises TypeError for dtypes
+    that only a (newer) torch has.
+    """
+    if kind == "torch":
+        torch = tensors.require()
+        if torch is not None:
+            try:
+                tensor = tensors.empty(torch, name, shape)
+            except TypeError as error:
+                raise TypeError(f"{where}: {error}") from error
+            return Array(tensor, "torch", name, tensors.memory(tensor)[1], None)
+        if name in CARRIERS:
+            raise TypeError(f"{where}: {shown(name, shape)} needs torch: install it on this rank")
+    array = np.empty(shape, carrier(name))
+    return Array(array, "numpy", name, array, None)
+
+
+def _name(array: NDArray[Any], where: Where) -> str:
+    name = name_of(array.dtype)
+    if name is None:
+        raise TypeError(
+            f"{where}: a numpy array of dtype {array.dtype} does not travel: "
+            "numbers, bools, times and fixed-size strings do"
+        )
+    return name

@@ -1,0 +1,118 @@
+"""Reduction of flat arrays by a function of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist.buffers import tensors
+from aiodist.buffers.arrays import Array, Kind, check_same, view
+from aiodist.buffers.dtypes import carrier
+from aiodist.types import ReduceOp
+
+Flat = NDArray[Any]
+
+PIECE_BYTES: Final = 1024 * 1024
+"""What an elementwise function gets at once: enough to forget its call, little to copy."""
+
+
+class CustomKernel:
+    """A user's function as a kernel, with the methods of `kernels.Kernel`.
+
+    Accumulators are carriers, and loading and storing just copy. The function gets copies, so
+    that it may write into `a` (or `b`) whatever is done with them later. What it raises is passed
+    on; TypeError or ValueError tell of results that are of another kind, dtype or shape.
+
+    With `sliceable` False the flat arrays must be whole: all `parts`, one after the other.
+    """
+
+    __slots__ = (
+        "_function",
+        "_label",
+        "_parts",
+        "dtype",
+        "loads",
+        "name",
+        "op",
+        "sliceable",
+        "stores",
+        "wire_dtype",
+    )
+
+    def __init__(self, op: ReduceOp, name: str, parts: Sequence[tuple[Kind, tuple[int, ...]]]):
+        """`parts`: kind and shape of each array of the caller that is joined here."""
+        assert op.function is not None
+        self._function = op.function
+        self._label = op.name.removeprefix("custom:")
+        self._parts = tuple(parts)
+        self.op = op
+        self.name = name
+        self.dtype: np.dtype[Any] = carrier(name)
+        self.wire_dtype = self.dtype
+        self.loads = False
+        self.stores = False
+        self.sliceable = op.elementwise
+
+    def load(self, x: Flat, into: Flat | None = None) -> Flat:
+        """A copy of `x`: in `into` (which is returned) or a new array."""
+        if into is None:
+            return x.copy()
+        into[:] = x
+        return into
+
+    def combine(self, into: Flat, a: Flat, b: Flat) -> None:
+        """``into = f(a, b)``, `a` from lower ranks. `into` may be `a` or `b`."""
+        for kind, shape, start, stop in self._pieces(len(into)):
+            first = self._call(kind, shape, a[start:stop].copy(), b[start:stop].copy())
+            into[start:stop] = first.reshape(-1)
+
+    def store(self, acc: Flat, out: Flat, size: int) -> None:
+        """A copy of `acc` in `out`."""
+        out[:] = acc
+
+    def reduce(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
+        """``out = f(f(operands[0], operands[1]), …)``. `out` may be one of the operands."""
+        for kind, shape, start, stop in self._pieces(len(out)):
+            acc = operands[0][start:stop].copy()
+            for operand in operands[1:]:
+                acc = self._call(kind, shape, acc, operand[start:stop].copy()).reshape(-1)
+            out[start:stop] = acc
+
+    def _pieces(self, length: int) -> Iterator[tuple[Kind, tuple[int, ...], int, int]]:
+        """(kind, shape, start, stop) of what the function is called with."""
+        start = 0
+        if self.sliceable:
+            step = PIECE_BYTES // self.dtype.itemsize or 1
+            for start in range(0, length, step):
+                stop = min(start + step, length)
+                yield self._parts[0][0], (stop - start,), start, stop
+            return
+        for kind, shape in self._parts:
+            stop = start + int(np.prod(shape, dtype=np.int64))
+            if start < stop:
+                yield kind, shape, start, stop
+            start = stop
+
+    def _call(self, kind: Kind, shape: tuple[int, ...], a: Flat, b: Flat) -> Flat:
+        """f of two flat arrays, which may be overwritten; a new one or `a`."""
+        left, right = self._give(kind, shape, a), self._give(kind, shape, b)
+        result = self._take(self._function(left, right), shape)
+        return np.ascontiguousarray(result.base, self.dtype)
+
+    def _give(self, kind: Kind, shape: tuple[int, ...], flat: Flat) -> Any:
+        array = flat.reshape(shape)
+        return tensors.wrap(array, self.name) if kind == "torch" else array
+
+    def _take(self, result: Any, shape: tuple[int, ...]) -> Array:
+        where = f"the result of the operator {self._label}"
+        array = view(result, where)
+        if array is None:
+            raise TypeError(
+                f"{where} must be an array like its arguments, it is {type(result).__name__}: "
+                "return it, also where it was written into the first argument"
+            )
+        check_same("each argument", self.name, shape, array, where)
+        return array

@@ -1,0 +1,107 @@
+"""Names of dtypes on the wire, and the numpy dtype that holds their elements here.
+
+A dtype is named as numpy and torch name it: `float32`, `bool`, `datetime64[ns]`, `S12`,
+`bfloat16`. What numpy does not know (bfloat16, float8, …) is held in its *carrier*: the unsigned
+integer of the same size. Elements are little-endian on the wire and in every carrier array.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+DType = np.dtype[np.generic]
+
+BOOL: Final = frozenset({"bool"})
+SIGNED: Final = frozenset({"int8", "int16", "int32", "int64"})
+UNSIGNED: Final = frozenset({"uint8", "uint16", "uint32", "uint64"})
+INTEGERS: Final = SIGNED | UNSIGNED
+LONG_DOUBLE: Final = f"longdouble{np.finfo(np.longdouble).nmant + 1}"
+"""The significand's bits are part of the name: long double differs between platforms."""
+LONG_COMPLEX: Final = f"c{LONG_DOUBLE}"
+FLOATS: Final = frozenset({"float16", "float32", "float64", "bfloat16", LONG_DOUBLE})
+COMPLEX: Final = frozenset({"complex64", "complex128", LONG_COMPLEX})
+
+CARRIERS: Final = {
+    "bfloat16": "<u2",
+    "complex32": "<u4",
+    "float8_e4m3fn": "u1",
+    "float8_e4m3fnuz": "u1",
+    "float8_e5m2": "u1",
+    "float8_e5m2fnuz": "u1",
+    "float8_e8m0fnu": "u1",
+    "float4_e2m1fn_x2": "u1",
+    "bits8": "u1",
+    "bits1x8": "u1",
+    "bits2x4": "u1",
+    "bits4x2": "u1",
+    "bits16": "<u2",
+    **{f"{sign}int{bits}": "u1" for sign in ("", "u") for bits in range(1, 8)},
+}
+"""Dtypes that only torch has."""
+
+TORCH: Final = (
+    BOOL | INTEGERS | {"float16", "float32", "float64", "complex64", "complex128"} | set(CARRIERS)
+)
+"""Dtypes of tensors."""
+
+MAX_NDIM: Final = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
+
+
+def _little(dtype: DType) -> DType:
+    return dtype.newbyteorder("<")
+
+
+_PLAIN: Final[dict[str, DType]] = {
+    **{
+        name: _little(np.dtype(name))
+        for name in sorted(
+            BOOL | INTEGERS | {"float16", "float32", "float64", "complex64", "complex128"}
+        )
+    },
+    **{name: np.dtype(carrier) for name, carrier in CARRIERS.items()},
+}
+_LONG: Final[dict[str, DType]] = {
+    LONG_DOUBLE: _little(np.dtype(np.longdouble)),
+    LONG_COMPLEX: _little(np.dtype(np.clongdouble)),
+}
+_NAMES: Final[dict[DType, str]] = {
+    order: name
+    for name, dtype in [*_LONG.items(), *_PLAIN.items()]
+    if name not in CARRIERS
+    for order in (dtype, dtype.newbyteorder(">"))
+}
+
+_TIMES = re.compile(r"(?:datetime64|timedelta64)(?:\[(?:[1-9]\d{0,8})?(?:[YMWDhms]|[munpfa]s)\])?")
+_STRINGS = re.compile(r"[SU][1-9]\d{0,8}")
+
+
+def name_of(dtype: DType) -> str | None:
+    """The wire name of a numpy dtype; None for one that does not travel (objects, records, …)."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        if dtype.kind in "mM":
+            return dtype.name
+        if dtype.kind in "SU" and dtype.itemsize:
+            return dtype.str[1:]
+    return name
+
+
+@lru_cache(maxsize=256)
+def carrier(name: str) -> DType:
+    """The little-endian numpy dtype that holds elements of dtype `name`.
+
+    Raises LookupError for a name that no peer of this platform sends.
+    """
+    known = _PLAIN.get(name) or _LONG.get(name)
+    if known is not None:
+        return known
+    if _TIMES.fullmatch(name) or _STRINGS.fullmatch(name):
+        try:
+            return _little(np.dtype(name))
+        except (TypeError, ValueError):  # e.g. a string longer than numpy allows
+            pass
+    raise LookupError(f"no dtype {name!r} here")

@@ -1,0 +1,233 @@
+"""Reduction of flat arrays by the built-in operators.
+
+An element is *loaded* from the carrier into an accumulator, accumulators are *combined*, and the
+last one is *stored* in a carrier. float16 and bfloat16 accumulate in float32 and are rounded
+once, when stored (to nearest, ties to even); all others accumulate in their own dtype. Partial
+results on their way between ranks are accumulators.
+
+Integers wrap around, NaN propagates in MIN and MAX, LAND and LOR give 0 or 1 in the dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist.buffers.dtypes import BOOL, CARRIERS, COMPLEX, FLOATS, INTEGERS, SIGNED, carrier
+from aiodist.types import ReduceOp
+
+Flat = NDArray[Any]
+
+BLOCK_BYTES: Final = 256 * 1024
+"""Accumulators of this size are worked on at once: they stay in the cache of a core."""
+
+_ALL: Final = BOOL | INTEGERS | FLOATS | COMPLEX
+_NUMBERS: Final = INTEGERS | FLOATS | COMPLEX
+_OPERATORS: Final[dict[str, tuple[np.ufunc, frozenset[str]]]] = {
+    "SUM": (np.add, _NUMBERS),
+    "AVG": (np.add, FLOATS | COMPLEX),
+    "PREMUL_SUM": (np.add, _NUMBERS),
+    "PRODUCT": (np.multiply, _NUMBERS),
+    "MIN": (np.minimum, BOOL | INTEGERS | FLOATS),
+    "MAX": (np.maximum, BOOL | INTEGERS | FLOATS),
+    "BAND": (np.bitwise_and, BOOL | INTEGERS),
+    "BOR": (np.bitwise_or, BOOL | INTEGERS),
+    "BXOR": (np.bitwise_xor, BOOL | INTEGERS),
+    "LAND": (np.logical_and, _ALL),
+    "LOR": (np.logical_or, _ALL),
+}
+_HINTS: Final = {
+    "bool": "SUM and PRODUCT of bool are not what they seem: use LOR, LAND, or convert to int",
+    "AVG": "the average of integers is no integer: convert to a float dtype, or use SUM",
+    "float8": "float8 travels but does not add up: convert to bfloat16 or float32",
+    "": "convert to a dtype that has the operator",
+}
+
+
+class Kernel:
+    """One operator on one dtype. Make it with `Kernel.of`.
+
+    `dtype`: the numpy dtype of carriers. `wire_dtype`: that of accumulators. `loads`, `stores`:
+    whether loading and storing change elements; where both are False, carriers are accumulators.
+    `sliceable`: whether arrays may be cut into pieces that are reduced apart (here: always).
+    """
+
+    __slots__ = (
+        "_averages",
+        "_block",
+        "_factor",
+        "_logical",
+        "_narrow",
+        "_scale",
+        "_ufunc",
+        "dtype",
+        "loads",
+        "name",
+        "op",
+        "stores",
+        "wire_dtype",
+    )
+    sliceable = True
+
+    def __init__(self, op: ReduceOp, name: str) -> None:
+        self._ufunc: Callable[..., Any]
+        self._ufunc, dtypes = _OPERATORS[op.name]
+        if name not in dtypes:
+            raise TypeError(f"{op} has no meaning for {name}: {_hint(op, name)}")
+        if isinstance(op.factor, float) and name in INTEGERS:
+            raise TypeError(
+                f"{op} has a float factor and {name} elements: give an int, or convert to a float"
+            )
+        if op.name == "PRODUCT" and name in COMPLEX:
+            self._ufunc = _complex_product
+        self.op = op
+        self.name = name
+        self.dtype: np.dtype[Any] = carrier(name)
+        self._narrow = name if name in ("float16", "bfloat16") else None
+        self.wire_dtype: np.dtype[Any] = np.dtype("<f4") if self._narrow else self.dtype
+        # The parts of complex numbers are scaled apart: inf * (2+0j) has a NaN in it.
+        self._scale: np.dtype[Any] = (
+            np.dtype(f"<f{self.dtype.itemsize // 2}") if name in COMPLEX else self.wire_dtype
+        )
+        self._factor = None if op.factor is None else self._as_factor(op)
+        self._averages = op.name == "AVG"
+        self._logical = op.name in ("LAND", "LOR")
+        self.loads = self._narrow is not None or self._factor is not None or self._logical
+        self.stores = self._narrow is not None or self._averages
+        self._block = BLOCK_BYTES // self.wire_dtype.itemsize
+
+    @staticmethod
+    def of(op: ReduceOp, name: str) -> Kernel:
+        """The kernel of a built-in operator for dtype `name`.
+
+        Raises TypeError for combinations without a meaning: AVG of integers, bitwise operators
+        on floats, MIN of complex numbers, anything on float8 or times.
+        """
+        return _kernel(op.name, op.factor, repr(op.factor), name)
+
+    def load(self, x: Flat, into: Flat | None = None) -> Flat:
+        """Elements of `x` as accumulators: in `into` (which is returned) or a new array."""
+        if into is None:
+            into = np.empty(len(x), self.wire_dtype)
+        with np.errstate(all="ignore"):
+            self._load(x, into)
+        return into
+
+    def combine(self, into: Flat, a: Flat, b: Flat) -> None:
+        """``into = a op b`` of accumulators, `a` from lower ranks. `into` may be `a` or `b`."""
+        with np.errstate(all="ignore"):
+            self._ufunc(a, b, out=into)
+
+    def store(self, acc: Flat, out: Flat, size: int) -> None:
+        """The result of `size` ranks, from accumulators into a carrier (`acc` is not changed).
+
+        Where the dtypes are equal, `out` may be `acc`.
+        """
+        with np.errstate(all="ignore"):
+            for start in range(0, len(acc), self._block):
+                stop = start + self._block
+                self._store(acc[start:stop], out[start:stop], size)
+
+    def reduce(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
+        """``out = store(load(operands[0]) op load(operands[1]) op …)``, of carriers.
+
+        Bit for bit what `load`, `combine` and `store` give one after the other. `out` may be one
+        of the operands.
+        """
+        with np.errstate(all="ignore"):
+            if len(operands) == 2 and not self.loads and not self.stores:
+                self._ufunc(operands[0], operands[1], out=out)
+                return
+            n = min(len(out), self._block)
+            acc = np.empty(n, self.wire_dtype)
+            tmp = np.empty(n, self.wire_dtype) if self.loads else acc
+            for start in range(0, len(out), self._block):
+                blocks = [x[start : start + self._block] for x in operands]
+                self._reduce(blocks, out[start : start + self._block], acc, tmp, size)
+
+    def _reduce(self, blocks: list[Flat], out: Flat, acc: Flat, tmp: Flat, size: int) -> None:
+        n = len(out)
+        acc, tmp = acc[:n], tmp[:n]
+        last = len(blocks) - 1
+        first, rest = blocks[0], blocks[1:]
+        if self.loads or not rest:
+            self._load(first, acc)
+            first = acc
+        for i, block in enumerate(rest, 1):
+            if self.loads:
+                self._load(block, tmp)
+                block = tmp
+            into = out if i == last and not self.stores else acc
+            self._ufunc(first, block, out=into)
+            first = acc
+        if self.stores or not rest:
+            self._store(acc, out, size)
+
+    def _as_factor(self, op: ReduceOp) -> Any:
+        try:
+            if self.name in INTEGERS:
+                # Not by numpy, which wraps in some versions.
+                cast(int, op.factor).to_bytes(self.dtype.itemsize, signed=self.name in SIGNED)
+            with np.errstate(all="ignore"):
+                return self._scale.type(op.factor)
+        except OverflowError:
+            raise TypeError(f"the factor of {op} does not fit in {self.name}") from None
+
+    def _load(self, x: Flat, into: Flat) -> None:
+        if self._narrow == "bfloat16":
+            bits = into.view("<u4")
+            bits[:] = x
+            bits <<= 16
+        else:
+            into[:] = x
+        if self._factor is not None:
+            into.view(self._scale)[:] *= self._factor
+        elif self._logical:
+            np.not_equal(into, 0, out=into, casting="unsafe")
+
+    def _store(self, acc: Flat, out: Flat, size: int) -> None:
+        if self._averages:
+            mean = acc.view(self._scale) / self._scale.type(size)
+            acc = mean.view(self.wire_dtype)
+        if self._narrow == "bfloat16":
+            _round_to_bfloat16(acc, out)
+        else:
+            np.copyto(out, acc, casting="same_kind")
+
+
+def _complex_product(a: Flat, b: Flat, *, out: Flat) -> None:
+    """numpy rounds otherwise (with or without fused multiply-add) when `out` is an operand."""
+    np.copyto(out, np.multiply(a, b))
+
+
+def _round_to_bfloat16(acc: Flat, out: Flat) -> None:
+    """float32 → the upper 16 bits, to nearest, ties to even; NaN stays NaN."""
+    bits = acc.view("<u4")
+    # Half a unit in the last place that stays, less one if that place is even: the carry rounds.
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    nan = np.isnan(acc)
+    if nan.any():  # rounding could carry it over into infinity
+        rounded[nan] = (bits[nan] >> 16) | 0x40
+    out[:] = rounded
+
+
+@lru_cache(maxsize=1024)
+def _kernel(op_name: str, factor: float | int | None, _exact: str, name: str) -> Kernel:
+    # The text of the factor tells 1 from 1.0 and 0.0 from -0.0.
+    return Kernel(ReduceOp(op_name, factor=factor), name)
+
+
+def _hint(op: ReduceOp, name: str) -> str:
+    if name.startswith("float8"):
+        return _HINTS["float8"]
+    if name in CARRIERS:
+        return _HINTS[""]
+    return _HINTS.get(name) or _HINTS.get(op.name) or _HINTS[""]

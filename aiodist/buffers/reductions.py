@@ -1,0 +1,319 @@
+"""What a reduction works on: a user's `x` as flat vectors, one for each dtype."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from aiodist.buffers import arrays, overlaps
+from aiodist.buffers.arrays import Array, Flat, check_same, check_writable, view, writable
+from aiodist.buffers.custom import CustomKernel
+from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.paths import Path, Where
+from aiodist.buffers.scalars import Scalar, check_scalar
+from aiodist.buffers.vector import Vector
+from aiodist.types import ReduceOp
+
+_SHOWN: Final = 4
+"""So many arrays are shown one by one in a signature."""
+
+
+@dataclass(slots=True)
+class Group:
+    """All arrays of one dtype, joined.
+
+    `x` is the input and `out` the result. Without slots they have the same length, and an array
+    of one is either the same memory as its counterpart in the other or disjoint from all of it;
+    with slots `out` is the own slot, disjoint from `x`. `bounds`: where in `x` each slot begins,
+    and the end of the last; `[0, len(x)]` without slots. `kernel`: the operator; one that is not
+    `sliceable` goes with single flat arrays as `x` and `out`, and applies to the own slot alone.
+    """
+
+    name: str
+    kernel: Kernel | CustomKernel
+    x: Vector
+    out: Vector
+    bounds: list[int]
+
+
+class Operand:
+    """The input of a reduction and the memory of its result.
+
+    `kind`: "arrays", to be reduced `groups` by group; "scalar", a number in `value`; or "scalars",
+    a list of numbers in `value`, one a slot. `signature`: what must be the same on all ranks, fit
+    for texts. `finish()` gives the result when `groups[…].out` is filled.
+    """
+
+    __slots__ = ("_given", "_listed", "_own", "groups", "kind", "signature", "value")
+
+    def __init__(
+        self,
+        kind: Literal["arrays", "scalar", "scalars"],
+        signature: str,
+        value: Scalar | list[Scalar] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.signature = signature
+        self.value = value
+        self.groups: list[Group] = []
+        self._own: list[_Part] = []
+        self._given: Any = None
+        self._listed = False
+
+    @staticmethod
+    def of(x: object, op: ReduceOp, *, out: object = None, in_place: bool) -> Operand:
+        """`x`: an array, a flat list of arrays, or a number.
+
+        The result goes to `out` if it is given, else into `x` where `in_place` is set and the
+        array is of a kind that can be written, else to new arrays. Raises TypeError or ValueError,
+        naming the place, for what cannot be reduced, for a read-only array where the result goes
+        in place, and for an `out` that does not fit.
+        """
+        if _is_scalar(x):
+            _refuse_out(out)
+            value = check_scalar(x, op)
+            return Operand("scalar", type(value).__name__, value)
+        items = _arrays(x, "x")
+        operand = Operand("arrays", _signature(items, joined=_is_list(x)))
+        if out is not None:
+            places = _fitting(items, out, _is_list(x), "x")
+        else:
+            places = [
+                _place(item, in_place, Path("x", index) if _is_list(x) else "x")
+                for index, item in enumerate(items)
+            ]
+        operand._build(op, [items], 0, places)
+        operand._expect(x, out)
+        return operand
+
+    @staticmethod
+    def of_slots(xs: object, op: ReduceOp, *, rank: int, size: int, out: object = None) -> Operand:
+        """`xs`: `size` slots, as `split_slots` takes them; the result is that of slot `rank`.
+
+        A slot is an array, a flat list of arrays, or a number. The result goes to `out` if it is
+        given, else to new arrays. Raises as `of` and `split_slots`.
+        """
+        slots = split_slots(xs, size)
+        if all(map(_is_scalar, slots)):
+            _refuse_out(out)
+            values = [check_scalar(slot, op) for slot in slots]
+            names = ", ".join([type(value).__name__ for value in values])
+            return Operand("scalars", f"slots [{names}]", values)
+        items = [_arrays(slot, Path("xs", index)) for index, slot in enumerate(slots)]
+        own = items[rank]
+        everything = [item for slot in items for item in slot]
+        operand = Operand("arrays", f"slots {_signature(everything, joined=True)}")
+        if out is not None:
+            places = _fitting(own, out, _is_list(slots[rank]), f"slot {rank} of xs")
+        else:
+            places = [_place(item, False, "xs") for item in own]
+        operand._build(op, items, rank, places)
+        operand._expect(slots[rank], out)
+        return operand
+
+    def finish(self) -> Any:
+        """All `out` vectors are filled: the result. It is `x` or `out` where that was written."""
+        for part in self._own:
+            part.place.commit(part.staged)
+        if self._given is not None:
+            return self._given
+        made = [
+            part.place.value[()] if part.item.kind == "scalar" else part.place.value
+            for part in self._own
+        ]
+        return made if self._listed else made[0]
+
+    def _build(self, op: ReduceOp, slots: list[list[Array]], own: int, places: list[Array]) -> None:
+        """Make the groups. `places`: where the arrays of slot `own` go."""
+        parts = [
+            _Part(index, item, item.read()) for index, slot in enumerate(slots) for item in slot
+        ]
+        self._own = [part for part in parts if part.slot == own]
+        for part, place in zip(self._own, places, strict=True):
+            part.assign(place)
+        if len(parts) > 1 or (parts and parts[0].place is not parts[0].item):
+            _separate(parts, self._own, len(slots))
+        for name in dict.fromkeys([part.item.name for part in parts]):
+            named = [part for part in parts if part.item.name == name]
+            self.groups.append(_group(op, name, named, own, len(slots)))
+
+    def _expect(self, x: Any, out: Any) -> None:
+        """Note what `finish` returns: `out`, `x` if all of it is written in place, new arrays."""
+        self._listed = _is_list(x)
+        in_place = all(part.place is part.item for part in self._own)
+        self._given = x if out is None and in_place else out
+
+
+class _Part:
+    """An array of the input. Those of the own slot have a `place`: where the result goes.
+
+    `x`: its elements. `target`: where they are reduced to; `staged`: the same, if that has to be
+    copied to `place` in the end, else None.
+    """
+
+    __slots__ = ("item", "place", "slot", "staged", "target", "x")
+
+    def __init__(self, slot: int, item: Array, x: Flat) -> None:
+        self.slot = slot
+        self.item = item
+        self.x = x
+        self.place = item
+        self.target = x
+        self.staged: Flat | None = None
+
+    def assign(self, place: Array) -> None:
+        if place is self.item:
+            self.staged = None if place.is_flat else self.x
+        else:
+            self.place = place
+            self.target, self.staged = place.stage()
+
+
+def _separate(parts: list[_Part], own: list[_Part], slots: int) -> None:
+    """Copy inputs that lie in memory which the result is written to, other than their own."""
+    targets = overlaps.Ranges([part.target for part in own if part.staged is None])
+    if targets.overlap:
+        raise ValueError(
+            "two of the arrays that the result goes to share memory: give each array once"
+        )
+    for part in parts:
+        if slots == 1 and overlaps.same(part.x, part.target):
+            continue
+        if targets.touch(part.x):
+            part.x = part.x.copy()
+
+
+def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) -> Group:
+    mine = [part for part in parts if part.slot == own]
+    xs = [part.x for part in parts]
+    sizes = [0] * slots
+    for part in parts:
+        sizes[part.slot] += len(part.x)
+    kernel: Kernel | CustomKernel
+    if op.function is None:
+        kernel = Kernel.of(op, name)
+    else:
+        given = [part.item for part in (parts if op.elementwise else mine)]
+        kernel = CustomKernel(op, name, [(item.kind, item.shape) for item in given])
+    if not kernel.sliceable and len(parts) > 1:
+        xs = [np.concatenate(xs)]
+    if not kernel.sliceable and len(mine) > 1:
+        outs = [_join(mine, np.empty(sizes[own], kernel.dtype))]
+    else:
+        outs = [part.target for part in mine]
+    x = Vector(xs, kernel.dtype)
+    same = len(xs) == len(outs) == 1 and xs[0] is outs[0]
+    out = x if same else Vector(outs, kernel.dtype)
+    return Group(name, kernel, x, out, [0, *accumulate(sizes)])
+
+
+def _join(parts: list[_Part], joined: Flat) -> Flat:
+    """Have the results of all parts staged in one array."""
+    start = 0
+    for part in parts:
+        stop = start + len(part.x)
+        part.target = part.staged = joined[start:stop]
+        start = stop
+    return joined
+
+
+def _place(item: Array, in_place: bool, where: Where) -> Array:
+    """Where the result for `item` goes when there is no `out`."""
+    if in_place and item.kind in ("numpy", "torch"):
+        check_writable(item, where)
+        return item
+    return arrays.empty(item.kind, item.name, item.shape, where)
+
+
+def _fitting(items: list[Array], out: object, joined: bool, what: str) -> list[Array]:
+    """The arrays of `out`, which match `items`."""
+    if not joined:
+        places = [writable(out, "out")]
+    elif isinstance(out, (list, tuple)) and len(out) == len(items):
+        places = [writable(array, Path("out", index)) for index, array in enumerate(out)]
+    else:
+        got = f"{len(out)} items" if isinstance(out, (list, tuple)) else f"a {type(out).__name__}"
+        raise ValueError(f"out: expected a list of {len(items)} arrays, as {what} is, got {got}")
+    for index, (item, place) in enumerate(zip(items, places, strict=True)):
+        where: Where = Path("out", index) if joined else "out"
+        source: Where = Path(what, index) if joined else what
+        check_same(str(source), item.name, item.shape, place, where)
+    return places
+
+
+def split_slots(xs: object, size: int) -> list[Any]:
+    """The slots of `xs`, one a rank: the items of a list or tuple of `size`, or one array cut
+    along its first dimension as `numpy.array_split` does (views, of the same kind).
+
+    Raises ValueError for another number of items or an array without dimensions, TypeError for
+    anything else.
+    """
+    if isinstance(xs, (list, tuple)):
+        if len(xs) != size:
+            raise ValueError(f"xs: expected {size} slots, one a rank, got {len(xs)}")
+        return list(xs)
+    array = view(xs, "xs")
+    if array is None:
+        raise TypeError(
+            f"xs: expected a list of {size} slots, one a rank, or an array to split, "
+            f"got {type(xs).__name__}"
+        )
+    if not array.shape:
+        raise ValueError(f"xs: {array} has no dimension to split into {size} slots")
+    whole: Any = xs if array.kind == "torch" else array.base
+    each, more = divmod(array.shape[0], size)
+    ends = list(accumulate([each + (rank < more) for rank in range(size)]))
+    return [whole[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+
+
+def _is_scalar(x: object) -> bool:
+    return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
+
+
+def _is_list(x: object) -> bool:
+    return isinstance(x, (list, tuple))
+
+
+def _refuse_out(out: object) -> None:
+    if out is not None:
+        raise TypeError(
+            "out: a number is returned, not written: leave out= away, or reduce an array"
+        )
+
+
+def _arrays(x: Any, where: Where) -> list[Array]:
+    items = x if _is_list(x) else [x]
+    found = []
+    for index, item in enumerate(items):
+        place = Path(where, index) if _is_list(x) else where
+        array = view(item, place)
+        if array is None:
+            wanted = "an array" if _is_list(x) else "an array, a flat list of arrays or a number"
+            raise TypeError(f"{place}: expected {wanted} to reduce, got {type(item).__name__}")
+        found.append(array)
+    return found
+
+
+def _signature(items: list[Array], *, joined: bool) -> str:
+    texts = [str(item) for item in items]
+    if not joined:
+        return texts[0]
+    if len(texts) <= _SHOWN:
+        return f"[{', '.join(texts)}]"
+    digest = hashlib.blake2b(" ".join(texts).encode(), digest_size=6).hexdigest()
+    elements = sum([item.base.size for item in items])
+    return f"[{len(texts)} arrays, {_short(elements)} elements, #{digest}]"
+
+
+def _short(count: float) -> str:
+    """25600000 → 25.6M."""
+    units = iter(("", "k", "M", "G", "T"))
+    unit = next(units)
+    while count >= 1000 and unit != "T":
+        count /= 1000
+        unit = next(units)
+    return f"{count:.1f}".removesuffix(".0") + unit

@@ -1,0 +1,108 @@
+"""Reduction of Python numbers: int as int64, float as float64, complex, bool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist.buffers.kernels import Kernel
+from aiodist.types import ReduceOp
+
+Scalar = bool | int | float | complex
+
+_DTYPES: Final[dict[type, str]] = {
+    bool: "bool",
+    int: "int64",
+    float: "float64",
+    complex: "complex128",
+}
+_FOR_BOOL: Final = frozenset({"LAND", "LOR", "BAND", "BOR", "BXOR"})
+_MIN, _MAX = -(2**63), 2**63 - 1
+
+
+def check_scalar(value: Any, op: ReduceOp) -> Scalar:
+    """`value` as plain bool, int, float or complex.
+
+    Raises TypeError where the operator has no meaning for it, OverflowError for an int of more
+    than 64 bits.
+    """
+    kind = next(kind for kind in _DTYPES if isinstance(value, kind))
+    value = kind(value)
+    if op.function is None:
+        if kind is bool and op.name not in _FOR_BOOL:
+            raise TypeError(
+                f"{op} has no meaning for bool: LAND, LOR, BAND, BOR and BXOR do, or pass an int"
+            )
+        if not (kind is int and op.name == "AVG"):
+            Kernel.of(op, _DTYPES[kind])
+    if kind is int:
+        _check_range(value, f"the value {value} given to {op}")
+    plain: Scalar = value
+    return plain
+
+
+def reduce_scalars(values: Sequence[Scalar], op: ReduceOp) -> Scalar:
+    """The reduction of numbers of one type, given in rank order, in that type (AVG of int: float).
+
+    Raises OverflowError, naming the operator, if an int result does not fit in 64 bits, and
+    TypeError for mixed types or a custom operator that returns another type.
+    """
+    kind = type(values[0])
+    if any(type(value) is not kind for value in values):
+        names = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise TypeError(f"{op} of numbers of different types: {names}")
+    if op.function is not None:
+        return reduce(lambda a, b: _custom(op, a, b), values)
+    if kind is int:
+        return _reduce_ints([int(value.real) for value in values], op)
+    kernel = Kernel.of(op, _DTYPES[kind])
+    out = np.empty(1, kernel.dtype)
+    kernel.reduce([np.array([value], kernel.dtype) for value in values], out, len(values))
+    plain: Scalar = out[0].item()
+    return plain
+
+
+def _reduce_ints(values: list[int], op: ReduceOp) -> int | float:
+    if op.name == "AVG":
+        return sum(values) / len(values)
+    result: int = _INTS[op.name](values, op.factor)
+    _check_range(result, f"{op} over {len(values)} ranks, {result},")
+    return result
+
+
+_INTS: Final[dict[str, Any]] = {
+    "SUM": lambda values, _: sum(values),
+    "PRODUCT": lambda values, _: reduce(int.__mul__, values),
+    "MIN": lambda values, _: min(values),
+    "MAX": lambda values, _: max(values),
+    "BAND": lambda values, _: reduce(int.__and__, values),
+    "BOR": lambda values, _: reduce(int.__or__, values),
+    "BXOR": lambda values, _: reduce(int.__xor__, values),
+    "LAND": lambda values, _: int(all(values)),
+    "LOR": lambda values, _: int(any(values)),
+    "PREMUL_SUM": lambda values, factor: factor * sum(values),
+}
+
+
+def _custom(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar:
+    assert op.function is not None
+    result = op.function(a, b)
+    if isinstance(result, np.generic):
+        result = result.item()
+    if type(result) is not type(a):
+        raise TypeError(
+            f"{op} got two numbers of type {type(a).__name__} and returned {result!r}: "
+            "it must return that type"
+        )
+    if type(result) is int:
+        _check_range(result, f"{op}, {result},")
+    plain: Scalar = result
+    return plain
+
+
+def _check_range(value: int, what: str) -> None:
+    if not _MIN <= value <= _MAX:
+        raise OverflowError(f"{what} does not fit in 64 bits: use float, or an array")

@@ -1,0 +1,165 @@
+"""A tree of values as a flat list of msgpack tokens, in preorder.
+
+The metadata of a message is the number of tokens, and the tokens. A token is either a plain value
+(None, bool, int of 64 bits, float, str, bytes) or one of the extension types below. A container
+gives the number of its items and is followed by them (a dict by key, value, key, value, …).
+Msgpack's own arrays and maps are not used: nothing nests, so a reader holds nothing that has not
+come, and its stack is as deep as it chooses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, cast
+
+import msgpack
+import numpy as np
+
+from aiodist.buffers.arrays import Kind, shown
+from aiodist.buffers.dtypes import CARRIERS, MAX_NDIM, TORCH, carrier
+from aiodist.errors import ProtocolError
+
+MAX_DEPTH: Final = 100
+"""Containers within containers."""
+
+LIST, TUPLE, DICT, ARRAY, SCALAR, BIG_INT, COMPLEX, PICKLE = range(8)
+"""Extension types. LIST, TUPLE and DICT hold the number of items, as 4 bytes."""
+
+_COUNT: Final = struct.Struct("<I")
+_COMPLEX: Final = struct.Struct("<dd")
+_KINDS: Final[tuple[Kind, ...]] = ("numpy", "torch")
+_MAX_BYTES: Final = 2**63 - 1
+
+Ext = msgpack.ExtType
+
+
+class Spec(NamedTuple):
+    """What the metadata says of one array whose bytes come out of band."""
+
+    kind: Kind
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    def __str__(self) -> str:
+        return shown(self.name, self.shape)
+
+
+def pack(tokens: list[Any]) -> bytes:
+    """The metadata of these tokens."""
+    packer = msgpack.Packer(unicode_errors="surrogatepass", autoreset=False)
+    packer.pack(len(tokens))
+    for token in tokens:
+        packer.pack(token)
+    return cast(bytes, packer.bytes())
+
+
+def unpack(meta: bytes | memoryview) -> list[Any]:
+    """The tokens of metadata. Raises ProtocolError."""
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        unicode_errors="surrogatepass",
+        max_buffer_size=len(meta),
+        max_array_len=0,
+        max_map_len=0,
+    )
+    try:
+        unpacker.feed(meta)
+        tokens = [unpacker.unpack() for _ in range(unpacker.unpack())]
+        end = unpacker.tell()
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ProtocolError(
+            f"the metadata of a value is not msgpack: {type(error).__name__}: {error}"
+        ) from None
+    if end != len(meta):
+        raise ProtocolError(f"{len(meta) - end} bytes too many after the metadata of a value")
+    return tokens
+
+
+def container(code: int, count: int) -> Any:
+    return Ext(code, _COUNT.pack(count))
+
+
+def big_int(value: int) -> Any:
+    return Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+def complex_number(value: complex) -> Any:
+    return Ext(COMPLEX, _COMPLEX.pack(value.real, value.imag))
+
+
+def scalar(name: str, data: bytes) -> Any:
+    """A numpy scalar: its bytes travel in the metadata."""
+    return Ext(SCALAR, bytes((len(name),)) + name.encode() + data)
+
+
+@lru_cache(maxsize=1024)
+def array(kind: Kind, name: str, shape: tuple[int, ...]) -> Any:
+    """An array: kind, number of dimensions, dimensions, name of the dtype."""
+    which = _KINDS.index(kind) if kind in _KINDS else 0
+    return Ext(ARRAY, struct.pack(f"<BB{len(shape)}q", which, len(shape), *shape) + name.encode())
+
+
+def read_count(data: bytes) -> int:
+    if len(data) != _COUNT.size:
+        raise ProtocolError(f"the size of a container has {len(data)} bytes, not 4")
+    return int(_COUNT.unpack(data)[0])
+
+
+def read_complex(data: bytes) -> complex:
+    if len(data) != _COMPLEX.size:
+        raise ProtocolError(f"a complex number has {len(data)} bytes, not 16")
+    return complex(*_COMPLEX.unpack(data))
+
+
+def read_scalar(data: bytes) -> Any:
+    name = _text(data[1 : 1 + data[0]]) if data else ""
+    dtype = _dtype(name)
+    body = data[1 + len(name) :]
+    if name in CARRIERS or len(body) != dtype.itemsize:
+        raise ProtocolError(f"a scalar of dtype {name} has {len(body)} bytes")
+    return np.frombuffer(body, dtype)[0]
+
+
+@lru_cache(maxsize=1024)
+def read_array(data: bytes) -> Spec:
+    """Raises ProtocolError for what `array` does not make."""
+    if len(data) < 2 or data[0] >= len(_KINDS) or data[1] > MAX_NDIM:
+        raise ProtocolError(f"the description of an array starts with {data[:2]!r}")
+    kind, ndim = _KINDS[data[0]], data[1]
+    end = 2 + 8 * ndim
+    if len(data) < end:
+        raise ProtocolError(f"the description of an array of {ndim} dimensions is cut short")
+    shape = struct.unpack_from(f"<{ndim}q", data, 2)
+    name = _text(data[end:])
+    dtype = _dtype(name)
+    if name not in TORCH if kind == "torch" else name in CARRIERS:
+        raise ProtocolError(f"{kind} has no dtype {name}")
+    nbytes, bound = _sizes(dtype.itemsize, shape)
+    if min(shape, default=0) < 0 or bound > _MAX_BYTES:
+        raise ProtocolError(f"no array has the shape {shown(name, shape)}")
+    return Spec(kind, name, shape, nbytes)
+
+
+def _sizes(itemsize: int, shape: Sequence[int]) -> tuple[int, int]:
+    """Bytes of the array, and what they would be if empty dimensions had one element."""
+    nbytes = bound = itemsize
+    for n in shape:
+        nbytes *= n
+        bound *= n or 1
+    return nbytes, bound
+
+
+def _text(data: bytes) -> str:
+    if len(data) > 32 or not data.isascii():
+        raise ProtocolError(f"{data[:40]!r} is no name of a dtype")
+    return data.decode("ascii")
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return carrier(name)
+    except LookupError as error:
+        raise ProtocolError(str(error.args[0])) from None

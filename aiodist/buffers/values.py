@@ -1,0 +1,431 @@
+"""Values of users as metadata and array bytes, and back (API section 3).
+
+`encode` makes a message of a value without copying its arrays; `parse` reads the metadata of a
+message that came, trusting nothing; the `Incoming` it gives makes the memory that the arrays'
+bytes go to, and in the end the value.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from aiodist.buffers import arrays, tokens
+from aiodist.buffers.arrays import Array, Flat, check_same, view, writable
+from aiodist.buffers.paths import Path, Where
+from aiodist.buffers.tokens import MAX_DEPTH, Spec
+from aiodist.errors import MessageTooLargeError, ProtocolError
+
+_PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
+_END: Final = object()
+
+
+class Encoded:
+    """A value, ready to be sent.
+
+    `meta`: what `parse` takes. `buffers`: read-only or writable byte views of the arrays, in
+    order, without the empty ones; they keep the memory alive. `nbytes`: their sum. `specs`: dtype
+    and shape of each array.
+    """
+
+    __slots__ = ("buffers", "meta", "nbytes", "specs")
+
+    def __init__(self, meta: bytes, buffers: list[memoryview], specs: tuple[Spec, ...]) -> None:
+        self.meta = meta
+        self.buffers = buffers
+        self.nbytes = sum([b.nbytes for b in buffers])
+        self.specs = specs
+
+
+def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
+    """The message for a value.
+
+    Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
+    path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
+    """
+    encoder = _Encoder(allow_pickle)
+    encoder.put(value, "value", 0)
+    return Encoded(tokens.pack(encoder.tokens), encoder.buffers, tuple(encoder.specs))
+
+
+class _Encoder:
+    def __init__(self, allow_pickle: bool) -> None:
+        self.allow_pickle = allow_pickle
+        self.tokens: list[Any] = []
+        self.buffers: list[memoryview] = []
+        self.specs: list[Spec] = []
+
+    def put(self, value: Any, where: Where, depth: int) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            self.tokens.append(value)
+        elif kind is int:
+            self.tokens.append(_int(value))
+        elif not self._array(value, where):
+            if isinstance(value, (list, tuple, dict)):
+                self._container(value, where, depth + 1)
+            elif (plain := _plain(value)) is not None:
+                self.tokens.append(plain)
+            else:
+                self._pickle(value, where)
+
+    def _array(self, value: Any, where: Where) -> bool:
+        if isinstance(value, (str, bytes, list, tuple, dict)):  # np.str_ is str
+            return False
+        array = view(value, where)
+        if array is None:
+            return False
+        flat = array.read()
+        if array.kind == "scalar":
+            self.tokens.append(tokens.scalar(array.name, flat.tobytes()))
+            return True
+        kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
+        self.tokens.append(tokens.array(kind, array.name, array.shape))
+        self.specs.append(Spec(kind, array.name, array.shape, flat.nbytes))
+        if flat.nbytes:
+            self.buffers.append(byte_view(flat))
+        return True
+
+    def _container(self, value: Any, where: Where, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise ValueError(
+                f"the value is nested over {MAX_DEPTH} levels deep: does it contain itself?"
+            )
+        if isinstance(value, dict):
+            self.tokens.append(tokens.container(tokens.DICT, len(value)))
+            for key, item in value.items():
+                self._key(key, where, depth)
+                self.put(item, Path(where, key), depth)
+            return
+        code = tokens.LIST if isinstance(value, list) else tokens.TUPLE
+        self.tokens.append(tokens.container(code, len(value)))
+        for index, item in enumerate(value):
+            self.put(item, Path(where, index), depth)
+
+    def _key(self, key: Any, where: Where, depth: int) -> None:
+        if type(key) in _PLAIN:
+            self.tokens.append(key)
+        elif isinstance(key, tuple):
+            if depth >= MAX_DEPTH:
+                raise ValueError(f"the keys of a dict are nested over {MAX_DEPTH} levels deep")
+            self.tokens.append(tokens.container(tokens.TUPLE, len(key)))
+            for item in key:
+                self._key(item, where, depth + 1)
+        elif isinstance(key, (str, int, bytes, float)):
+            self.tokens.append(_plain(key))
+        else:
+            raise TypeError(
+                f"{where}: a key of type {type(key).__name__} does not travel: str, int, bytes, "
+                "bool, None, float and tuples of these do"
+            )
+
+    def _pickle(self, value: Any, where: Where) -> None:
+        if not self.allow_pickle:
+            raise TypeError(
+                f"{where}: a {type(value).__name__} does not travel: arrays, numbers, str, bytes, "
+                "None and list, tuple, dict of these do (anything else with allow_pickle=True "
+                "on all ranks)"
+            )
+        try:
+            data = pickle.dumps(value, protocol=5)
+        except Exception as error:  # whatever __reduce__ raises
+            raise TypeError(
+                f"{where}: this {type(value).__name__} cannot be pickled: {error}"
+            ) from error
+        self.tokens.append(msgpack.ExtType(tokens.PICKLE, data))
+
+
+def _plain(value: Any) -> Any | None:
+    """The token of a number, string or a subclass of these; None for anything else."""
+    if isinstance(value, int):
+        return _int(int.__index__(value))
+    if isinstance(value, complex):
+        return tokens.complex_number(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes(memoryview(value))
+    return float.__float__(value) if isinstance(value, float) else None
+
+
+def _int(value: int) -> Any:
+    return value if -(2**63) <= value < 2**64 else tokens.big_int(value)
+
+
+def byte_view(flat: Flat) -> memoryview:
+    """The bytes of a flat array; writable if it is."""
+    return flat.view(np.uint8).data
+
+
+class _Leaf:
+    """An array of a tree that is still to come."""
+
+    __slots__ = ("index", "spec")
+
+    def __init__(self, index: int, spec: Spec) -> None:
+        self.index = index
+        self.spec = spec
+
+
+class _Pickled:
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class Incoming:
+    """A message whose metadata is here and whose array bytes are to come.
+
+    `nbytes`: how many bytes follow. `allocate`, then fill `buffers` in order, then `finish`.
+    """
+
+    __slots__ = (
+        "_allow_pickle",
+        "_arrays",
+        "_out",
+        "_staged",
+        "_tree",
+        "buffers",
+        "nbytes",
+        "specs",
+    )
+
+    def __init__(self, tree: Any, specs: list[Spec], allow_pickle: bool) -> None:
+        self._tree = tree
+        self.specs = specs
+        self.nbytes = sum([spec.nbytes for spec in specs])
+        self._allow_pickle = allow_pickle
+        self.buffers: list[memoryview] = []
+        self._out: Any = None
+        self._arrays: list[Array] = []
+        self._staged: list[Flat | None] = []
+
+    def describe(self) -> str:
+        """The value in short: `float32[3,4]`, `list[3]`, `int`."""
+        return describe(self._tree)
+
+    def allocate(self, out: object = None, *, name: str = "out") -> None:
+        """Make the memory that the bytes go to, and set `buffers`: writable byte views, in order,
+        without the empty ones.
+
+        Without `out`: new arrays of the kinds, dtypes and shapes that were sent. With it: an
+        array, or a tree of lists, tuples and dicts with an array where the value has one, that
+        are written in place. TypeError or ValueError, naming the place in `name`, says what does
+        not fit; the Incoming is then unchanged and may be allocated again.
+        """
+        made: list[Array | None] = [None] * len(self.specs)
+        for where, leaf, place in _walk(self._tree, out, name if out is not None else "value"):
+            if isinstance(leaf, _Pickled):
+                if not self._allow_pickle:
+                    raise TypeError(
+                        f"{where} came pickled: connect with allow_pickle=True to accept that"
+                    )
+            elif isinstance(leaf, _Leaf):
+                if out is None:
+                    array = arrays.empty(leaf.spec.kind, leaf.spec.name, leaf.spec.shape, where)
+                else:
+                    array = writable(place, where)
+                    spec = leaf.spec
+                    check_same("the incoming array", spec.name, spec.shape, array, where)
+                made[leaf.index] = array
+        self._out = out
+        self._arrays = [array for array in made if array is not None]
+        staged = [array.stage() for array in self._arrays]
+        self._staged = [copy for _, copy in staged]
+        self.buffers = [byte_view(target) for target, _ in staged if target.nbytes]
+
+    def finish(self) -> Any:
+        """All bytes are in `buffers`: the value.
+
+        With `out`, that is `out` itself where it is an array or the value holds nothing but
+        arrays; else the value that came, with the arrays of `out` in it.
+        """
+        for array, staged in zip(self._arrays, self._staged, strict=True):
+            array.commit(staged)
+        if self._out is not None and _only_arrays(self._tree):
+            return self._out
+        return self._build(self._tree)
+
+    def _build(self, tree: Any) -> Any:
+        kind = type(tree)
+        if kind is _Leaf:
+            return self._arrays[tree.index].value
+        if kind is list:
+            return [self._build(item) for item in tree]
+        if kind is tuple:
+            return tuple([self._build(item) for item in tree])
+        if kind is dict:
+            return {key: self._build(item) for key, item in tree.items()}
+        if kind is _Pickled:
+            return pickle.loads(tree.data)
+        return tree
+
+
+def _only_arrays(tree: Any) -> bool:
+    if isinstance(tree, (list, tuple)):
+        return all(map(_only_arrays, tree))
+    if isinstance(tree, dict):
+        return all(map(_only_arrays, tree.values()))
+    return isinstance(tree, _Leaf)
+
+
+def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]:
+    """(place, leaf, what `out` has there) of each leaf. `out` None: nothing is matched."""
+    if isinstance(tree, dict):
+        if out is not None and (not isinstance(out, dict) or out.keys() != tree.keys()):
+            raise _misfit(tree, out, where)
+        for key, item in tree.items():
+            yield from _walk(item, None if out is None else out[key], Path(where, key))
+    elif isinstance(tree, (list, tuple)):
+        if out is not None and (not isinstance(out, (list, tuple)) or len(out) != len(tree)):
+            raise _misfit(tree, out, where)
+        for index, item in enumerate(tree):
+            yield from _walk(item, None if out is None else out[index], Path(where, index))
+    else:
+        if not isinstance(tree, _Leaf) and out is not None and view(out, where) is not None:
+            raise _misfit(tree, out, where)
+        yield where, tree, out
+
+
+def _misfit(tree: Any, out: Any, where: Where) -> Exception:
+    if isinstance(tree, dict) and isinstance(out, dict):
+        keys = sorted(map(repr, tree.keys() ^ out.keys()))
+        return ValueError(
+            f"{where}: the keys differ from those of the incoming dict: "
+            f"{', '.join(keys[:5])}{', …' if len(keys) > 5 else ''} on one side alone"
+        )
+    return TypeError(f"{where}: is {describe(out)}, the incoming value is {describe(tree)}")
+
+
+def parse(
+    meta: bytes | memoryview, *, max_bytes: int = sys.maxsize, allow_pickle: bool = False
+) -> Incoming:
+    """Read the metadata of a message. Nothing is allocated for the arrays.
+
+    Raises ProtocolError for bytes that `encode` does not make, MessageTooLargeError if metadata
+    or arrays are over `max_bytes`.
+    """
+    if len(meta) > max_bytes:
+        raise MessageTooLargeError(_too_large(len(meta), "metadata", max_bytes))
+    reader = _Reader(tokens.unpack(meta))
+    incoming = Incoming(reader.read(), reader.specs, allow_pickle)
+    if incoming.nbytes > max_bytes:
+        raise MessageTooLargeError(_too_large(incoming.nbytes, "arrays", max_bytes))
+    return incoming
+
+
+def _too_large(nbytes: int, what: str, max_bytes: int) -> str:
+    return (
+        f"a message with {nbytes} bytes of {what} is over max_message_bytes={max_bytes}: "
+        "raise it, or send less at once"
+    )
+
+
+class _Reader:
+    """Builds the tree of a list of tokens. Recursion is bounded by MAX_DEPTH."""
+
+    def __init__(self, stream: list[Any]) -> None:
+        self._stream = iter(stream)
+        self.specs: list[Spec] = []
+
+    def read(self) -> Any:
+        tree = self._value(0)
+        if next(self._stream, _END) is not _END:
+            raise ProtocolError("the metadata holds more than one value")
+        return tree
+
+    def _value(self, depth: int) -> Any:
+        token: Any = next(self._stream, _END)
+        kind = type(token)
+        if kind in _PLAIN or kind is int:
+            return token
+        if kind is not msgpack.ExtType:
+            what = "nothing" if token is _END else f"a {kind.__name__}"
+            raise ProtocolError(f"{what} in the metadata where a value belongs")
+        code, data = token
+        if code == tokens.ARRAY:
+            leaf = _Leaf(len(self.specs), tokens.read_array(data))
+            self.specs.append(leaf.spec)
+            return leaf
+        if code in (tokens.LIST, tokens.TUPLE, tokens.DICT):
+            if depth >= MAX_DEPTH:
+                raise ProtocolError(f"a value nested over {MAX_DEPTH} levels deep")
+            return self._container(code, tokens.read_count(data), depth + 1)
+        if code == tokens.BIG_INT:
+            return int.from_bytes(data, "little", signed=True)
+        if code == tokens.COMPLEX:
+            return tokens.read_complex(data)
+        if code == tokens.SCALAR:
+            return tokens.read_scalar(data)
+        if code == tokens.PICKLE:
+            return _Pickled(data)
+        raise ProtocolError(f"an extension of unknown type {code} in the metadata")
+
+    def _container(self, code: int, count: int, depth: int) -> Any:
+        if code == tokens.DICT:
+            tree: dict[Any, Any] = {}
+            for _ in range(count):
+                key = self._value(depth)
+                if not _is_key(key):
+                    raise ProtocolError(f"a key of type {type(key).__name__} in the metadata")
+                tree[key] = self._value(depth)
+            if len(tree) != count:
+                raise ProtocolError("a dict with equal keys in the metadata")
+            return tree
+        items = [self._value(depth) for _ in range(count)]
+        return items if code == tokens.LIST else tuple(items)
+
+
+def _is_key(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_key, key))
+    return type(key) in _PLAIN or type(key) is int
+
+
+def describe(value: object) -> str:
+    """A value in short, for texts: `float32[1024]`, `list[3]`, `int`."""
+    if isinstance(value, _Leaf):
+        return str(value.spec)
+    if isinstance(value, (list, tuple, dict)):
+        kind = next(k for k in (list, tuple, dict) if isinstance(value, k))
+        return f"{kind.__name__}[{len(value)}]"
+    if value is None:
+        return "None"
+    if isinstance(value, _Pickled):
+        return "a pickled object"
+    try:
+        array = view(value, "value")
+    except TypeError:
+        array = None
+    if array is None or array.kind == "scalar":
+        return type(value).__name__
+    return str(array)
+
+
+def copy_value(value: object, *, allow_pickle: bool = False) -> Any:
+    """A deep copy, as if the value had gone over the wire. Raises as `encode`."""
+    return into(value, None, allow_pickle=allow_pickle)
+
+
+def into(value: object, out: object, *, allow_pickle: bool = False, name: str = "out") -> Any:
+    """As if the value had gone over the wire into `out`. Raises as `encode` and `allocate`."""
+    encoded = encode(value, allow_pickle=allow_pickle)
+    incoming = parse(encoded.meta, allow_pickle=allow_pickle)
+    incoming.allocate(out, name=name)
+    for target, source in zip(incoming.buffers, encoded.buffers, strict=True):
+        target[:] = source
+    return incoming.finish()
+
+
+def fill(buffers: Sequence[memoryview], data: bytes | memoryview) -> None:
+    """Spread `data` over `buffers`, in order; their sizes add up to its length."""
+    at = 0
+    for buffer in buffers:
+        buffer[:] = data[at : at + buffer.nbytes]
+        at += buffer.nbytes

@@ -1,0 +1,190 @@
+"""What launchers say through environment variables. Pure: a mapping in, settings out.
+
+Per setting the first hit wins; rank and size come from one source together:
+
+=========  ======================================================================================
+address    AIODIST_ADDRESS; MASTER_ADDR and MASTER_PORT; a port of 127.0.0.1 made from the job id,
+           where Slurm, Open MPI or MPICH say that all ranks are on one host
+rank/size  AIODIST_RANK/_SIZE; RANK/WORLD_SIZE; SLURM_PROCID/_NTASKS;
+           OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE
+run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID with TORCHELASTIC_RESTART_COUNT; the job id, with
+           an address that was made from it
+others     AIODIST_GROUP, AIODIST_TOKEN, AIODIST_TRANSPORTS
+=========  ======================================================================================
+
+An empty variable counts as not set.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiodist.wire.address import Address, parse_address
+
+DEFAULT_PORT = 29500
+"""The port of a one-host job that has no job id (torch's default for MASTER_PORT)."""
+
+_FIRST_PORT, _PORTS = 20000, 10000
+"""Ports for jobs with an id: below those that systems hand out to clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says; None (or empty) where it says nothing.
+
+    `embed`: rank 0 may serve `address` itself. `agent_store`: torchrun keeps a TCPStore at
+    MASTER_ADDR:MASTER_PORT, so the address is not free.
+    """
+
+    address: str = ""
+    rank: int | None = None
+    size: int | None = None
+    group: str | None = None
+    token: str | None = None
+    transports: tuple[str, ...] | None = None
+    run_id: str = ""
+    embed: bool = False
+    agent_store: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The variables of one launcher. A job is on one host if `hosts` is 1, or if `local_size`
+    equals `size`; `job` are variables that together name it."""
+
+    name: str
+    rank: str
+    size: str
+    hosts: str = ""
+    local_size: str = ""
+    job: tuple[str, ...] = ()
+
+
+_LAUNCHERS = (
+    _Launcher("aiodist", "AIODIST_RANK", "AIODIST_SIZE"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE"),
+    _Launcher(
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        hosts="SLURM_NNODES",
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    ),
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        job=("PMIX_NAMESPACE",),
+    ),
+    _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", local_size="MPI_LOCALNRANKS"),
+)
+
+
+def settings_from(environ: Mapping[str, str]) -> Settings:
+    """Read the settings. Raises ValueError naming the variable, its value, what was expected."""
+    environ = {name: value.strip() for name, value in environ.items() if value.strip()}
+    launcher, rank, size = _rank_and_size(environ)
+    run_id = environ.get("AIODIST_RUN_ID", "")
+    if not run_id and "TORCHELASTIC_RUN_ID" in environ:
+        restarts = _integer(environ, "TORCHELASTIC_RESTART_COUNT", 0) or 0
+        run_id = f"{environ['TORCHELASTIC_RUN_ID']}#{restarts}"
+    agent_store = False
+    if "AIODIST_ADDRESS" in environ:
+        address = _given_address(environ)
+    elif "MASTER_ADDR" in environ or "MASTER_PORT" in environ:
+        address = _master_address(environ)
+        agent_store = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    else:
+        address, job = _one_host_address(environ, launcher, size)
+        run_id = run_id or job
+    transports = None
+    if "AIODIST_TRANSPORTS" in environ:
+        named = (name.strip() for name in environ["AIODIST_TRANSPORTS"].split(","))
+        transports = tuple(name for name in named if name)
+    return Settings(
+        address=str(address),
+        rank=rank,
+        size=size,
+        group=environ.get("AIODIST_GROUP"),
+        token=environ.get("AIODIST_TOKEN"),
+        transports=transports,
+        run_id=run_id,
+        # A TLS listener needs a certificate, which no variable gives.
+        embed=address.scheme != "tls",
+        agent_store=agent_store,
+    )
+
+
+def _rank_and_size(
+    environ: Mapping[str, str],
+) -> tuple[_Launcher | None, int | None, int | None]:
+    for launcher in _LAUNCHERS:
+        rank = _integer(environ, launcher.rank, 0)
+        size = _integer(environ, launcher.size, 1)
+        if rank is None and size is None:
+            continue
+        if rank is not None and size is not None and rank >= size:
+            raise ValueError(
+                f"{launcher.rank}={rank} with {launcher.size}={size}: expected a rank from 0 to "
+                f"{size - 1}"
+            )
+        return launcher, rank, size
+    return None, None, None
+
+
+def _integer(environ: Mapping[str, str], name: str, least: int) -> int | None:
+    value = environ.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()) or int(value) < least:
+        raise ValueError(f"{name}={value!r}: expected an integer of at least {least}")
+    return int(value)
+
+
+def _given_address(environ: Mapping[str, str]) -> Address:
+    try:
+        return parse_address(environ["AIODIST_ADDRESS"])
+    except ValueError as error:
+        raise ValueError(f"AIODIST_ADDRESS: {error}") from None
+
+
+def _master_address(environ: Mapping[str, str]) -> Address:
+    for name, other, example in (
+        ("MASTER_ADDR", "MASTER_PORT", "the host of rank 0"),
+        ("MASTER_PORT", "MASTER_ADDR", "a free port on it"),
+    ):
+        if name not in environ:
+            raise ValueError(
+                f"{other}={environ[other]!r} is set but {name} is not: expected {name} to be "
+                f"{example}"
+            )
+    port = _integer(environ, "MASTER_PORT", 1)
+    if port is None or port > 65535:
+        raise ValueError(f"MASTER_PORT={port}: expected a port from 1 to 65535")
+    return Address("tcp", environ["MASTER_ADDR"].strip("[]"), port)
+
+
+def _one_host_address(
+    environ: Mapping[str, str], launcher: _Launcher | None, size: int | None
+) -> tuple[Address, str]:
+    """The default address of a job on one host, and the job's id."""
+    needed = (
+        "set AIODIST_ADDRESS (tcp://host:port), or MASTER_ADDR and MASTER_PORT, or call "
+        "connect() with an address"
+    )
+    if launcher is None or not (launcher.hosts or launcher.local_size):
+        raise ValueError(f"the environment names no coordinator: {needed}")
+    hosts = _integer(environ, launcher.hosts, 1) if launcher.hosts else None
+    local = _integer(environ, launcher.local_size, 1) if launcher.local_size else None
+    if hosts != 1 and (local is None or local != size):
+        clue = launcher.hosts or launcher.local_size
+        raise ValueError(
+            f"{launcher.name} gives rank and size but no address, and does not say that all ranks "
+            f"are on one host ({clue}={environ.get(clue, 'not set')}): {needed}"
+        )
+    job = ".".join(environ[name] for name in launcher.job if name in environ)
+    port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS if job else DEFAULT_PORT
+    return Address("tcp", "127.0.0.1", port), job

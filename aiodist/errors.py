@@ -1,0 +1,163 @@
+"""Exceptions. Every error that aiodist raises on purpose derives from `AiodistError`::
+
+    AiodistError
+    ├── JoinError                  this rank did not become a member
+    │   ├── RankTakenError         another living member holds the rank
+    │   ├── SizeMismatchError      the group was opened with another size
+    │   ├── GroupCompleteError     the group is fixed, complete and healthy
+    │   └── JoinTimeoutError       (also TimeoutError) not all came, or no coordinator was reached
+    ├── AuthenticationError        no or wrong token
+    ├── ProtocolError              bytes that no aiodist peer would send; ends one connection
+    ├── PeerLostError              .ranks died, or their connection broke
+    ├── CollectiveTimeoutError     (also TimeoutError) .missing did not arrive by the deadline
+    ├── CollectiveAbortedError     .rank gave up the operation, for .reason
+    ├── MismatchError              .calls: ranks called different things
+    ├── MessageTooLargeError       (also ValueError) a message is over max_message_bytes
+    ├── GroupRevokedError          some rank revoked the group
+    ├── GroupClosedError           the group was closed, here
+    └── CoordinatorLostError       the coordinator is gone for good
+
+The fields `group`, `epoch`, `op`, `tag` and `seq` say where it happened (None where they have no
+meaning) and are part of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class AiodistError(Exception):
+    """Base of all aiodist errors."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        group: str | None = None,
+        epoch: int | None = None,
+        op: str | None = None,
+        tag: object = None,
+        seq: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.group = group
+        self.epoch = epoch
+        self.op = op
+        self.tag = tag
+        self.seq = seq
+
+    def __str__(self) -> str:
+        where = []
+        if self.group is not None:
+            where.append(f"group {self.group!r}")
+        if self.epoch is not None:
+            where.append(f"epoch {self.epoch}")
+        if self.op is not None:
+            where.append(self.op)
+        if self.tag is not None:
+            where.append(f"tag {self.tag!r}")
+        if self.seq is not None:
+            where.append(f"#{self.seq}")
+        return f"{self.message} [{', '.join(where)}]" if where else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only fields do not survive the default pickling of exceptions.
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(cls: type[AiodistError], message: str, fields: dict[str, Any]) -> AiodistError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(fields)
+    return error
+
+
+class JoinError(AiodistError):
+    """This rank did not become a member of the group."""
+
+
+class RankTakenError(JoinError):
+    """Another living member holds the rank that was asked for."""
+
+
+class SizeMismatchError(JoinError):
+    """The group was opened with another size, or the rank is outside of it."""
+
+
+class GroupCompleteError(JoinError):
+    """The group is fixed, complete and healthy: nobody can join."""
+
+
+class JoinTimeoutError(JoinError, TimeoutError):
+    """The coordinator was not reached, or the group did not become complete, in time."""
+
+
+class AuthenticationError(AiodistError):
+    """The coordinator or a peer asked for a token that was not given, or it was wrong."""
+
+
+class ProtocolError(AiodistError):
+    """The other side sent bytes that no aiodist peer would send. The connection is closed."""
+
+
+class PeerLostError(AiodistError):
+    """Ranks died, or the connection to them broke. `ranks`: which, ascending."""
+
+    def __init__(self, message: str, *, ranks: Iterable[int], **where: Any) -> None:
+        super().__init__(message, **where)
+        self.ranks: tuple[int, ...] = tuple(sorted(set(ranks)))
+
+
+class CollectiveTimeoutError(AiodistError, TimeoutError):
+    """Ranks did not arrive by the deadline.
+
+    `missing`: the ranks that had not entered the operation, ascending. `last_seen`: what each
+    missing rank said it was doing (a rank that gave no answer is absent).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Iterable[int] = (),
+        last_seen: Mapping[int, str] | None = None,
+        **where: Any,
+    ) -> None:
+        super().__init__(message, **where)
+        self.missing: tuple[int, ...] = tuple(sorted(set(missing)))
+        self.last_seen: dict[int, str] = dict(last_seen or {})
+
+
+class CollectiveAbortedError(AiodistError):
+    """Another rank gave up the operation: `rank`, for `reason`."""
+
+    def __init__(self, message: str, *, rank: int, reason: str, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.rank = rank
+        self.reason = reason
+
+
+class MismatchError(AiodistError):
+    """Ranks called different things. `calls`: rank → what it called, as far as known here."""
+
+    def __init__(self, message: str, *, calls: Mapping[int, str], **where: Any) -> None:
+        super().__init__(message, **where)
+        self.calls: dict[int, str] = dict(calls)
+
+
+class MessageTooLargeError(AiodistError, ValueError):
+    """A peer announced a message over `max_message_bytes`."""
+
+
+class GroupRevokedError(AiodistError):
+    """Some rank revoked the group; pending and later operations fail."""
+
+
+class GroupClosedError(AiodistError):
+    """The group was closed (or aborted, or inherited over a fork) here."""
+
+
+class CoordinatorLostError(AiodistError):
+    """The coordinator is gone for good: membership can no longer change."""

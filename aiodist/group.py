@@ -1,0 +1,581 @@
+"""The public `Group`: every collective, point to point, and the groups made of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
+from aiodist.runtime.collectives import base, reductions, values
+from aiodist.runtime.context import Context
+from aiodist.runtime.p2p import Envelope
+from aiodist.runtime.seat import Seat
+from aiodist.runtime.store import Store
+from aiodist.runtime.work import Work
+from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Member, ReduceOp, Tag
+
+if TYPE_CHECKING:
+    from aiodist.blocking import BlockingGroup
+
+Op = ReduceOp | Callable[[Any, Any], Any]
+
+
+class Group:
+    """Ranks that communicate. Get one from `aiodist.connect`, `run`, `local`, or another group.
+
+    Every operation starts when it is called and returns a `Work`: await it for the result. All
+    take `tag=` (str, int or None), by which operations of the ranks are matched, in the order of
+    the calls within one tag; and `timeout=` in seconds (None: the group's `op_timeout`,
+    `math.inf`: none).
+
+    Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
+    tuple, str, bytes, None, bool, int, float, complex and arrays.
+
+    A call raises TypeError or ValueError at once for arguments that make no sense (nothing has
+    started then), RuntimeError from another event loop than the group's, and what ended the group
+    after it has ended. Works fail with `PeerLostError`, `CollectiveTimeoutError`,
+    `CollectiveAbortedError`, `MismatchError`, `MessageTooLargeError` and `GroupClosedError`.
+    """
+
+    def __init__(self, seat: Seat, context: Context, *, name: str) -> None:
+        self._seat = seat
+        self._context = context
+        self._loop = seat.loop
+        self._name = name
+        self._members = tuple(
+            Member(
+                rank=rank,
+                id=member.id,
+                host=member.host,
+                pid=member.pid,
+                name=member.name,
+                metadata=member.metadata,
+                joined_at=member.joined_at,
+            )
+            for rank, member in enumerate(seat.view.members[root] for root in context.ranks)
+        )
+        hosts = [seat.view.members[root].host_id for root in context.ranks]
+        neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[context.rank]]
+        self._local_rank = neighbours.index(context.rank)
+        self._local_size = len(neighbours)
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the group."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 to size - 1."""
+        return self._context.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._context.size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among the ranks of this host."""
+        return self._local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks of this host."""
+        return self._local_size
+
+    @property
+    def epoch(self) -> int:
+        """Which membership of that name this is; a later one has a higher epoch."""
+        return self._context.epoch
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Who the ranks are, by rank."""
+        return self._members
+
+    @property
+    def address(self) -> str:
+        """The coordinator's address."""
+        return self._seat.address
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group has ended here."""
+        return self._context.ended is not None
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Payload bytes sent to and received from all peers so far, over all transports."""
+        return self._seat.endpoint.payload_bytes
+
+    @property
+    def store(self) -> Store:
+        """The group's key-value store, kept by the coordinator."""
+        return self._seat.store
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<Group {self._name!r} rank {self.rank} of {self.size} epoch {self.epoch}{state}>"
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """Reduce `x` of all ranks; every rank gets the result.
+
+        `x` is an array, a scalar, or a flat list of arrays that are reduced together; dtypes and
+        shapes are the same on all ranks. The result is in `x`, or in `out` where given.
+        """
+        self._enter()
+        call = reductions.all_reduce(self._context, x, ReduceOp.of(op), out)
+        return self._launch(call, tag, timeout)
+
+    def reduce(
+        self,
+        x: Any,
+        dst: int,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
+        never altered."""
+        self._enter()
+        call = reductions.reduce(self._context, x, dst, ReduceOp.of(op), out)
+        return self._launch(call, tag, timeout)
+
+    def broadcast(
+        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
+        of arrays) receives it in place, and asserts dtype and shape."""
+        self._enter()
+        return self._launch(values.broadcast(self._context, x, src), tag, timeout)
+
+    def all_gather(
+        self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """The list of all ranks' `x`, on every rank; shapes and kinds may differ.
+
+        `out`: a list of arrays, one a rank, or one array of `size` equal parts.
+        """
+        self._enter()
+        return self._launch(values.all_gather(self._context, x, out), tag, timeout)
+
+    def gather(
+        self,
+        x: Any,
+        dst: int = 0,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The list of all ranks' `x` at `dst`; None elsewhere."""
+        self._enter()
+        return self._launch(values.gather(self._context, x, dst, out), tag, timeout)
+
+    def scatter(
+        self,
+        xs: Any = None,
+        src: int = 0,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere."""
+        self._enter()
+        return self._launch(values.scatter(self._context, xs, src, out), tag, timeout)
+
+    def reduce_scatter(
+        self,
+        xs: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The reduction of slot `rank` over all ranks.
+
+        `xs` is a list of one array (or scalar) a rank, or one array that is split along its first
+        dimension as `numpy.array_split` does. Never in place.
+        """
+        self._enter()
+        call = reductions.reduce_scatter(self._context, xs, ReduceOp.of(op), out)
+        return self._launch(call, tag, timeout)
+
+    def all_to_all(
+        self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ."""
+        self._enter()
+        return self._launch(values.all_to_all(self._context, xs, out), tag, timeout)
+
+    def scan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
+        self._enter()
+        call = reductions.scan(self._context, x, ReduceOp.of(op), out, exclusive=False)
+        return self._launch(call, tag, timeout)
+
+    def exscan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`; at rank 0 `x` itself,
+        unchanged."""
+        self._enter()
+        call = reductions.scan(self._context, x, ReduceOp.of(op), out, exclusive=True)
+        return self._launch(call, tag, timeout)
+
+    def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
+        """Nothing but the meeting: done once all ranks have called it."""
+        self._enter()
+        return self._launch(base.barrier(self._context), tag, timeout)
+
+    # -- point to point ---------------------------------------------------------------------------
+
+    def send(
+        self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
+    ) -> Work[None]:
+        """Send `x` to rank `dst`. Done when the memory of `x` may be used again.
+
+        Messages of one rank and tag do not overtake each other. Where the receiver does not keep
+        up, sends stay pending: nobody's memory grows without bound.
+        """
+        self._enter()
+        base.check_root(self._context, dst, "dst")
+        self._check_timeout(timeout)
+        work = self._context.p2p.send(x, dst, tag=tag)
+        return self._expire(work, timeout, self._context.op_timeout, (dst,))
+
+    def recv(
+        self,
+        *,
+        src: int | AnySource = ANY_SOURCE,
+        tag: str | int | AnyTag = ANY_TAG,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The next message of rank `src` (or any, taking turns) with `tag` (or any).
+
+        `out` (an array, or a tree of arrays) receives it in place and asserts dtype and shape: a
+        message that does not fit raises here and stays queued. The Work's `source` and `tag` are
+        those of the message. No deadline but `timeout`. Cancelling loses no message.
+        """
+        self._enter()
+        self._check_source(src)
+        self._check_timeout(timeout)
+        work = self._context.p2p.recv(src=src, tag=tag, out=out)
+        missing: tuple[int, ...] = ()
+        if src is not ANY_SOURCE:
+            missing = (src,)
+            if not work.done():
+                self._context.inline(work, src)
+        return self._expire(work, timeout, math.inf, missing)
+
+    isend = send
+    irecv = recv
+
+    def sendrecv(
+        self,
+        x: Any,
+        dst: int,
+        *,
+        src: int | AnySource = ANY_SOURCE,
+        tag: str | int = 0,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """Send `x` to `dst` and receive from `src`, at once; the result is what was received."""
+        self._enter()
+        sending = self.send(x, dst, tag=tag, timeout=timeout)
+        try:
+            receiving = self.recv(src=src, tag=tag, out=out, timeout=timeout)
+        except BaseException:
+            sending.cancel()
+            raise
+        return _both(self._loop, sending, receiving)
+
+    def probe(
+        self,
+        *,
+        src: int | AnySource = ANY_SOURCE,
+        tag: str | int | AnyTag = ANY_TAG,
+        timeout: float | None = None,
+    ) -> Work[Envelope]:
+        """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`."""
+        self._enter()
+        self._check_source(src)
+        self._check_timeout(timeout)
+        work = self._context.p2p.probe(src=src, tag=tag)
+        missing = () if src is ANY_SOURCE else (src,)
+        return self._expire(work, timeout, math.inf, missing)
+
+    def iprobe(
+        self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+    ) -> Envelope | None:
+        """The envelope of a message that is there, or None."""
+        self._enter()
+        self._check_source(src)
+        return self._context.p2p.iprobe(src=src, tag=tag)
+
+    async def messages(
+        self, *, tag: str | int | AnyTag = ANY_TAG, src: int | AnySource = ANY_SOURCE
+    ) -> AsyncIterator[tuple[Any, int, str | int]]:
+        """``async for value, source, tag in group.messages(tag=…)``: messages as they arrive.
+
+        Ends when the group is closed here; fails when a rank that could send is lost.
+        """
+        while True:
+            work = self.recv(src=src, tag=tag)
+            try:
+                value = await work
+            except GroupClosedError:
+                return
+            assert work.source is not None
+            yield value, work.source, work.tag
+
+    # -- groups of some ranks ---------------------------------------------------------------------
+
+    async def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> Group:
+        """The group of `ranks`, in that order; to be called by these ranks alone.
+
+        Independent of this group: it stays usable when this one is revoked or closed by others.
+        """
+        self._enter()
+        ranks = list(ranks)
+        for rank in ranks:
+            base.check_root(self._context, rank, "each of ranks")
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"ranks has a rank twice: {ranks}")
+        if self.rank not in ranks:
+            raise ValueError(
+                f"this is rank {self.rank}, which is not in ranks={ranks}: subgroup is called by "
+                "its members alone (split is called by all)"
+            )
+        return await self._derive("subgroup", ranks, timeout)
+
+    async def split(
+        self, color: str | int | None, key: int | None = None, *, timeout: float | None = None
+    ) -> Group | None:
+        """Groups of the ranks that gave the same `color`, ordered by (key, rank).
+
+        To be called by all ranks. None as color: no group, the result is None.
+        """
+        self._enter()
+        if color is not None and (isinstance(color, bool) or not isinstance(color, (str, int))):
+            raise TypeError(f"color is a str, an int or None, not {color!r}")
+        if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
+            raise TypeError(f"key is an int or None, not {key!r}")
+        call = values.all_gather(self._context, [color, self.rank if key is None else key], None)
+        work = self._context.launch("split", "split()", call.program, tag=b"split", timeout=timeout)
+        chosen = await work
+        if color is None:
+            return None
+        same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
+        same.sort(key=lambda rank: (chosen[rank][1], rank))
+        return await self._derive(f"split {work.seq} {color!r}", same, timeout)
+
+    async def dup(self, *, timeout: float | None = None) -> Group:
+        """Another group of the same ranks, whose operations match apart from this one's."""
+        self._enter()
+        return await self._derive("dup", list(range(self.size)), timeout)
+
+    async def _derive(self, kind: str, ranks: list[int], timeout: float | None) -> Group:
+        self._check_timeout(timeout)
+        parent = self._context
+        context = Context(
+            self._seat.endpoint,
+            id=parent.derive(kind, ranks),
+            group=f"{self._name}/{kind.split()[0]}",
+            epoch=parent.epoch,
+            ranks=[parent.ranks[rank] for rank in ranks],
+            op_timeout=parent.op_timeout,
+            max_message_bytes=parent.max_message_bytes,
+            allow_pickle=parent.allow_pickle,
+        )
+        group = Group(self._seat, context, name=context.group)
+        call = base.barrier(context)
+        try:
+            await context.launch(
+                "subgroup", f"subgroup({kind})", call.program, tag=b"made", timeout=timeout
+            )
+        except BaseException:
+            context.close(GroupClosedError("the group was not made", group=context.group))
+            raise
+        return group
+
+    # -- threads ----------------------------------------------------------------------------------
+
+    def blocking(self) -> BlockingGroup:
+        """The same operations as ordinary calls, for other threads than the event loop's."""
+        from aiodist.blocking import BlockingGroup
+
+        return BlockingGroup(self)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Wait for what is pending, then leave the group. Idempotent."""
+        self._check_loop()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(), name="aiodist close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        context = self._context
+        if context.ended is None:
+            while pending := [work for work in context.pending if not work.done()]:
+                await asyncio.wait(pending)
+            context.close(self._closed_error("the group was closed"))
+        if context is self._seat.context:
+            await self._seat.leave()
+
+    def abort(self, reason: str = "aborted") -> None:
+        """Leave at once: what is pending fails, here and on the other ranks. Idempotent."""
+        self._check_loop()
+        error = self._closed_error(f"the group was aborted: {reason}")
+        self._context.close(error, abort=True)
+        if self._context is self._seat.context:
+            self._seat.abort(reason)
+
+    def _closed_error(self, message: str) -> AiodistError:
+        return GroupClosedError(message, group=self._name, epoch=self.epoch)
+
+    async def __aenter__(self) -> Group:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+        else:
+            self.abort(f"{type(error).__name__}: {error}")
+            await self._seat.gone()
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        self._check_loop()
+        self._context.check_open()
+
+    def _check_loop(self) -> None:
+        if asyncio._get_running_loop() is not self._loop:
+            raise RuntimeError(
+                f"{self!r} belongs to the event loop that made it; from other threads use "
+                "group.blocking()"
+            )
+
+    def _launch(self, call: base.Call, tag: Tag, timeout: float | None) -> Work[Any]:
+        if tag is not None and (isinstance(tag, bool) or not isinstance(tag, (str, int))):
+            call.program.close()
+            raise TypeError(f"tag is a str, an int or None, not {tag!r}")
+        self._check_timeout(timeout)
+        return self._context.launch(
+            call.op, call.text, call.program, tag=tag, timeout=timeout, nbytes=call.nbytes
+        )
+
+    def _check_timeout(self, timeout: float | None) -> None:
+        if timeout is None:
+            return
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout is a number of seconds or None, not {timeout!r}")
+        if not timeout > 0:
+            raise ValueError(f"timeout is more than 0 seconds, not {timeout!r}")
+
+    def _check_source(self, src: int | AnySource) -> None:
+        if src is not ANY_SOURCE:
+            base.check_root(self._context, src, "src")
+
+    def _expire(
+        self, work: Work[Any], timeout: float | None, default: float, missing: tuple[int, ...]
+    ) -> Work[Any]:
+        seconds = default if timeout is None else timeout
+        if not work.done() and seconds != math.inf:
+            timer = self._loop.call_later(seconds, self._expired, work, seconds, missing)
+            work.add_done_callback(partial(_disarm, timer))
+        return work
+
+    def _expired(self, work: Work[Any], seconds: float, missing: tuple[int, ...]) -> None:
+        whom = f" by rank {missing[0]}" if missing else ""
+        error = self._context.error(
+            CollectiveTimeoutError,
+            f"not matched{whom} within {seconds:g} s",
+            op=work.op,
+            tag=None if work.tag is ANY_TAG else work.tag,
+            missing=missing,
+        )
+        self._context.p2p.fail(work, error)
+
+
+def _disarm(timer: asyncio.TimerHandle, work: asyncio.Future[Any]) -> None:
+    timer.cancel()
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+def _both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[Any]) -> Work[Any]:
+    """A Work that is done when both are, and fails with the first that does."""
+
+    def withdraw(work: Work[Any]) -> None:
+        sending.cancel()
+        receiving.cancel()
+
+    both: Work[Any] = Work(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
+
+    def check(work: asyncio.Future[Any]) -> None:
+        if both.done():
+            if not work.cancelled():
+                work.exception()
+            return
+        if work.cancelled():
+            both.cancel()
+        elif (error := work.exception()) is not None:
+            sending.cancel()
+            receiving.cancel()
+            both.fail(error)
+        elif sending.done() and receiving.done():
+            both.source = receiving.source
+            both.finish(receiving.result())
+
+    sending.add_done_callback(check)
+    receiving.add_done_callback(check)
+    return both

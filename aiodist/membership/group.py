@@ -1,0 +1,279 @@
+"""One group: who waits to join, who is a member, who was lost; who may come in, and when it forms.
+
+A group forms, has a view, and is deleted when the last member of the view is gone. While members
+of a view are lost or have left, joiners wait; when all are gone, the joiners form the group anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.membership.store import KeyValueStore
+from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
+from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberInfo, View
+
+GroupKey = tuple[str, str]
+"""(name, run id)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a group wants to be. Fixed groups have least == most."""
+
+    fixed: bool
+    least: int
+    most: int
+    window: float
+
+    @staticmethod
+    def of(ask: JoinRequest) -> Size | Failed:
+        """What a joiner asks for, or what is wrong with it."""
+        if ask.size is not None:
+            if ask.min_size is not None or ask.max_size is not None:
+                return Failed(
+                    Failure.INVALID,
+                    f"size={ask.size} makes a fixed group, min_size and max_size an elastic one: "
+                    "give one or the other",
+                )
+            return Size(True, ask.size, ask.size, 0.0)
+        if ask.min_size is None and ask.max_size is None:
+            return Failed(Failure.INVALID, "give size=, or min_size= and/or max_size=")
+        least = ask.min_size or 1
+        most = ask.max_size or MAX_MEMBERS
+        if least > most:
+            return Failed(Failure.INVALID, f"min_size={least} is over max_size={most}")
+        return Size(False, least, most, ask.join_window)
+
+    def __str__(self) -> str:
+        if self.fixed:
+            return f"size {self.most}"
+        most = "" if self.most == MAX_MEMBERS else f", max_size {self.most}"
+        return f"min_size {self.least}{most}"
+
+    def matches(self, other: Size) -> bool:
+        return (self.fixed, self.least, self.most) == (other.fixed, other.least, other.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """Someone who asked to join and has no answer yet. `since`: seconds since the Unix epoch."""
+
+    conn: int
+    request: int
+    ask: JoinRequest
+    since: float
+
+
+@dataclass(slots=True)
+class Group:
+    """The state of one group; `opener` is who was first. Decisions only: effects are the machine's.
+
+    `joiners`, `members` and `leases` (seconds) are by connection, joiners in order of arrival.
+    `gave_up`: member id → rank of those who ran out of time since the group began to form.
+    """
+
+    name: str
+    run_id: str
+    size: Size
+    opener: str
+    store: KeyValueStore
+    view: View | None = None
+    joiners: dict[int, Joiner] = field(default_factory=dict)
+    members: dict[int, MemberInfo] = field(default_factory=dict)
+    leases: dict[int, float] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    gave_up: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def key(self) -> GroupKey:
+        return self.name, self.run_id
+
+    def refuse(self, ask: JoinRequest, size: Size) -> Failed | None:
+        """Why this joiner cannot even wait; None: it can."""
+        if not size.matches(self.size):
+            return refusal(
+                Failure.SIZE_MISMATCH,
+                f"asked to join with {size}, but the group was opened with {self.size} by "
+                f"{self.opener}; {self._progress()}: ask for the same on all ranks",
+            )
+        if ask.rank is not None and ask.rank >= size.most:
+            return refusal(
+                Failure.SIZE_MISMATCH,
+                f"rank {ask.rank} is outside of a group with {size}: expected 0 to {size.most - 1}",
+            )
+        if self.view is not None and self.size.fixed and not self.lost and not self.left:
+            return refusal(
+                Failure.COMPLETE,
+                f"the group is complete and healthy since epoch {self.view.epoch}: all "
+                f"{self.size.most} ranks are members; use another group name, or end one of them",
+            )
+        holder = self._holder(ask.rank)
+        if holder is not None:
+            return refusal(
+                Failure.RANK_TAKEN,
+                f"rank {ask.rank} is held by {holder}; {self._progress()}: give each process a "
+                "rank of its own, or none to have one assigned",
+            )
+        if len(self.joiners) >= MAX_MEMBERS:
+            return refusal(Failure.INVALID, f"{MAX_MEMBERS} joiners wait already, the limit")
+        if any(one.id == ask.id for one in self.members.values()) or any(
+            joiner.ask.id == ask.id for joiner in self.joiners.values()
+        ):
+            return refusal(Failure.INVALID, f"the member id {ask.id!r} is in use")
+        return None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the group forms now, without waiting for the join window."""
+        return self.view is None and len(self.joiners) >= self.size.most
+
+    @property
+    def may_form(self) -> bool:
+        """Whether the group forms once nobody joins for the join window."""
+        return self.view is None and len(self.joiners) >= self.size.least
+
+    def add(self, joiner: Joiner) -> None:
+        """Let a joiner wait that `refuse` had nothing against."""
+        self.joiners[joiner.conn] = joiner
+        self.leases[joiner.conn] = joiner.ask.lease
+        for other_id, rank in list(self.gave_up.items()):
+            if other_id == joiner.ask.id or (rank is not None and rank == joiner.ask.rank):
+                del self.gave_up[other_id]
+
+    def form(self, epoch: int) -> View:
+        """Make the joiners the members of `epoch`.
+
+        Ranks that were asked for are honoured where they are below the size (in an elastic group
+        they may not be); the others get the lowest free ranks, in order of arrival.
+        """
+        count = len(self.joiners)
+        taken = {joiner.ask.rank for joiner in self.joiners.values()}
+        free = iter([rank for rank in range(count) if rank not in taken])
+        for conn, joiner in self.joiners.items():
+            ask = joiner.ask
+            rank = ask.rank if ask.rank is not None and ask.rank < count else next(free)
+            self.members[conn] = MemberInfo(
+                rank=rank,
+                id=ask.id,
+                host=ask.host,
+                pid=ask.pid,
+                name=ask.name,
+                metadata=ask.metadata,
+                joined_at=joiner.since,
+                host_id=ask.host_id,
+                addresses=ask.addresses,
+            )
+        ranked = tuple(sorted(self.members.values(), key=lambda member: member.rank))
+        self.view = View(self.name, epoch, ranked)
+        self.joiners = {}
+        self.gave_up = {}
+        return self.view
+
+    def remove(self, conn: int, *, gave_up: bool) -> Joiner:
+        """A joiner waits no more. Of those who gave up, the others are told that they had come."""
+        joiner = self.joiners.pop(conn)
+        if gave_up and self.view is None and len(self.gave_up) < MAX_MEMBERS:
+            self.gave_up[joiner.ask.id] = joiner.ask.rank
+        return joiner
+
+    def waiting_text(self) -> str:
+        """Why the group has not taken its joiners yet."""
+        if self.view is None:
+            return f"the group is not complete: {self._progress()}"
+        gone = [f"rank {rank} is lost ({reason})" for rank, reason in sorted(self.lost.items())[:4]]
+        if self.left:
+            gone.append(f"{ranks_text(self.left)} left")
+        why = "; ".join(gone) or "it is elastic"
+        return (
+            f"the group runs in epoch {self.view.epoch} ({why}) and takes waiting joiners at its "
+            "next rendezvous, or when its last member is gone"
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Plain data. `epoch` and `size` are None while the group forms for the first time;
+        `waiting`: who asked to join and has no answer yet, in order of arrival."""
+        return {
+            "name": self.name,
+            "run_id": self.run_id,
+            "wanted": str(self.size),
+            "epoch": None if self.view is None else self.view.epoch,
+            "size": None if self.view is None else len(self.view.members),
+            "members": [
+                {
+                    "rank": member.rank,
+                    "id": member.id,
+                    "host": member.host,
+                    "pid": member.pid,
+                    "name": member.name,
+                    "joined_at": member.joined_at,
+                }
+                for member in sorted(self.members.values(), key=lambda one: one.rank)
+            ],
+            "waiting": [
+                {"rank": ask.rank, "id": ask.id, "host": ask.host, "pid": ask.pid, "name": ask.name}
+                for ask in (joiner.ask for joiner in self.joiners.values())
+            ],
+            "lost": {str(rank): reason for rank, reason in sorted(self.lost.items())},
+            "left": sorted(self.left),
+            "store": {"keys": len(self.store.keys), "bytes": self.store.nbytes},
+        }
+
+    def _holder(self, rank: int | None) -> str | None:
+        if rank is None:
+            return None
+        for member in self.members.values():
+            if member.rank == rank:
+                return f"member {describe(member)}"
+        for joiner in self.joiners.values():
+            if joiner.ask.rank == rank:
+                return f"{describe(joiner.ask)}, which waits for the group to become complete"
+        return None
+
+    def _progress(self) -> str:
+        """How many of how many have joined, and which ranks are missing."""
+        if self.view is not None:
+            return (
+                f"epoch {self.view.epoch} has {len(self.members)} of {len(self.view.members)} "
+                "members alive"
+            )
+        asked = [joiner.ask.rank for joiner in self.joiners.values()] + list(self.gave_up.values())
+        wanted = str(self.size.most) if self.size.fixed else f"at least {self.size.least}"
+        text = f"{len(asked)} of {wanted} have joined"
+        if self.gave_up:
+            text += f" ({len(self.gave_up)} of them gave up waiting)"
+        if self.size.fixed and None not in asked:
+            missing = set(range(self.size.most)) - {rank for rank in asked if rank is not None}
+            if missing:
+                text += f"; missing: {ranks_text(missing)}"
+        elif self.size.fixed and len(asked) < self.size.most:
+            text += f"; missing: any {self.size.most - len(asked)} (ranks are assigned)"
+        return text
+
+
+def refusal(kind: Failure, text: str) -> Failed:
+    """A Failed whose text is short enough to be sent, whatever names it was made from."""
+    return Failed(kind, text[:MAX_TEXT])
+
+
+def describe(who: JoinRequest | MemberInfo) -> str:
+    """A process, for people."""
+    name = f"{who.name!r} " if who.name else ""
+    return f"{name}(pid {who.pid} on {who.host or 'an unknown host'})"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``; at most sixteen stretches are listed."""
+    stretches: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if stretches and stretches[-1][1] == rank - 1:
+            stretches[-1][1] = rank
+        else:
+            stretches.append([rank, rank])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in stretches[:16]]
+    if len(stretches) > len(shown):
+        shown.append("...")
+    single = len(stretches) == 1 and stretches[0][0] == stretches[0][1]
+    return f"{'rank' if single else 'ranks'} {', '.join(shown)}"

@@ -1,0 +1,226 @@
+"""The key-value store of one group.
+
+A ttl is counted from the last write of its key; a write without one keeps the key for good.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiodist.membership.effects import Send
+from aiodist.wire.limits import MAX_PENDING, MAX_STORE_BYTES, MAX_STORE_KEYS, MAX_TEXT
+from aiodist.wire.messages import (
+    Failed,
+    Failure,
+    Message,
+    Result,
+    StoreAdd,
+    StoreCancel,
+    StoreChanged,
+    StoreCompareSet,
+    StoreDelete,
+    StoreGet,
+    StoreSet,
+    StoreWait,
+    StoreWatch,
+)
+
+StoreMessage = (
+    StoreGet
+    | StoreSet
+    | StoreWait
+    | StoreAdd
+    | StoreCompareSet
+    | StoreDelete
+    | StoreWatch
+    | StoreCancel
+)
+
+_NUMBER = re.compile(rb"-?[0-9]{1,19}")
+
+
+class _Refused(Exception):
+    def __init__(self, kind: Failure, text: str) -> None:
+        self.reply = Failed(kind, text[:MAX_TEXT])
+
+
+@dataclass(slots=True)
+class _Listener:
+    """A wait (`missing`: keys that do not exist yet) or a watch (`missing` is None)."""
+
+    conn: int
+    request: int
+    keys: tuple[str, ...]
+    missing: set[str] | None
+
+
+@dataclass(slots=True)
+class KeyValueStore:
+    """Values, and who waits for them.
+
+    `set_ttl(key, seconds)` is called to have `expire(key)` called that much later; None calls
+    that off.
+    """
+
+    set_ttl: Callable[[str, float | None], None]
+    max_bytes: int = MAX_STORE_BYTES
+    max_keys: int = MAX_STORE_KEYS
+    max_pending: int = MAX_PENDING
+    nbytes: int = 0
+    _values: dict[str, bytes] = field(default_factory=dict)
+    _listeners: dict[int, dict[int, _Listener]] = field(default_factory=dict)
+    _by_key: dict[str, dict[tuple[int, int], _Listener]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def handle(self, conn: int, request: int, message: StoreMessage) -> list[Send]:
+        """Carry out one request; the reply comes first, then what others are told of it."""
+        sends: list[Send] = []
+        try:
+            reply = self._handle(conn, request, message, sends)
+        except _Refused as refused:
+            reply = refused.reply
+        return sends if reply is None else [Send(conn, request, reply), *sends]
+
+    def expire(self, key: str) -> list[Send]:
+        """The ttl of `key` is over."""
+        sends: list[Send] = []
+        self._delete(key, sends)
+        return sends
+
+    def drop(self, conn: int) -> None:
+        """Forget the waits and watches of a connection."""
+        for request in list(self._listeners.get(conn, ())):
+            self._unlisten(conn, request)
+
+    def clear(self) -> None:
+        """Forget everything, the ttls included."""
+        for key in self._values:
+            self.set_ttl(key, None)
+        self._values.clear()
+        self._listeners.clear()
+        self._by_key.clear()
+        self.nbytes = 0
+
+    def _handle(
+        self, conn: int, request: int, message: StoreMessage, sends: list[Send]
+    ) -> Message | None:
+        match message:
+            case StoreGet(key):
+                return Result(self._values.get(key))
+            case StoreSet(key, value, ttl):
+                self._set(key, value, ttl, sends)
+                return Result(None)
+            case StoreAdd(key, amount, ttl):
+                total = self._number(key) + amount
+                if not -(2**63) <= total < 2**63:
+                    raise _Refused(
+                        Failure.NOT_AN_INTEGER,
+                        f"adding {amount} to {key!r} gives {total}, which is over 64 bits",
+                    )
+                self._set(key, b"%d" % total, ttl, sends)
+                return Result(total)
+            case StoreCompareSet(key, expected, desired, ttl):
+                if self._values.get(key) != expected:
+                    return Result(False)
+                self._set(key, desired, ttl, sends)
+                return Result(True)
+            case StoreDelete(key):
+                return Result(self._delete(key, sends))
+            case StoreWait(keys):
+                missing = {key for key in keys if key not in self._values}
+                if not missing:
+                    return Result(None)
+                self._listen(_Listener(conn, request, keys, missing))
+                return None
+            case StoreWatch(key):
+                self._listen(_Listener(conn, request, (key,), None))
+                return Result(None)
+            case _:
+                self._unlisten(conn, message.request)
+                return None
+
+    def _number(self, key: str) -> int:
+        value = self._values.get(key, b"0")
+        if _NUMBER.fullmatch(value) is None:
+            shown = value if len(value) <= 32 else value[:32] + b"..."
+            raise _Refused(
+                Failure.NOT_AN_INTEGER,
+                f"add needs a decimal number in {key!r}, which holds {shown!r}",
+            )
+        return int(value)
+
+    def _set(self, key: str, value: bytes, ttl: float | None, sends: list[Send]) -> None:
+        old = self._values.get(key)
+        if old is None and len(self._values) >= self.max_keys:
+            raise _Refused(
+                Failure.TOO_LARGE,
+                f"the store holds {len(self._values)} keys, its limit: delete some",
+            )
+        grown = _size(key, value) if old is None else len(value) - len(old)
+        nbytes = self.nbytes + grown
+        if nbytes > self.max_bytes:
+            raise _Refused(
+                Failure.TOO_LARGE,
+                f"setting {key!r} to {len(value)} bytes would make the store {nbytes} bytes, over "
+                f"its limit of {self.max_bytes}: delete keys, or keep bulk data elsewhere",
+            )
+        self._values[key] = value
+        self.nbytes = nbytes
+        self.set_ttl(key, ttl)
+        self._tell(key, value, sends)
+
+    def _delete(self, key: str, sends: list[Send]) -> bool:
+        value = self._values.pop(key, None)
+        if value is None:
+            return False
+        self.nbytes -= _size(key, value)
+        self.set_ttl(key, None)
+        self._tell(key, None, sends)
+        return True
+
+    def _tell(self, key: str, value: bytes | None, sends: list[Send]) -> None:
+        for listener in list(self._by_key.get(key, {}).values()):
+            if listener.missing is None:
+                sends.append(Send(listener.conn, listener.request, StoreChanged(key, value)))
+            elif value is None:
+                listener.missing.add(key)
+            else:
+                listener.missing.discard(key)
+                if not listener.missing:
+                    sends.append(Send(listener.conn, listener.request, Result(None)))
+                    self._unlisten(listener.conn, listener.request)
+
+    def _listen(self, listener: _Listener) -> None:
+        mine = self._listeners.setdefault(listener.conn, {})
+        if listener.request in mine:
+            raise _Refused(Failure.INVALID, f"request {listener.request} is already under way here")
+        if len(mine) >= self.max_pending:
+            raise _Refused(
+                Failure.TOO_LARGE,
+                f"{len(mine)} waits and watches are under way here, the limit: end some first",
+            )
+        mine[listener.request] = listener
+        for key in listener.keys:
+            self._by_key.setdefault(key, {})[listener.conn, listener.request] = listener
+
+    def _unlisten(self, conn: int, request: int) -> None:
+        mine = self._listeners.get(conn, {})
+        listener = mine.pop(request, None)
+        if listener is None:
+            return
+        if not mine:
+            del self._listeners[conn]
+        for key in set(listener.keys):
+            others = self._by_key[key]
+            del others[conn, request]
+            if not others:
+                del self._by_key[key]
+
+
+def _size(key: str, value: bytes) -> int:
+    return len(key.encode()) + len(value)

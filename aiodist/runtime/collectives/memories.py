@@ -1,0 +1,248 @@
+"""What the spans of plans mean: small blobs, regions of users' arrays, and accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist.buffers.custom import CustomKernel
+from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.vector import Vector, align
+from aiodist.errors import ProtocolError
+from aiodist.schedules.plan import TMP, Copy, Reduce, Span
+
+Array = NDArray[Any]
+AnyKernel = Kernel | CustomKernel
+Spans = tuple[Span, ...]
+
+
+class Blobs:
+    """One blob of bytes a rank, for `dissemination.all_gather`: OUT[r] is the blob of rank r."""
+
+    def __init__(self, rank: int, size: int, own: bytes) -> None:
+        self.blobs: list[bytes] = [b""] * size
+        self.blobs[rank] = own
+        self._inbox: dict[Spans, bytearray] = {}
+
+    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
+        parts: list[bytes] = []
+        for span in spans:
+            for blob in self.blobs[span.start : span.stop]:
+                parts += (len(blob).to_bytes(4, "big"), blob)
+        return (memoryview(b"".join(parts)),)
+
+    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
+        data = self._inbox[spans] = bytearray(nbytes)
+        return memoryview(data)
+
+    def arrived(self, spans: Spans) -> None:
+        data = bytes(self._inbox.pop(spans))
+        at = 0
+        for span in spans:
+            for index in range(span.start, span.stop):
+                stop = at + 4 + int.from_bytes(data[at : at + 4], "big")
+                if stop > len(data):
+                    raise ProtocolError("a frame of blobs is cut off")
+                self.blobs[index] = data[at + 4 : stop]
+                at = stop
+        if at != len(data):
+            raise ProtocolError("a frame of blobs has bytes to spare")
+
+    def reduce(self, step: Reduce) -> None:
+        raise NotImplementedError("blobs are not reduced")
+
+    def copy(self, step: Copy) -> None:
+        raise NotImplementedError("blobs are not copied")
+
+
+class Regions:
+    """Regions of arrays. X and OUT are vectors of one dtype; TMP is scratch of the same dtype."""
+
+    def __init__(self, x: Vector, out: Vector, scratch: int = 0) -> None:
+        self._vectors = [x, out]
+        self._itemsize = x.itemsize
+        self._inbox: dict[Spans, bytearray] = {}
+        if scratch:
+            self._vectors.append(Vector([np.empty(scratch, x.dtype)]))
+
+    @classmethod
+    def of_bytes(cls, x: Sequence[memoryview], out: Sequence[memoryview]) -> Regions:
+        """Plain bytes, for exchanges that reduce nothing."""
+        return cls(Vector(x, np.uint8), Vector(out, np.uint8))
+
+    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
+        if len(spans) == 1:
+            buffer, start, stop = spans[0]
+            return self._vectors[buffer].views(start, stop)
+        return [view for span in spans for view in self._vectors[span.buffer].views(*span[1:])]
+
+    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
+        due = sum(span.stop - span.start for span in spans) * self._itemsize
+        if nbytes != due:
+            raise ProtocolError(f"a frame of {nbytes} bytes where {due} were due")
+        views = self.outgoing(spans)
+        if len(views) == 1:
+            return views[0]
+        data = self._inbox[spans] = bytearray(nbytes)
+        return memoryview(data)
+
+    def arrived(self, spans: Spans) -> None:
+        data = self._inbox.pop(spans, None)
+        if data is not None:
+            at = 0
+            for view in self.outgoing(spans):
+                view[:] = data[at : at + view.nbytes]
+                at += view.nbytes
+
+    def reduce(self, step: Reduce) -> None:
+        raise NotImplementedError("these regions are not reduced")
+
+    def copy(self, step: Copy) -> None:
+        for into, source in self._aligned(step.into, step.source):
+            np.copyto(into, source)
+
+    def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
+        """The arrays of equally long spans, cut so that each row has one length."""
+        return align([self._vectors[span.buffer].pieces(span.start, span.stop) for span in spans])
+
+
+class Reductions(Regions):
+    """Regions that are reduced by a kernel, all operands being of the arrays' own dtype."""
+
+    def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
+        super().__init__(x, out, scratch)
+        self._kernel = kernel
+        self._size = size
+
+    def reduce(self, step: Reduce) -> None:
+        for into, *operands in self._aligned(step.into, *step.operands):
+            self._kernel.reduce(operands, into, self._size)
+
+
+class Prefixes(Regions):
+    """Regions for `chain.scan`: TMP holds partial results in the kernel's accumulator dtype."""
+
+    def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel) -> None:
+        super().__init__(x, out)
+        self._vectors.append(Vector([np.empty(scratch, kernel.wire_dtype)]))
+        self._itemsize = kernel.wire_dtype.itemsize  # only TMP travels
+        self._kernel = kernel
+
+    def reduce(self, step: Reduce) -> None:
+        spans = (step.into, *step.operands)
+        for into, *operands in self._aligned(*spans):
+            self._reduce(into, operands, spans)
+
+    def _reduce(self, into: Array, operands: list[Array], spans: Spans) -> None:
+        kernel = self._kernel
+        partials = [
+            piece if span.buffer == TMP else kernel.load(piece)
+            for piece, span in zip(operands, spans[1:], strict=True)
+        ]
+        partial = partials[0]
+        for other in partials[1:]:
+            result = np.empty_like(partial)
+            kernel.combine(result, partial, other)
+            partial = result
+        if spans[0].buffer == TMP:
+            np.copyto(into, partial)
+        else:
+            kernel.store(partial, into, 1)
+
+    def copy(self, step: Copy) -> None:
+        for into, source in self._aligned(step.into, step.source):
+            if step.into.buffer == TMP and step.source.buffer != TMP:
+                np.copyto(into, self._kernel.load(source))
+            else:
+                np.copyto(into, source)
+
+
+class Wholes:
+    """Whole values for `recursive_doubling.all_reduce`: each cell holds one array a group.
+
+    X and OUT are vectors of users' arrays, TMP cells hold partial results in the kernels'
+    accumulator dtypes. Cells are replaced, never written to, so they may be on their way.
+    """
+
+    def __init__(self, groups: Sequence[tuple[AnyKernel, Vector, Vector]], size: int) -> None:
+        self._groups = groups
+        self._size = size
+        self._partials: dict[int, list[Array]] = {}
+        self._inbox: dict[Spans, bytearray] = {}
+
+    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
+        (span,) = spans
+        if span.buffer == TMP:
+            return [_view(array) for array in self._partials[span.start] if array.nbytes]
+        # The result: small, and the user may alter it as soon as the operation is done.
+        views = [view for group in self._groups for view in group[2].views(0, group[2].length)]
+        return [memoryview(b"".join(views))]
+
+    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
+        (span,) = spans
+        if span.buffer == TMP:
+            due = sum(kernel.wire_dtype.itemsize * x.length for kernel, x, _ in self._groups)
+        else:
+            due = sum(out.length * out.itemsize for _, _, out in self._groups)
+        if nbytes != due:
+            raise ProtocolError(f"a frame of {nbytes} bytes where {due} were due")
+        data = self._inbox[spans] = bytearray(nbytes)
+        return memoryview(data)
+
+    def arrived(self, spans: Spans) -> None:
+        (span,) = spans
+        data = self._inbox.pop(spans)
+        at = 0
+        if span.buffer == TMP:
+            cell: list[Array] = []
+            for kernel, x, _ in self._groups:
+                cell.append(np.frombuffer(data, kernel.wire_dtype, x.length, at))
+                at += cell[-1].nbytes
+            self._partials[span.start] = cell
+            return
+        for _, _, out in self._groups:
+            for view in out.views(0, out.length):
+                view[:] = data[at : at + view.nbytes]
+                at += view.nbytes
+
+    def copy(self, step: Copy) -> None:
+        self._partials[step.into.start] = self._load(step.source)
+
+    def reduce(self, step: Reduce) -> None:
+        cells = [self._load(operand) for operand in step.operands]
+        total = cells[0]
+        for cell in cells[1:]:
+            combined: list[Array] = []
+            for (kernel, _, _), a, b in zip(self._groups, total, cell, strict=True):
+                into = np.empty_like(a)
+                kernel.combine(into, a, b)
+                combined.append(into)
+            total = combined
+        if step.into.buffer == TMP:
+            self._partials[step.into.start] = total
+            return
+        for (kernel, _, out), partial in zip(self._groups, total, strict=True):
+            at = 0
+            for piece in out.pieces(0, out.length):
+                kernel.store(partial[at : at + len(piece)], piece, self._size)
+                at += len(piece)
+
+    def _load(self, span: Span) -> list[Array]:
+        if span.buffer == TMP:
+            return self._partials[span.start]
+        cell: list[Array] = []
+        for kernel, x, _ in self._groups:
+            pieces = x.pieces(0, x.length)
+            if len(pieces) == 1:
+                cell.append(kernel.load(pieces[0]))
+            else:
+                loaded = [kernel.load(piece) for piece in pieces]
+                cell.append(np.concatenate([np.empty(0, kernel.wire_dtype), *loaded]))
+        return cell
+
+
+def _view(array: Array) -> memoryview:
+    return array.view(np.uint8).data

@@ -1,0 +1,600 @@
+"""The matching engine of one group: which frame belongs to which operation.
+
+A context is entered synchronously, from calls of its group and from the links of its endpoint. It
+holds the operations that are pending, frames of collectives that were not called here yet, and
+the verdicts on collectives that others gave up before they were called here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from aiodist.errors import (
+    AiodistError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+)
+from aiodist.runtime import failures
+from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.operation import Operation, Program
+from aiodist.runtime.p2p import PointToPoint
+from aiodist.runtime.tags import Sends, TagCounts
+from aiodist.runtime.work import Work
+from aiodist.transports.base import Done, Link
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+
+Key = tuple[object, int]
+
+MAX_UNSOLICITED = 4 << 20
+"""Most bytes that a rank sends another for collectives of which it does not know whether the other
+has entered them. Beyond that it knocks first, and waits to be admitted."""
+
+
+class Ahead(NamedTuple):
+    """A frame of a collective that was not called here when it began to come."""
+
+    key: Key
+    src: int
+    slot: int
+    call: bytes
+    data: bytearray
+
+
+class Early:
+    """What came for a collective that was not called here yet."""
+
+    __slots__ = ("frames", "grants", "inquirers", "knockers")
+
+    def __init__(self) -> None:
+        self.frames: list[Ahead] = []
+        self.grants: dict[int, tuple[int, bytes]] = {}
+        self.inquirers: set[int] = set()
+        self.knockers: set[int] = set()
+
+
+class Context:
+    """One group in one epoch, as seen by one of its ranks."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        id: bytes,
+        group: str,
+        epoch: int,
+        ranks: Sequence[int],
+        op_timeout: float,
+        max_message_bytes: int,
+        allow_pickle: bool,
+    ) -> None:
+        self.endpoint = endpoint
+        self.loop = endpoint.loop
+        self.id = id
+        self.group = group
+        self.epoch = epoch
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks.index(endpoint.rank)
+        self.size = len(self.ranks)
+        self.op_timeout = op_timeout
+        self.max_message_bytes = max_message_bytes
+        self.allow_pickle = allow_pickle
+        self.ended: AiodistError | None = None
+        self.bytes_sent = 0
+        self.p2p = PointToPoint(self, self.loop)
+        self._local = {root: local for local, root in enumerate(self.ranks)}
+        self._ops: dict[Key, Operation] = {}
+        self._tags = TagCounts(self.rank, self.size)
+        self._unsolicited = [0] * self.size
+        self._deferred: list[Operation] = []
+        self._held: list[tuple[int, Key, failures.Verdict]] = []
+        self._early: dict[Key, Early] = {}
+        self._verdicts: dict[Key, failures.Verdict] = {}
+        self._receiving: dict[int, Operation | Ahead | PointToPoint] = {}
+        self._derived: dict[bytes, int] = {}
+        self._last = "nothing yet"
+        endpoint.add(self)
+
+    # -- collectives, from the group ------------------------------------------------------------
+
+    def launch(
+        self,
+        op: str,
+        call: str,
+        program: Program,
+        *,
+        tag: object = None,
+        timeout: float | None = None,
+        nbytes: int = 0,
+    ) -> Work[Any]:
+        """Start a collective; `call` says, in words, what all ranks must agree on."""
+        # If a peer has given it up already, its word may have arrived, behind its contribution.
+        self.endpoint.poll()
+        self.check_open()
+        work: Work[Any] = Work(self.loop, op, tag, None, nbytes)
+        operation = Operation(self, work, tag, call.encode(), program, self.size)
+        work._on_cancel = partial(self._cancelled, operation)
+        seconds = self.op_timeout if timeout is None else timeout
+        if tag in self._tags.frozen:
+            self._deferred.append(operation)
+        else:
+            self._enter(operation)
+            if not operation.done:
+                self.endpoint.progress.inline(
+                    lambda: operation.done, lambda: self._link_of(operation.waiting_for)
+                )
+        if not operation.done and seconds != math.inf:
+            self._arm(operation, seconds)
+        return work
+
+    def _enter(self, operation: Operation) -> None:
+        """Give `operation` its number, and start it."""
+        tag = operation.tag
+        operation.seq = operation.work.seq = seq = self._tags.take(tag)
+        key = (tag, seq)
+        self._ops[key] = operation
+        verdict = self._verdicts.pop(key, None)
+        early = self._early.pop(key, None)
+        if verdict is not None:
+            self._end(operation, verdict)
+        elif operation.done:  # cancelled while it waited for its number
+            self._give_up(operation, failures.cancelled(self.rank), None)
+        elif early is None or self._replay(operation, early):
+            operation.start()
+
+    def _replay(self, operation: Operation, early: Early) -> bool:
+        """Hand `operation` the frames that came before it. False: it failed."""
+        for src in early.inquirers:
+            self._answer(src, operation.tag, operation.seq, entered=True)
+        for src in early.knockers:
+            self._admit(src, operation.tag, operation.seq)
+        calls = {src: call for src, (_, call) in early.grants.items()}
+        calls |= {frame.src: frame.call for frame in early.frames}
+        wrong = {src: call for src, call in calls.items() if call != operation.call}
+        if wrong:
+            self._mismatch(operation, wrong)
+            return False
+        for frame in early.frames:
+            operation.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
+            operation.payload(frame.src)
+        for src, (upto, _) in early.grants.items():
+            operation.granted(src, upto)
+        return True
+
+    def _link_of(self, peer: int | None) -> Link | None:
+        return None if peer is None else self.endpoint.link(self.ranks[peer])
+
+    def inline(self, work: Work[Any], peer: int) -> None:
+        """Poll for a message of `peer` that `work` waits for."""
+        if peer != self.rank:
+            self.endpoint.progress.inline(work.done, lambda: self._link_of(peer))
+
+    # -- what an operation asks for ---------------------------------------------------------------
+
+    def send_message(
+        self, op: Operation, peer: int, slot: int, views: Sequence[memoryview]
+    ) -> None:
+        for view in views:
+            self.bytes_sent += view.nbytes
+        self.endpoint.send(
+            self.ranks[peer],
+            pack_fields(kinds.MESSAGE, self.id, op.tag, op.seq, slot, op.call),
+            views,
+            done=op.sent,
+            token=op,
+            urgent=op.urgent,
+        )
+
+    def may_send(self, op: Operation, peer: int, nbytes: int) -> bool:
+        used = self._unsolicited[peer]
+        if used and used + nbytes > MAX_UNSOLICITED:
+            self.endpoint.send(
+                self.ranks[peer], pack_fields(kinds.KNOCK, self.id, op.tag, op.seq), urgent=True
+            )
+            return False
+        self._unsolicited[peer] = used + nbytes
+        op.unsolicited[peer] = op.unsolicited.get(peer, 0) + nbytes
+        return True
+
+    def refund(self, op: Operation, peer: int) -> None:
+        self._unsolicited[peer] -= op.unsolicited.pop(peer, 0)
+
+    def send_grant(self, op: Operation, peer: int, upto: int) -> None:
+        self.endpoint.send(
+            self.ranks[peer],
+            pack_fields(kinds.GRANT, self.id, op.tag, op.seq, upto, op.call),
+            urgent=True,
+        )
+
+    def finished(self, op: Operation, result: Any) -> None:
+        self._forget(op, failed=False)
+        self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} done"
+        op.work.finish(result)
+
+    def failed(self, op: Operation, error: BaseException) -> None:
+        """`op` failed here: tell the others."""
+        if self._ops.get((op.tag, op.seq)) is not op:
+            return
+        if isinstance(error, AiodistError):
+            self._locate(error, op)
+        self._give_up(op, failures.verdict_of(error, self.rank), error)
+
+    def why_lost(self, peer: int) -> BaseException | None:
+        reason = self.endpoint.lost.get(self.ranks[peer])
+        if reason is None:
+            return None
+        return PeerLostError(f"rank {peer} is lost: {reason}", ranks=[peer])
+
+    # -- ends of operations -----------------------------------------------------------------------
+
+    def _forget(self, op: Operation, *, failed: bool) -> None:
+        for peer in list(op.unsolicited):
+            self.refund(op, peer)
+        if self._ops.pop((op.tag, op.seq), None) is not None:
+            self._tags.release(op.tag, failed=failed)
+        if op.timer is not None:
+            op.timer.cancel()
+            op.timer = None
+        self._send_about_tags(self._tags.propose())
+
+    def _withdraw(self, op: Operation) -> None:
+        """Let go of all buffers of `op`: nothing is read or written for it from here on."""
+        self._forget(op, failed=True)
+        for src in op.receiving_from():
+            self.endpoint.divert(self.ranks[src], None)
+            self._receiving.pop(src, None)
+        op.close()
+        for peer in range(self.size):
+            if peer != self.rank:
+                self.endpoint.discard(self.ranks[peer], op)
+
+    def _give_up(
+        self, op: Operation, verdict: failures.Verdict, error: BaseException | None
+    ) -> None:
+        self._withdraw(op)
+        self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} failed"
+        header = pack_fields(kinds.ABORT, self.id, op.tag, op.seq, *verdict.fields())
+        for peer in range(self.size):
+            if peer != self.rank and self.ranks[peer] not in self.endpoint.lost:
+                self.endpoint.send(self.ranks[peer], header, urgent=True)
+        if error is not None:
+            op.work.fail(error)
+
+    def _cancelled(self, op: Operation, work: Work[Any]) -> None:
+        if op.seq < 0:
+            op.close()  # it waits for its number, under which the others will be told
+        else:
+            self._give_up(op, failures.cancelled(self.rank), None)
+
+    def _end(self, op: Operation, verdict: failures.Verdict) -> None:
+        """Another rank gave `op` up."""
+        call = op.call.decode(errors="replace")
+        self._withdraw(op)
+        self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} failed"
+        where = {
+            "group": self.group,
+            "epoch": self.epoch,
+            "op": op.work.op,
+            "tag": op.tag,
+            "seq": op.seq,
+        }
+        op.work.fail(verdict.error(self.rank, call, where))
+
+    def _mismatch(self, op: Operation, others: Mapping[int, bytes]) -> None:
+        calls = {self.rank: op.call.decode(errors="replace")}
+        calls |= {src: call.decode(errors="replace") for src, call in others.items()}
+        error = MismatchError(failures.mismatch_text(calls), calls=calls)
+        self.failed(op, error)
+
+    def _locate(self, error: AiodistError, op: Operation) -> None:
+        if error.op is None:
+            error.group, error.epoch = self.group, self.epoch
+            error.op, error.tag, error.seq = op.work.op, op.tag, op.seq
+
+    def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
+        """An error that says where it happened."""
+        return cls(message, group=self.group, epoch=self.epoch, **fields)
+
+    # -- deadlines --------------------------------------------------------------------------------
+
+    def _arm(self, op: Operation, seconds: float) -> None:
+        # Ask a little before the deadline who has entered, so that the error can name who has not.
+        ask = max(seconds - 1.0, seconds * 0.8)
+        op.timer = self.loop.call_later(ask, self._inquire, op, seconds - ask, seconds)
+
+    def _inquire(self, op: Operation, rest: float, seconds: float) -> None:
+        if op.done:
+            return
+        if op.seq >= 0:
+            self._tags.keep(op.tag)
+            header = pack_fields(kinds.INQUIRE, self.id, op.tag, op.seq)
+            for peer in range(self.size):
+                if peer != self.rank and peer not in op.heard:
+                    self.endpoint.send(self.ranks[peer], header, urgent=True)
+        op.timer = self.loop.call_later(rest, self._expire, op, seconds)
+
+    def _expire(self, op: Operation, seconds: float) -> None:
+        if op.done:
+            return
+        if op.seq < 0:
+            op.close()
+            error = CollectiveTimeoutError(f"its tag was not free within {seconds:g} s")
+            self._locate(error, op)
+            op.work.fail(error)
+            return
+        missing = sorted(set(range(self.size)) - op.heard - {self.rank})
+        seen = {rank: op.seen[rank] for rank in missing if rank in op.seen}
+        self.failed(
+            op,
+            CollectiveTimeoutError(
+                failures.timeout_text(seconds, missing, seen), missing=missing, last_seen=seen
+            ),
+        )
+
+    def _answer(self, dst: int, tag: object, seq: int, *, entered: bool) -> None:
+        self.endpoint.send(
+            self.ranks[dst],
+            pack_fields(kinds.STATUS, self.id, tag, seq, entered, self.doing()),
+            urgent=True,
+        )
+
+    def _admit(self, dst: int, tag: object, seq: int) -> None:
+        self.endpoint.send(
+            self.ranks[dst], pack_fields(kinds.ADMIT, self.id, tag, seq), urgent=True
+        )
+
+    def doing(self) -> str:
+        """What this rank is doing, in a few words."""
+        for op in self._ops.values():
+            tag = "" if op.tag is None else f" tag {op.tag!r}"
+            return f"in {op.work.op}{tag} #{op.seq} for {op.work.elapsed:.1f} s"
+        return f"in no collective (last: {self._last})"
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None:
+        """A header of `root` came; where its payload goes."""
+        src = self._local.get(root)
+        if src is None:
+            raise ProtocolError(f"a frame for {self.group!r}, which rank {root} is not part of")
+        kind = fields[0]
+        # A frame that was skipped, or came for an operation that has ended, had no `payload`.
+        self._receiving.pop(src, None)
+        if kind == kinds.P2P:
+            view = self.p2p.frame(src, fields[2:], nbytes)
+            if view is not None:
+                self._receiving[src] = self.p2p
+            return view
+        if kind == kinds.TAGS:
+            self._about_tags(src, fields[2:])
+            return None
+        key = self._key(fields)
+        if kind == kinds.MESSAGE or kind == kinds.GRANT:
+            self._tags.contributed(*key)
+        op = self._ops.get(key)
+        if kind == kinds.MESSAGE:
+            return self._message(src, key, op, fields, nbytes)
+        if nbytes:
+            raise ProtocolError(f"a frame of kind {kind} has no payload")
+        if kind == kinds.GRANT:
+            self._grant(src, key, op, fields)
+        elif kind == kinds.ABORT:
+            self._aborted(src, key, failures.Verdict.parse(fields[4:], src))
+        elif kind == kinds.INQUIRE:
+            entered = op is not None or not self._tags.is_ahead(*key)
+            self._answer(src, *key, entered=entered)
+            self._tags.keep(key[0])
+            if not entered:
+                self._early.setdefault(key, Early()).inquirers.add(src)
+        elif kind == kinds.KNOCK:
+            if op is not None:
+                self._admit(src, *key)
+            elif self._tags.is_ahead(*key):
+                self._early.setdefault(key, Early()).knockers.add(src)
+        elif kind == kinds.ADMIT:
+            if op is not None:
+                op.admitted(src)
+        elif kind == kinds.STATUS:
+            self._status(src, op, fields)
+        else:
+            raise ProtocolError(f"no frame is of kind {kind!r}")
+        return None
+
+    def payload(self, root: int) -> None:
+        """The payload of the last frame of `root` is complete."""
+        src = self._local[root]
+        receiver = self._receiving.pop(src, None)
+        if receiver is self.p2p:
+            self.p2p.payload(src)
+        elif isinstance(receiver, Operation):
+            receiver.payload(src)
+        elif isinstance(receiver, Ahead):
+            op = self._ops.get(receiver.key)
+            if op is not None:  # called here while the payload was coming
+                if self._agrees(op, src, receiver.call):
+                    op.message(src, receiver.slot, len(receiver.data))[:] = receiver.data
+                    op.payload(src)
+            elif self._tags.is_ahead(*receiver.key):
+                self._early.setdefault(receiver.key, Early()).frames.append(receiver)
+
+    def _message(
+        self, src: int, key: Key, op: Operation | None, fields: list[Any], nbytes: int
+    ) -> memoryview | None:
+        if len(fields) != 6 or type(fields[4]) is not int or type(fields[5]) is not bytes:
+            raise ProtocolError("malformed MESSAGE frame")
+        slot, call = fields[4], fields[5]
+        if op is not None:
+            if not self._agrees(op, src, call):
+                return None
+            self._receiving[src] = op
+            return op.message(src, slot, nbytes)
+        if not self._tags.is_ahead(*key) or key in self._verdicts:
+            return None
+        ahead = Ahead(key, src, slot, call, bytearray(nbytes))
+        self._receiving[src] = ahead
+        return memoryview(ahead.data)
+
+    def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
+        if call == op.call:
+            return True
+        self._mismatch(op, {src: call})
+        return False
+
+    def _grant(self, src: int, key: Key, op: Operation | None, fields: list[Any]) -> None:
+        if len(fields) != 6 or type(fields[4]) is not int or type(fields[5]) is not bytes:
+            raise ProtocolError("malformed GRANT frame")
+        upto, call = fields[4], fields[5]
+        if op is not None:
+            if self._agrees(op, src, call):
+                op.granted(src, upto)
+        elif self._tags.is_ahead(*key) and key not in self._verdicts:
+            self._early.setdefault(key, Early()).grants[src] = (upto, call)
+
+    def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
+        op = self._ops.get(key)
+        if op is not None:
+            self._end(op, verdict)
+        elif key[0] in self._tags.frozen:
+            self._held.append((src, key, verdict))  # of the number before, or after, the round
+        elif self._tags.is_ahead(*key):
+            self._verdicts.setdefault(key, verdict)
+            self._early.pop(key, None)
+
+    def _status(self, src: int, op: Operation | None, fields: list[Any]) -> None:
+        if len(fields) != 6 or type(fields[4]) is not bool or type(fields[5]) is not str:
+            raise ProtocolError("malformed STATUS frame")
+        if op is not None:
+            if fields[4]:
+                op.heard.add(src)
+            else:
+                op.seen[src] = fields[5]
+
+    def _key(self, fields: list[Any]) -> Key:
+        if len(fields) < 4 or type(fields[3]) is not int or fields[3] < 0:
+            raise ProtocolError("a collective's frame has a tag and a sequence number")
+        tag = fields[2]
+        if tag is not None and type(tag) not in (str, int, bytes):
+            raise ProtocolError(f"a tag is a str or an int, not {type(tag).__name__}")
+        return tag, fields[3]
+
+    # -- forgetting tags --------------------------------------------------------------------------
+
+    def _send_about_tags(self, sends: Sends) -> None:
+        for rank, fields in sends:
+            self.endpoint.send(
+                self.ranks[rank], pack_fields(kinds.TAGS, self.id, *fields), urgent=True
+            )
+
+    def _about_tags(self, src: int, fields: list[Any]) -> None:
+        sends, thawed = self._tags.heard(src, fields)
+        self._send_about_tags(sends)
+        if thawed:
+            self._thaw()
+
+    def _thaw(self) -> None:
+        """The round is over: do what had to wait for its end."""
+        held, self._held = self._held, []
+        for src, key, verdict in held:
+            self._aborted(src, key, verdict)
+        deferred, self._deferred = self._deferred, []
+        for operation in deferred:
+            self._enter(operation)
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def rank_lost(self, root: int, reason: str) -> None:
+        """`root` is gone: fail what needs it."""
+        src = self._local.get(root)
+        if src is None:
+            return
+        self._receiving.pop(src, None)
+        self._tags.disband()
+        self._thaw()
+        for op in list(self._ops.values()):
+            if not op.done and op.needs(src):
+                self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
+        self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
+
+    def check_open(self) -> None:
+        """Raise what ended this context, if anything did."""
+        if self.ended is not None:
+            raise self.ended
+
+    @property
+    def pending(self) -> list[Work[Any]]:
+        """Works that are not done, but for receives and probes, which may never be."""
+        sends = [work for work in self.p2p.pending if work.op == "send"]
+        operations = [*self._ops.values(), *self._deferred]
+        return [op.work for op in operations] + sends
+
+    def close(self, error: AiodistError, *, abort: bool = False) -> None:
+        """Fail all that is pending, and whatever is called later. With `abort` tell the others."""
+        if self.ended is not None:
+            return
+        self._tags.disband()
+        self._thaw()
+        for op in list(self._ops.values()):
+            if abort:
+                verdict = failures.Verdict("aborted", error.message, self.rank)
+                self._give_up(op, verdict, error)
+            else:
+                self._withdraw(op)
+                op.work.fail(error)
+        self.ended = error
+        self.p2p.close(error)
+        self._early.clear()
+        self._verdicts.clear()
+        self._receiving.clear()
+        self.endpoint.remove(self)
+
+    def derive(self, kind: str, ranks: Sequence[int]) -> bytes:
+        """The id of a child context: the same on all of its ranks, different from all others."""
+        roots = [self.ranks[rank] for rank in ranks]
+        wanted = pack_fields(kind, *roots)
+        # The same ranks may ask again; they count alike, since they call in the same order.
+        count = self._derived[wanted] = self._derived.get(wanted, 0) + 1
+        return hashlib.blake2b(self.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
+
+    # -- what point to point asks for -------------------------------------------------------------
+
+    def send(
+        self,
+        dst: int,
+        fields: tuple[Any, ...],
+        payload: Sequence[memoryview] = (),
+        *,
+        done: Done | None = None,
+        token: object = None,
+        urgent: bool = False,
+    ) -> None:
+        """Send one point-to-point frame to rank `dst`."""
+        for view in payload:
+            self.bytes_sent += view.nbytes
+        self.endpoint.send(
+            self.ranks[dst],
+            pack_fields(kinds.P2P, self.id, *fields),
+            payload,
+            done=done,
+            token=token,
+            urgent=urgent,
+        )
+
+    def lost(self) -> Mapping[int, str]:
+        """The ranks that are lost, and why."""
+        return {
+            self._local[root]: reason
+            for root, reason in self.endpoint.lost.items()
+            if root in self._local
+        }
+
+    def discard(self, dst: int, token: object) -> None:
+        self.endpoint.discard(self.ranks[dst], token)
+
+    def divert(self, src: int, into: memoryview | None) -> int:
+        return self.endpoint.divert(self.ranks[src], into)

@@ -1,0 +1,301 @@
+"""Reaching the coordinator: connect, TLS, greeting; and saying clearly why not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import socket
+import ssl as tls
+
+from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
+from aiodist.runtime import inproc_names
+from aiodist.runtime.control_socket import ControlSocket
+from aiodist.wire.address import Address, parse_address
+from aiodist.wire.frames import Frame
+from aiodist.wire.limits import PROTOCOL_VERSION
+from aiodist.wire.messages import (
+    MAGIC,
+    Challenge,
+    Failed,
+    Failure,
+    Hello,
+    Message,
+    Proof,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
+
+ATTEMPT_SECONDS = 5.0
+"""Longest time that one attempt may take: a firewall that drops packets gives no answer at all."""
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.5
+SILENT_CLOSES = 3
+"""After so many connections in a row that were closed without a greeting, it is no coordinator
+that is going down but another service."""
+
+
+class ForeignServiceError(JoinError):
+    """What listens at the address is no aiodist coordinator."""
+
+
+class _Refused(Exception):
+    """An answer that another attempt would not change."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _SilentClose(OSError):
+    """The other side closed the connection without a greeting."""
+
+
+class Greeted:
+    """A connection whose greeting is complete: `sock`, and what Welcome said."""
+
+    def __init__(self, sock: ControlSocket, local_host: str, seen_host: str) -> None:
+        self.sock = sock
+        self.local_host = local_host
+        self.seen_host = seen_host
+
+
+async def dial(
+    address: str,
+    *,
+    token: str | bytes | None,
+    ssl: tls.SSLContext | None,
+    timeout: float,
+    retry: bool,
+) -> Greeted:
+    """Connect to the coordinator at `address` and exchange greetings.
+
+    Tries again until `timeout` (seconds) where that may help, unless `retry` is False.
+    Raises JoinTimeoutError, JoinError, ForeignServiceError, AuthenticationError; ValueError for a
+    bad address.
+    """
+    target = parse_address(address)
+    secret = token.encode() if isinstance(token, str) else token
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    pause = FIRST_PAUSE
+    attempts = silent_closes = 0
+    while True:
+        attempts += 1
+        try:
+            async with asyncio.timeout_at(min(start + timeout, loop.time() + ATTEMPT_SECONDS)):
+                return await _attempt(target, secret or None, ssl)
+        except _Refused as refused:
+            raise refused.error from None
+        except TimeoutError:
+            last = "it did not answer"
+        except _SilentClose as error:
+            silent_closes += 1
+            last = str(error)
+            if silent_closes == SILENT_CLOSES:
+                raise _foreign(target, last) from None
+        except OSError as error:
+            silent_closes = 0
+            last = error.strerror or str(error) or type(error).__name__
+        spent = loop.time() - start
+        if not retry:
+            raise JoinError(_unreachable(target, spent, attempts, last))
+        left = timeout - spent
+        if left < FIRST_PAUSE:
+            raise JoinTimeoutError(_unreachable(target, spent, attempts, last))
+        await asyncio.sleep(min(pause, left / 2))
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str:
+    return (
+        f"no coordinator answered at {target} for {spent:.1f} s ({attempts} attempts, the last "
+        f"one: {last}). Is it up (rank 0 started, or `aiodist coordinator` running)? Are host and "
+        "port right on this rank? Does a firewall stand between?"
+    )
+
+
+def _foreign(target: Address, what: str) -> ForeignServiceError:
+    return ForeignServiceError(
+        f"what listens at {target} is no aiodist coordinator: {what}. Another service has that "
+        "port (torchrun keeps a TCPStore on MASTER_PORT; a coordinator with TLS needs tls://): "
+        "check the port, or give the coordinator another one"
+    )
+
+
+async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext | None) -> Greeted:
+    sock = await _connect(target)
+    try:
+        local_host = "127.0.0.1"
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            local_host = sock.getsockname()[0].removeprefix("::ffff:")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if target.scheme == "tls" or (target.scheme == "tcp" and context is not None):
+            sock = await _encrypt(sock, context or tls.create_default_context(), target)
+        greeting = _Greeting(sock, target, token)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        seen_host = await greeting.done
+    except BaseException:
+        greeting.sock.close()
+        raise
+    return Greeted(greeting.sock, local_host, seen_host)
+
+
+async def _connect(target: Address) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    if target.scheme == "inproc":
+        return inproc_names.connect(target.host)
+    if target.scheme == "unix":
+        return await _connect_one(socket.AF_UNIX, target.path)
+    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    failed: OSError = OSError(errno.EADDRNOTAVAIL, f"{target.host} has no address")
+    for family, _, _, _, where in found:
+        try:
+            return await _connect_one(family, where)
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+async def _connect_one(family: int, where: tuple[object, ...] | str) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, where)
+        if family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname() == sock.getpeername():
+            # Dialling a free port of this host can, by chance, connect to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address) -> tls.SSLSocket:
+    """The TLS handshake; `sock` is closed, or part of what is returned."""
+    loop = asyncio.get_running_loop()
+    secure = context.wrap_socket(
+        sock,
+        server_hostname=target.host,
+        do_handshake_on_connect=False,
+    )
+    try:
+        while True:
+            ready = loop.create_future()
+            try:
+                secure.do_handshake()
+                return secure
+            except tls.SSLWantReadError:
+                loop.add_reader(secure.fileno(), _wake, ready)
+                try:
+                    await ready
+                finally:
+                    loop.remove_reader(secure.fileno())
+            except tls.SSLWantWriteError:
+                loop.add_writer(secure.fileno(), _wake, ready)
+                try:
+                    await ready
+                finally:
+                    loop.remove_writer(secure.fileno())
+    except tls.SSLError as error:
+        secure.close()
+        text = (
+            f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator, "
+            "and is its certificate one that the given ssl context trusts?"
+        )
+        raise _Refused(JoinError(text)) from None
+    except BaseException:
+        secure.close()
+        raise
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+class _Greeting:
+    """Hello →, ← Challenge, Proof →, ← Welcome. `done`: the seen host."""
+
+    def __init__(self, sock: socket.socket, target: Address, token: bytes | None) -> None:
+        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._target = target
+        self._token = token
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._challenge: Challenge | None = None
+        self.sock = ControlSocket(sock, self._on_frame, self._on_closed)
+        self.sock.send(encode_message(Hello(self._nonce)))
+
+    def _on_frame(self, frame: Frame) -> None:
+        if not self.done.done():
+            _, message = decode_message(frame)
+            try:
+                self._take(message)
+            except (ProtocolError, AuthenticationError, JoinError) as error:
+                self._refuse(error)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Failed):
+            if message.kind is Failure.AUTHENTICATION:
+                raise AuthenticationError(
+                    f"the coordinator at {self._target} refused this process: {message.text}. "
+                    "Give token= (or AIODIST_TOKEN) the token that the coordinator was given"
+                )
+            raise JoinError(f"the coordinator at {self._target} refused: {message.text}")
+        if self._challenge is None:
+            if not isinstance(message, Challenge) or message.magic != MAGIC:
+                raise _foreign(self._target, f"it greets with {type(message).__name__}")
+            if message.version != PROTOCOL_VERSION:
+                raise JoinError(
+                    f"the coordinator at {self._target} speaks version {message.version} of the "
+                    f"protocol, this process {PROTOCOL_VERSION}: install the same aiodist on both"
+                )
+            self._on_challenge(message)
+        else:
+            if not isinstance(message, Welcome):
+                raise _foreign(self._target, f"it welcomes with {type(message).__name__}")
+            self._on_welcome(self._challenge, message)
+
+    def _on_challenge(self, challenge: Challenge) -> None:
+        self._challenge = challenge
+        if self._token is not None and not challenge.token_needed:
+            raise AuthenticationError(
+                f"a token was given, but the coordinator at {self._target} asks for none, so "
+                "it cannot show that it is the right one: start it with the token, or give none"
+            )
+        mac = b""
+        if self._token is not None:
+            mac = make_proof(self._token, "member", self._nonce, challenge.nonce)
+        self.sock.send(encode_message(Proof(mac)))
+
+    def _on_welcome(self, challenge: Challenge, welcome: Welcome) -> None:
+        if self._token is not None and not check_proof(
+            welcome.mac, self._token, "coordinator", self._nonce, challenge.nonce
+        ):
+            raise AuthenticationError(
+                f"the coordinator at {self._target} did not show that it has the token: is it "
+                "the right one?"
+            )
+        self.sock.welcomed()
+        self.done.set_result(welcome.seen_host)
+
+    def _refuse(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(_Refused(error))
+
+    def _on_closed(self, error: Exception) -> None:
+        if self.done.done():
+            return
+        if isinstance(error, ProtocolError):
+            what = f"its answer is not of the protocol ({error})"
+            self._refuse(_foreign(self._target, what))
+        else:
+            broken = OSError(errno.ECONNRESET, f"it broke off the greeting: {error}")
+            silent = _SilentClose("it closed the connection without a greeting")
+            self.done.set_exception(silent if self._challenge is None else broken)

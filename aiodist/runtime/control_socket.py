@@ -1,0 +1,167 @@
+"""The member's end of the connection to the coordinator.
+
+A non-blocking socket of its own rather than an asyncio transport, because two threads write to it:
+the loop, and the one that renews the lease. A lock keeps frames whole; only the loop reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl as tls
+import threading
+from collections.abc import Callable
+
+from aiodist.errors import ProtocolError
+from aiodist.wire.frames import Decoder, Frame
+from aiodist.wire.limits import MAX_BODY_BEFORE_WELCOME, MAX_CONTROL_HEADER, MAX_REPLY
+
+READ_BYTES = 256 * 1024
+
+_NOT_NOW = (BlockingIOError, InterruptedError, tls.SSLWantReadError, tls.SSLWantWriteError)
+
+
+class ControlSocket:
+    """Frames over a connected socket. `on_frame(frame)` and, once, `on_closed(error)` are called
+    from the loop, not after `close`; both may be replaced."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: Callable[[Frame], None],
+        on_closed: Callable[[Exception], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._is_open = True
+        self.on_frame = on_frame
+        self.on_closed = on_closed
+        self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
+        self._lock = threading.Lock()
+        self._out = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._writing = False
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def welcomed(self) -> None:
+        """The coordinator has shown who it is: large replies are taken from now on."""
+        self._decoder.max_payload = MAX_REPLY
+
+    def give_up_after(self, seconds: float) -> None:
+        """Take the coordinator's host for gone when it confirms nothing for so long (Linux)."""
+        if self._sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(
+            socket, "TCP_USER_TIMEOUT"
+        ):
+            self._sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1)
+            )
+
+    def send(self, data: bytes) -> None:
+        """Send a whole frame, from the loop: what does not leave now is sent when it can be."""
+        if not self._is_open:
+            return
+        with self._lock:
+            self._out += data
+            error = self._flush()
+        self._after_flush(error)
+
+    def send_from_thread(self, data: bytes) -> bool:
+        """Send a whole frame, from any thread. False: the socket is closed."""
+        with self._lock:
+            if not self._is_open:
+                return False
+            # What an earlier send left is flushed first; with that on its way, or no room for
+            # more, the coordinator has, or will get, a sign of life without this frame.
+            if not self._out:
+                self._out += data
+            self._flush()
+            return True
+
+    def abandon(self) -> None:
+        """Close from another thread, the loop being closed."""
+        with self._lock:
+            self._is_open = False
+            self._sock.close()
+
+    def close(self) -> None:
+        """Close at once, after a last attempt to send what is queued. Idempotent."""
+        if not self._is_open:
+            return
+        with self._lock:
+            if self._out:
+                self._flush()
+            self._is_open = False
+            self._loop.remove_reader(self._sock.fileno())
+            if self._writing:
+                self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+
+    def detach_after_fork(self) -> None:
+        """In a forked child: put the null device in the place of the socket. The lock may be held
+        by a thread that does not exist here, and the loop's selector is shared with the parent:
+        both stay untouched."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self._sock.fileno())
+        os.close(null)
+
+    def _flush(self) -> Exception | None:
+        while self._out:
+            try:
+                sent = self._sock.send(self._out)
+            except _NOT_NOW:
+                break
+            except OSError as error:
+                self._out.clear()
+                return error
+            del self._out[:sent]
+        return None
+
+    def _after_flush(self, error: Exception | None) -> None:
+        if error is not None:
+            # Not from inside of send: its caller may be about to wait for the answer.
+            self._loop.call_soon(self._fail, error)
+        elif bool(self._out) != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(self._sock.fileno(), self._writable)
+            else:
+                self._loop.remove_writer(self._sock.fileno())
+
+    def _writable(self) -> None:
+        with self._lock:
+            error = self._flush()
+        self._after_flush(error)
+
+    def _readable(self) -> None:
+        # One read a turn. TLS gives at most one record at a time, which fits, so it keeps nothing
+        # back that no readiness event would tell of.
+        try:
+            with self._lock:
+                data = self._sock.recv(READ_BYTES)
+        except _NOT_NOW:
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        if not data:
+            self._fail(ConnectionResetError("the coordinator closed the connection"))
+            return
+        try:
+            for frame in self._decoder.feed(data):
+                if self._is_open:
+                    self.on_frame(frame)
+        except ProtocolError as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self._is_open:
+            self.close()
+            self.on_closed(error)

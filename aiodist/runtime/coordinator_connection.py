@@ -1,0 +1,201 @@
+"""One connection of the coordinator: greeting, limits, framing. What it says is for its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from typing import Protocol, cast
+
+from aiodist.errors import AuthenticationError, ProtocolError
+from aiodist.wire.frames import Decoder, Frame
+from aiodist.wire.limits import (
+    MAX_BODY,
+    MAX_BODY_BEFORE_WELCOME,
+    MAX_CONTROL_HEADER,
+    MAX_REPLY,
+    PROTOCOL_VERSION,
+)
+from aiodist.wire.messages import (
+    MAGIC,
+    Challenge,
+    Failed,
+    Failure,
+    Hello,
+    Message,
+    Proof,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
+
+logger = logging.getLogger("aiodist.coordinator")
+
+HANDSHAKE_SECONDS = 10.0
+"""A connection that has not said and proved who it is by then is closed."""
+
+MAX_BACKLOG = 8 * 1024 * 1024
+"""A connection that has so many bytes still to read when more is sent to it is closed."""
+
+CLOSE_SECONDS = 5.0
+"""How long a connection that is being closed may take to read its last messages."""
+
+
+class Owner(Protocol):
+    """Who the connections belong to."""
+
+    token: bytes | None
+
+    def opened(self, connection: Connection) -> None: ...
+
+    def received(self, connection: Connection, request: int, message: Message) -> None: ...
+
+    def closed(self, connection: Connection, reason: str) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """From accept to close. `number` is unique to the owner.
+
+    Before it is let in, a connection may say two things, of little more than 1 KiB each.
+    """
+
+    def __init__(self, owner: Owner, number: int) -> None:
+        self.number = number
+        self.peer = ""
+        self._owner = owner
+        self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
+        self._hello: Hello | None = None
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._welcomed = False
+        self._reason = ""
+        self._transport: asyncio.Transport
+        self._deadline: asyncio.TimerHandle
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        peer = transport.get_extra_info("peername")
+        self._seen_host = "127.0.0.1"
+        self.peer = f"a local process (#{self.number})"
+        if isinstance(peer, tuple):
+            self._seen_host = str(peer[0]).removeprefix("::ffff:")
+            self.peer = f"{self._seen_host}:{peer[1]}"
+        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._too_late)
+        self._owner.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                if self._transport.is_closing():
+                    return
+                self._take(frame)
+        except (ProtocolError, AuthenticationError) as error:
+            self.fail(f"{type(error).__name__}: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        reason = self._reason or (f"its connection broke: {exc}" if exc else "it disconnected")
+        self._owner.closed(self, reason)
+
+    # What the owner calls.
+
+    def send(self, data: bytes) -> None:
+        """Send one encoded message, unless the other side is far behind with reading."""
+        if self._transport.is_closing():
+            return
+        backlog = self._transport.get_write_buffer_size()
+        if backlog > MAX_BACKLOG:
+            self.fail(f"it does not read: {backlog} bytes wait for it, the limit is {MAX_BACKLOG}")
+        else:
+            self._transport.write(data)
+
+    def close(self, reason: str) -> None:
+        """Close once what was sent is out, or after a while."""
+        self._reason = self._reason or reason
+        if not self._transport.is_closing():
+            self._transport.close()
+            self._deadline.cancel()
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(CLOSE_SECONDS, self._transport.abort)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def fail(self, reason: str) -> None:
+        """Close at once, and say why in the log."""
+        self._reason = self._reason or reason
+        logger.warning(
+            "closing the connection from %s: %s",
+            self.peer,
+            reason,
+            extra={"event": "connection failed", "peer": self.peer, "reason": reason},
+        )
+        self._transport.abort()
+
+    def detach_after_fork(self, null: int) -> None:
+        """In a forked child: put the null device in the place of the socket."""
+        sock: socket.socket | None = self._transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            os.dup2(null, sock.fileno())
+
+    # The greeting.
+
+    def _take(self, frame: Frame) -> None:
+        request, message = decode_message(frame)
+        if self._welcomed:
+            self._owner.received(self, request, message)
+        elif self._hello is None:
+            self._on_hello(message)
+        else:
+            self._on_proof(self._hello, message)
+
+    def _on_hello(self, message: Message) -> None:
+        if not isinstance(message, Hello) or message.magic != MAGIC:
+            raise ProtocolError(f"the first message is a greeting, not {type(message).__name__}")
+        if message.version != PROTOCOL_VERSION:
+            text = (
+                f"this coordinator speaks version {PROTOCOL_VERSION} of the protocol, you speak "
+                f"{message.version}: install the same aiodist on both sides"
+            )
+            self.send(encode_message(Failed(Failure.VERSION, text)))
+            self.close(f"it speaks version {message.version} of the protocol")
+            return
+        self._hello = message
+        needed = self._owner.token is not None
+        self.send(encode_message(Challenge(self._nonce, needed)))
+
+    def _on_proof(self, hello: Hello, message: Message) -> None:
+        if not isinstance(message, Proof):
+            raise ProtocolError(f"the second message is a proof, not {type(message).__name__}")
+        token = self._owner.token
+        mac = b""
+        if token is not None:
+            if not check_proof(message.mac, token, "member", hello.nonce, self._nonce):
+                text = (
+                    "this coordinator asks for a token"
+                    if not message.mac
+                    else "the token is not the one of this coordinator"
+                )
+                self.send(encode_message(Failed(Failure.AUTHENTICATION, text)))
+                reason = "no token" if not message.mac else "a wrong token"
+                logger.warning(
+                    "refused %s: %s",
+                    self.peer,
+                    reason,
+                    extra={"event": "authentication failed", "peer": self.peer, "reason": reason},
+                )
+                self.close(reason)
+                return
+            mac = make_proof(token, "coordinator", hello.nonce, self._nonce)
+        self._welcomed = True
+        self._deadline.cancel()
+        self._decoder.max_payload = MAX_BODY
+        self.send(encode_message(Welcome(self._seen_host, mac), max_body=MAX_REPLY))
+
+    def _too_late(self) -> None:
+        self.fail(f"it did not complete the greeting within {HANDSHAKE_SECONDS:g} s")

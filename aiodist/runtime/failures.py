@@ -1,0 +1,100 @@
+"""Verdicts: why a collective was given up, as it travels to the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+)
+
+
+class Verdict(NamedTuple):
+    """`reason`: "cancelled", "error", "aborted", "timeout", "mismatch" or "lost"; `rank` gave up.
+
+    `details` is by reason: the missing ranks with what they were doing, the calls, the lost ranks.
+    """
+
+    reason: str
+    text: str
+    rank: int
+    details: Mapping[int, str] = MappingProxyType({})
+
+    def fields(self) -> tuple[Any, ...]:
+        """For the ABORT frame."""
+        return self.reason, self.text[:1000], self.rank, dict(self.details)
+
+    @staticmethod
+    def parse(fields: Sequence[Any], src: int) -> Verdict:
+        """The verdict in an ABORT frame of `src`. Raises ProtocolError."""
+        if len(fields) == 4:
+            reason, text, rank, details = fields
+            if (
+                type(reason) is str
+                and type(text) is str
+                and rank == src
+                and type(details) is dict
+                and all(type(key) is int and type(value) is str for key, value in details.items())
+            ):
+                return Verdict(reason, text, src, details)
+        raise ProtocolError("malformed ABORT frame")
+
+    def error(self, own_rank: int, own_call: str, where: Mapping[str, Any]) -> AiodistError:
+        """What the operation fails with on `own_rank`, which called `own_call`."""
+        if self.reason == "timeout":
+            return CollectiveTimeoutError(
+                f"rank {self.rank} gave up: {self.text}",
+                missing=self.details,
+                last_seen={rank: text for rank, text in self.details.items() if text},
+                **where,
+            )
+        if self.reason == "mismatch":
+            calls = {own_rank: own_call, **self.details}
+            return MismatchError(mismatch_text(calls), calls=calls, **where)
+        if self.reason == "lost":
+            return PeerLostError(self.text, ranks=self.details, **where)
+        return CollectiveAbortedError(
+            f"rank {self.rank} gave up the operation: {self.text}",
+            rank=self.rank,
+            reason=self.text,
+            **where,
+        )
+
+
+def cancelled(rank: int) -> Verdict:
+    """The verdict on an operation that `rank` has cancelled."""
+    return Verdict("cancelled", "the operation was cancelled", rank)
+
+
+def verdict_of(error: BaseException, rank: int) -> Verdict:
+    """The verdict that tells the others of `error`, which happened at `rank`."""
+    if isinstance(error, CollectiveTimeoutError):
+        details = {missing: error.last_seen.get(missing, "") for missing in error.missing}
+        return Verdict("timeout", error.message, rank, details)
+    if isinstance(error, MismatchError):
+        return Verdict("mismatch", error.message, rank, dict(error.calls))
+    if isinstance(error, PeerLostError):
+        return Verdict("lost", error.message, rank, dict.fromkeys(error.ranks, ""))
+    text = error.message if isinstance(error, AiodistError) else str(error)
+    return Verdict("error", f"{type(error).__name__}: {text}", rank)
+
+
+def mismatch_text(calls: Mapping[int, str]) -> str:
+    """A small table: which rank called what."""
+    lines = [f"  rank {rank}: {call}" for rank, call in sorted(calls.items())]
+    return "ranks called different things:\n" + "\n".join(lines) + "\n"
+
+
+def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str]) -> str:
+    """What a deadline that passed says."""
+    if not missing:
+        return f"not done after {seconds:g} s, though all ranks have entered"
+    each = [f"rank {rank} ({seen.get(rank, 'no answer')})" for rank in missing]
+    return f"not entered within {seconds:g} s by " + ", ".join(each)

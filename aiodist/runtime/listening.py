@@ -1,0 +1,76 @@
+"""Listening sockets of the coordinator. `OSError`s name the address."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+
+from aiodist.wire.address import Address
+
+BACKLOG = 1024
+
+
+async def bind_tcp(address: Address) -> socket.socket:
+    """A socket bound to the first address that the host of `address` resolves to, IPv4 first."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, target = min(found, key=lambda info: info[0] != socket.AF_INET)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _cannot(address, error) from error
+    try:
+        if sys.platform != "win32":
+            # There it would let a second listener share the port.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(target)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise _cannot(address, error) from error
+    sock.setblocking(False)
+    return sock
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A socket bound to `path`, for this user only. A socket file whose listener is gone is
+    replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            sock.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_stale(path):
+                raise
+            Path(path).unlink()
+            sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise _cannot(Address("unix", path=path), error) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _is_stale(path: str) -> bool:
+    if not Path(path).is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _cannot(address: Address, error: OSError) -> OSError:
+    return OSError(error.errno, f"cannot listen on {address}: {error.strerror or error}")

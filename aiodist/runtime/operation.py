@@ -1,0 +1,377 @@
+"""One collective on one rank: its phases, executed step by step as frames come in.
+
+A collective is a generator of phases (`aiodist.runtime.collectives`). Each phase is a pure `Plan`
+and the memory that the plan's spans mean. The operation runs the plan's steps in order, entered
+synchronously from the call that starts it and from the links; nothing in here waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from aiodist.errors import ProtocolError
+from aiodist.runtime.work import Work
+from aiodist.schedules.plan import Copy, Grant, Plan, Recv, Reduce, Send, Span
+
+Spans = tuple[Span, ...]
+
+
+class Memory(Protocol):
+    """What the spans of a plan mean."""
+
+    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
+        """The bytes to send. They must not change until the frame has left."""
+        ...
+
+    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
+        """Where a frame of `nbytes` goes. Raises ProtocolError where that is no possible size."""
+        ...
+
+    def arrived(self, spans: Spans) -> None:
+        """The frame for `spans` is complete."""
+        ...
+
+    def reduce(self, step: Reduce) -> None: ...
+
+    def copy(self, step: Copy) -> None: ...
+
+
+class Prepared(NamedTuple):
+    """A plan, and the spans of its receives by peer, in order."""
+
+    plan: Plan
+    receives: dict[int, list[Spans]]
+
+
+@lru_cache(maxsize=256)
+def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
+    """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
+    plan = algorithm(*args)
+    receives: dict[int, list[Spans]] = {}
+    for step in plan.steps:
+        if type(step) is Recv:
+            receives.setdefault(step.peer, []).append(step.spans)
+    return Prepared(plan, receives)
+
+
+class Phase(NamedTuple):
+    """A plan to execute on a memory."""
+
+    prepared: Prepared
+    memory: Memory
+
+
+Program = Generator[Phase, None, Any]
+
+
+class Host(Protocol):
+    """What an operation needs of its context."""
+
+    def send_message(
+        self, op: Operation, peer: int, slot: int, views: Sequence[memoryview]
+    ) -> None: ...
+
+    def send_grant(self, op: Operation, peer: int, upto: int) -> None: ...
+
+    def may_send(self, op: Operation, peer: int, nbytes: int) -> bool:
+        """Whether `nbytes` may go to `peer`, of which nobody knows whether it has entered `op`.
+        If not, `admitted` is called in due course."""
+        ...
+
+    def refund(self, op: Operation, peer: int) -> None:
+        """`peer` has entered `op`."""
+        ...
+
+    def finished(self, op: Operation, result: Any) -> None: ...
+
+    def failed(self, op: Operation, error: BaseException) -> None: ...
+
+    def why_lost(self, peer: int) -> BaseException | None:
+        """Why nothing can be exchanged with `peer` any more, or None."""
+        ...
+
+
+class Operation:
+    """A started collective. `waiting_for` is the peer that the next step needs, or None."""
+
+    __slots__ = (
+        "_allowed", "_arrived", "_base", "_consumed", "_draining", "_early", "_granted", "_host",
+        "_memory", "_pc", "_plan", "_program", "_receives", "_running", "_sent", "_staging",
+        "_unsent", "call", "done", "heard", "seen", "seq", "tag", "timer",
+        "unsolicited", "urgent", "waiting_for", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        host: Host,
+        work: Work[Any],
+        tag: object,
+        call: bytes,
+        program: Program,
+        size: int,
+    ) -> None:
+        self.work = work
+        self.tag = tag
+        self.seq = -1  # no number yet
+        self.call = call
+        self.done = False
+        self.waiting_for: int | None = None
+        self.timer: Any = None
+        self.heard: set[int] = set()
+        self.unsolicited: dict[int, int] = {}
+        self.seen: dict[int, str] = {}
+        # Eager frames overtake bulk ones, but never those of their own operation.
+        self.urgent = True
+        self._host = host
+        self._program = program
+        self._sent = [0] * size
+        self._arrived = [0] * size
+        self._base = [0] * size
+        self._consumed = [0] * size
+        self._granted = [0] * size
+        self._allowed = [0] * size
+        self._early: dict[int, deque[bytearray]] = {}
+        self._staging: dict[int, bytearray | Spans] = {}
+        self._unsent = 0
+        self._running = False
+        self._draining = False
+        self._plan: Plan | None = None
+        self._receives: dict[int, list[Spans]] = {}
+        self._memory: Any = None
+        self._pc = 0
+
+    # -- entered by the context ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run as far as can be."""
+        self._running = True
+        try:
+            self._next_phase()
+        finally:
+            self._running = False
+        self.advance()
+
+    def granted(self, src: int, upto: int) -> None:
+        """`src` takes our frames with slots below `upto`."""
+        self._hear(src)
+        if upto > self._granted[src]:
+            self._granted[src] = upto
+            if self.waiting_for == src:
+                self.advance()
+
+    def admitted(self, src: int) -> None:
+        """`src` has entered, and takes what it was not known to want."""
+        self._hear(src)
+        if self.waiting_for == src:
+            self.advance()
+
+    def _hear(self, src: int) -> None:
+        if src not in self.heard:
+            self.heard.add(src)
+            if self.unsolicited:
+                self._host.refund(self, src)
+
+    def message(self, src: int, slot: int, nbytes: int) -> memoryview:
+        """A frame of `src` begins: where its payload goes."""
+        self._hear(src)
+        if slot != self._arrived[src]:
+            raise ProtocolError(
+                f"{self.work.op}: frame {slot} of rank {src} where {self._arrived[src]} was due"
+            )
+        spans = self._spans(src, slot)
+        if spans is None:
+            early = bytearray(nbytes)
+            self._staging[src] = early
+            return memoryview(early)
+        if slot >= self._allowed[src] and self._plan is not None and not self._plan.eager:
+            raise ProtocolError(f"{self.work.op}: frame {slot} of rank {src} was not granted")
+        self._staging[src] = spans
+        view: memoryview = self._memory.incoming(spans, nbytes)
+        return view
+
+    def payload(self, src: int) -> None:
+        """The frame that began last from `src` is complete."""
+        where = self._staging.pop(src)
+        slot = self._arrived[src]
+        self._arrived[src] = slot + 1
+        if isinstance(where, bytearray):
+            spans = self._spans(src, slot)
+            if spans is None:
+                self._early.setdefault(src, deque()).append(where)
+                return
+            self._deliver(spans, where)
+        else:
+            self._memory.arrived(where)
+        if self.waiting_for == src:
+            self.advance()
+
+    def receiving_from(self) -> list[int]:
+        """The peers of whom a payload is under way."""
+        return list(self._staging)
+
+    def needs(self, peer: int) -> bool:
+        """Whether the rest of the current phase exchanges anything with `peer`."""
+        if self._plan is None:
+            return True
+        receives = 0
+        for step in self._plan.steps[self._pc :]:
+            if type(step) is Send and step.peer == peer:
+                return True
+            if type(step) is Recv and step.peer == peer:
+                receives += 1
+        return receives > self._arrived[peer] - self._base[peer] - self._consumed[peer]
+
+    def close(self) -> None:
+        """Never run again; let go of all memory."""
+        self.done = True
+        self.waiting_for = None
+        self._early.clear()
+        self._staging.clear()
+        if not self._running:
+            self._program.close()
+            self._release()
+
+    # -- running ------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Run steps until one has to wait, or the operation is done."""
+        if self._running or self.done:
+            return
+        self._running = True
+        try:
+            while not self.done and self._run():
+                if self._unsent:
+                    self._draining = True
+                    return
+                self._next_phase()
+        except Exception as error:
+            self._host.failed(self, error)
+        finally:
+            self._running = False
+            if self.done:
+                self._program.close()
+                self._release()
+
+    def _release(self) -> None:
+        self._plan = None
+        self._memory = None
+        self._receives = {}
+
+    def _run(self) -> bool:
+        """Execute steps of the current plan. True: all are done."""
+        plan = self._plan
+        assert plan is not None
+        steps = plan.steps
+        eager = plan.eager
+        memory = self._memory
+        host = self._host
+        pc = self._pc
+        end = len(steps)
+        while pc < end:
+            step = steps[pc]
+            if isinstance(step, Recv):
+                peer = step.peer
+                if self._arrived[peer] - self._base[peer] <= self._consumed[peer]:
+                    return self._wait(pc, peer)
+                self._consumed[peer] += 1
+            elif isinstance(step, Reduce):
+                memory.reduce(step)
+            elif isinstance(step, Send):
+                peer = step.peer
+                slot = self._sent[peer]
+                if not eager and slot >= self._granted[peer]:
+                    return self._wait(pc, peer)
+                views = memory.outgoing(step.spans)
+                if peer not in self.heard and not host.may_send(
+                    self, peer, sum([view.nbytes for view in views])
+                ):
+                    return self._wait(pc, peer)
+                lost = host.why_lost(peer)
+                if lost is not None:
+                    raise lost
+                self._sent[peer] = slot + 1
+                self._unsent += 1
+                host.send_message(self, peer, slot, views)
+            elif isinstance(step, Grant):
+                peer = step.peer
+                self._allowed[peer] += step.count
+                host.send_grant(self, peer, self._allowed[peer])
+            else:
+                memory.copy(step)
+            pc += 1
+            if self.done:  # a link that broke during a send has ended the operation
+                return False
+        self._pc = pc
+        self.waiting_for = None
+        return True
+
+    def _wait(self, pc: int, peer: int) -> bool:
+        self._pc = pc
+        self.waiting_for = peer
+        lost = self._host.why_lost(peer)
+        if lost is not None:
+            raise lost
+        return False
+
+    def sent(self) -> None:
+        """A frame has left (the `done` of its send)."""
+        self._unsent -= 1
+        if self._draining and not self._unsent and not self.done:
+            self._draining = False
+            self._running = True
+            try:
+                self._next_phase()
+            except Exception as error:
+                self._host.failed(self, error)
+            finally:
+                self._running = False
+            self.advance()
+
+    def _next_phase(self) -> None:
+        for peer, spans in self._receives.items():
+            self._base[peer] += len(spans)
+        try:
+            phase = next(self._program)
+        except StopIteration as stop:
+            self.done = True
+            self._host.finished(self, stop.value)
+            return
+        except Exception as error:
+            self._host.failed(self, error)
+            return
+        plan, receives = phase.prepared
+        self._plan = plan
+        self._receives = receives
+        self._memory = phase.memory
+        self._pc = 0
+        size = len(self._sent)
+        self._consumed = [0] * size
+        if not plan.eager:
+            self.urgent = False
+        # Slots are counted over the whole operation, and so are grants.
+        self._allowed = [max(a, b) for a, b in zip(self._allowed, self._base, strict=True)]
+        for src, early in list(self._early.items()):
+            slot = self._arrived[src] - len(early)
+            while early:
+                spans_of = self._spans(src, slot)
+                if spans_of is None:
+                    break
+                self._deliver(spans_of, early.popleft())
+                slot += 1
+            if not early:
+                del self._early[src]
+
+    def _spans(self, src: int, slot: int) -> Spans | None:
+        receives = self._receives.get(src)
+        index = slot - self._base[src]
+        if receives is None or index >= len(receives):
+            return None
+        return receives[index]
+
+    def _deliver(self, spans: Spans, data: bytearray) -> None:
+        view = self._memory.incoming(spans, len(data))
+        view[:] = data
+        self._memory.arrived(spans)

@@ -1,0 +1,105 @@
+"""What the receiving half of point to point keeps of messages and receives. No I/O in here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from aiodist.buffers.values import Incoming
+from aiodist.runtime.credit import Key, MessageTag
+from aiodist.runtime.pieces import Landing
+from aiodist.runtime.work import Work
+
+
+class Envelope(NamedTuple):
+    """What a probe tells of a message: who sent it, its tag, the bytes of its arrays."""
+
+    source: int
+    tag: MessageTag
+    nbytes: int
+
+
+class Receiving:
+    """A receive whose Work is pending. Wildcards are None."""
+
+    __slots__ = ("message", "number", "out", "source", "tag", "target", "work")
+
+    def __init__(
+        self, number: int, work: Work[Any], source: int | None, tag: Key, out: object
+    ) -> None:
+        self.number = number
+        self.work = work
+        self.source = source
+        self.tag = tag
+        self.out = out
+        self.message: Message | None = None  # what it was matched with
+        self.target: Incoming | None = None  # where the value comes together, once metadata is here
+
+
+class Probing(Receiving):
+    """A probe whose Work is pending."""
+
+    __slots__ = ()
+
+
+class Message:
+    """A message that came, whole or announced, and was not delivered yet."""
+
+    __slots__ = (
+        "body",
+        "complete",
+        "data",
+        "gone",
+        "landing",
+        "meta",
+        "meta_nbytes",
+        "nbytes",
+        "number",
+        "price",
+        "receiving",
+        "sid",
+        "source",
+        "tag",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        source: int,
+        tag: MessageTag,
+        price: int,
+        wanted: bool,
+        meta_nbytes: int,
+        nbytes: int,
+        sid: int | None,
+    ) -> None:
+        self.number = number
+        self.source = source
+        self.tag = tag
+        self.price = price
+        self.wanted = wanted
+        self.meta_nbytes = meta_nbytes
+        self.nbytes = nbytes
+        self.sid = sid  # None: eager
+        self.receiving: Receiving | None = None
+        self.data = memoryview(b"")  # what the first frame brought, or the metadata pulled
+        self.meta: memoryview | None = None
+        self.landing: Landing | None = None  # of the part that was pulled last
+        self.body: Incoming | None = None  # what the data is pulled into
+        self.complete = False
+        self.gone = False  # delivered, withdrawn or refused
+
+    @property
+    def pulling_meta(self) -> bool:
+        return self.landing is not None and self.meta is None
+
+
+class Origin:
+    """One sender."""
+
+    __slots__ = ("announced", "arriving", "last_sid")
+
+    def __init__(self) -> None:
+        self.announced: dict[int, Message] = {}
+        self.last_sid = -1
+        self.arriving: Message | None = None  # whose payload is under way

@@ -1,0 +1,154 @@
+"""A rank's seat in a group: its connection to the coordinator, its endpoint, its listeners.
+
+All groups made from one `connect` share a seat; it is given up when the first of them is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from aiodist.errors import GroupClosedError
+from aiodist.runtime.control import ControlClient, ControlEvent, CoordinatorGone
+from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.store import Store
+from aiodist.transports.base import Listener
+from aiodist.wire.messages import MemberLeft, MemberLost, View
+
+if TYPE_CHECKING:
+    from aiodist.runtime.context import Context
+    from aiodist.runtime.coordinator import Coordinator
+
+log = logging.getLogger("aiodist.group")
+
+GOODBYE_TIMEOUT = 5.0
+"""Seconds that peers, and the coordinator, have to answer a goodbye."""
+
+
+class Seat:
+    """Owner of everything a membership holds open."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        view: View,
+        control: ControlClient,
+        endpoint: Endpoint,
+        listeners: Sequence[Listener],
+        coordinator: Coordinator | None,
+        drain_timeout: float,
+        events: Iterable[ControlEvent] = (),
+    ) -> None:
+        """`events`: what the coordinator has told since the view."""
+        self.loop = asyncio.get_running_loop()
+        self.address = address
+        self.view = view
+        self.control = control
+        self.endpoint = endpoint
+        self.store = Store(control)
+        self.context: Context | None = None
+        self._listeners = list(listeners)
+        self._coordinator = coordinator
+        self._drain_timeout = drain_timeout
+        self._leaving: asyncio.Task[None] | None = None
+        for event in events:
+            self._on_event(event)
+        control.on_event = self._on_event
+        _seats.add(self)
+
+    def _on_event(self, event: ControlEvent) -> None:
+        if isinstance(event, MemberLost):
+            for rank in event.ranks:
+                self.endpoint.lose(rank, event.reason)
+        elif isinstance(event, MemberLeft):
+            for rank in event.ranks:
+                self.endpoint.left(rank)
+        elif isinstance(event, CoordinatorGone):
+            if event.evicted:
+                self._evicted(event.reason)
+            elif self._leaving is None:
+                log.warning(
+                    "group %r: the coordinator at %s is away (%s): operations go on, membership "
+                    "cannot change",
+                    self.view.group,
+                    self.address,
+                    event.reason,
+                )
+
+    def _evicted(self, reason: str) -> None:
+        error = GroupClosedError(
+            f"this rank was ruled lost by the coordinator: {reason}",
+            group=self.view.group,
+            epoch=self.view.epoch,
+        )
+        for context in list(self.endpoint.contexts.values()):
+            context.close(error)
+        self.abort("evicted")
+
+    async def leave(self) -> None:
+        """Say goodbye to peers and coordinator, and close everything. Idempotent."""
+        if self._leaving is None:
+            self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
+        await asyncio.shield(self._leaving)
+
+    async def _leave(self) -> None:
+        # Peers first: what is queued for them must be on its way before they hear that we left.
+        await self.endpoint.finish(GOODBYE_TIMEOUT)
+        self._close_listeners()
+        await self.control.leave(GOODBYE_TIMEOUT)
+        if self._coordinator is not None:
+            await self._coordinator.stop(drain=self._drain_timeout)
+        _seats.discard(self)
+
+    def abort(self, reason: str) -> None:
+        """Close everything at once; `gone` waits for what takes a turn of the loop."""
+        if self._leaving is not None:
+            return
+        self.endpoint.abort(reason)
+        self._close_listeners()
+        self._leaving = self.loop.create_task(self._stop(), name="aiodist abort")
+
+    async def _stop(self) -> None:
+        # Peers first: they hear the reason from us, not that we vanished from the coordinator.
+        await self.endpoint.aborted()
+        self.control.abort()
+        if self._coordinator is not None:
+            await self._coordinator.stop(drain=0.0)
+        _seats.discard(self)
+
+    async def gone(self) -> None:
+        """Wait until everything is closed after `abort`."""
+        if self._leaving is not None:
+            await asyncio.shield(self._leaving)
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def close_in_child(self) -> None:
+        """After a fork: the child's copy is closed, without a word to anybody."""
+        error = GroupClosedError(
+            "the group was inherited over a fork; connect in the child instead",
+            group=self.view.group,
+        )
+        for context in self.endpoint.contexts.values():
+            context.ended = error
+        self.endpoint.close_in_child()
+        self.control.close_fds_after_fork()
+
+
+_seats: weakref.WeakSet[Seat] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for seat in list(_seats):
+        seat.close_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

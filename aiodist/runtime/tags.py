@@ -1,0 +1,186 @@
+"""Sequence numbers by tag, and how the ranks agree to forget those of idle tags.
+
+Collectives match by (tag, sequence number), so every rank counts the calls of each tag. A service
+that uses a tag a request would count without end. Once rank 0 sees many idle tags, it leads a
+round of a two-phase agreement: PREPARE names tags with their counts; each rank *freezes* those
+that are idle there with the same count (a call with a frozen tag waits until the end of the round)
+and says which in READY; COMMIT names those that all ranks have frozen: they are forgotten, so the
+next call with such a tag is number 0 again. A rank that gets a contribution to a number that it has
+counted already, for a tag that it has frozen, knows that the tag was committed and forgets it, too:
+COMMIT is on its way.
+
+Tags on which a collective failed, or was inquired about, are kept: words of others may still be on
+their way then, and must not meet a new collective of the same number.
+
+Pure: what is to be sent is returned as (rank, fields).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.errors import ProtocolError
+
+MANY = 1024
+"""Idle tags that rank 0 keeps before it starts a round."""
+BATCH = 256
+"""Most tags of a round."""
+BATCH_BYTES = 16 * 1024
+"""Most bytes of the tags of a round, so that PREPARE fits in a header."""
+
+PREPARE, READY, COMMIT = range(3)
+
+Sends = list[tuple[int, tuple[Any, ...]]]
+
+
+class TagCounts:
+    """The numbers of one rank in one group."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.frozen: set[object] = set()
+        self._rank = rank
+        self._size = size
+        self._next: dict[object, int] = {}
+        self._pending: dict[object, int] = {}
+        self._kept: set[object] = set()
+        self._idle: dict[object, None] = {}
+        # The round under way: its number and tags; at rank 0 also who has answered, and what.
+        self._round = 0
+        self._named: list[object] = []
+        self._answers: dict[int, Sequence[bool]] = {}
+
+    def __len__(self) -> int:
+        return len(self._next)
+
+    def take(self, tag: object) -> int:
+        """The number of the collective that is called now."""
+        seq = self._next.get(tag, 0)
+        self._next[tag] = seq + 1
+        self._pending[tag] = self._pending.get(tag, 0) + 1
+        self._idle.pop(tag, None)
+        return seq
+
+    def release(self, tag: object, *, failed: bool) -> None:
+        """A collective with `tag` has ended here."""
+        if failed:
+            self._kept.add(tag)
+        left = self._pending[tag] - 1
+        if left:
+            self._pending[tag] = left
+            return
+        del self._pending[tag]
+        if tag not in self._kept:
+            self._idle[tag] = None
+
+    def keep(self, tag: object) -> None:
+        """Never forget the number of `tag`."""
+        self._kept.add(tag)
+        self._idle.pop(tag, None)
+
+    def is_ahead(self, tag: object, seq: int) -> bool:
+        """Whether number `seq` of `tag` was not called here yet."""
+        return seq >= self._next.get(tag, 0)
+
+    def contributed(self, tag: object, seq: int) -> None:
+        """A contribution to number `seq` of `tag` has come."""
+        if tag in self.frozen and seq < self._next.get(tag, 0):
+            self._forget(tag)
+
+    # -- rounds -----------------------------------------------------------------------------------
+
+    def propose(self) -> Sends:
+        """At rank 0: start a round if there are many idle tags."""
+        if self._rank or self._named or len(self._idle) <= MANY:
+            return []
+        named: list[object] = []
+        room = BATCH_BYTES
+        for tag in self._idle:
+            room -= 16 + (len(tag) * 4 if isinstance(tag, (str, bytes)) else 0)
+            if room < 0 or len(named) == BATCH:
+                break
+            named.append(tag)
+        self._round += 1
+        self._named = named
+        self._answers = {0: self._freeze(named, [self._next[tag] for tag in named])}
+        if self._size == 1:
+            self._commit(self._answers[0])
+            return []
+        fields = (PREPARE, self._round, named, [self._next[tag] for tag in named])
+        return [(rank, fields) for rank in range(1, self._size)]
+
+    def heard(self, src: int, fields: Sequence[Any]) -> tuple[Sends, bool]:
+        """A word of `src`. Returns what to send, and whether the frozen tags are free again."""
+        step, number, *rest = _checked(fields)
+        if step == PREPARE and src == 0 and self._rank:
+            named, counts = rest
+            self._round, self._named = number, named
+            frozen = self._freeze(named, counts)
+            return [(0, (READY, number, frozen))], False
+        if step == READY and not self._rank and number == self._round and self._named:
+            (answer,) = rest
+            if len(answer) != len(self._named) or src in self._answers:
+                raise ProtocolError(f"an answer of rank {src} that fits no round")
+            self._answers[src] = answer
+            if len(self._answers) < self._size:
+                return [], False
+            agreed = [all(each) for each in zip(*self._answers.values(), strict=True)]
+            self._commit(agreed)
+            fields = (COMMIT, number, agreed)
+            return [(rank, fields) for rank in range(1, self._size)], True
+        if step == COMMIT and src == 0 and self._rank and number == self._round:
+            (agreed,) = rest
+            if len(agreed) != len(self._named):
+                raise ProtocolError("a commit that fits no round")
+            self._commit(agreed)
+            return [], True
+        raise ProtocolError(f"a word of rank {src} about tags that fits no round")
+
+    def disband(self) -> None:
+        """A rank is lost: the round will not end."""
+        self._end()
+
+    def _freeze(self, named: Sequence[object], counts: Sequence[int]) -> list[bool]:
+        frozen: list[bool] = []
+        for tag, count in zip(named, counts, strict=True):
+            same = tag in self._idle and self._next[tag] == count
+            if same:
+                self.frozen.add(tag)
+            frozen.append(same)
+        return frozen
+
+    def _commit(self, agreed: Sequence[bool]) -> None:
+        for tag, all_have in zip(self._named, agreed, strict=True):
+            if all_have and tag in self.frozen:
+                self._forget(tag)
+        self._end()
+
+    def _forget(self, tag: object) -> None:
+        self.frozen.discard(tag)
+        self._next.pop(tag, None)
+        self._idle.pop(tag, None)
+
+    def _end(self) -> None:
+        self.frozen.clear()
+        self._named = []
+        self._answers = {}
+
+
+def _checked(fields: Sequence[Any]) -> Sequence[Any]:
+    step = fields[0] if fields else None
+    if step == PREPARE and len(fields) == 4:
+        named, counts = fields[2:]
+        sound = (
+            type(named) is list
+            and type(counts) is list
+            and 0 < len(named) == len(counts) <= BATCH
+            and all(tag is None or type(tag) in (str, int, bytes) for tag in named)
+            and all(type(count) is int for count in counts)
+        )
+    elif step in (READY, COMMIT) and len(fields) == 3:
+        sound = type(fields[2]) is list and all(type(flag) is bool for flag in fields[2])
+    else:
+        sound = False
+    if not sound or type(fields[1]) is not int:
+        raise ProtocolError("malformed TAGS frame")
+    return fields

@@ -1,0 +1,39 @@
+"""Tie a process to its parent: it gets a process group of its own and dies with the parent.
+
+The own process group keeps a Ctrl-C in the terminal from reaching the process directly, and lets
+the parent end it together with whatever it started. On Linux the kernel kills the process as soon
+as its parent is gone, even by ``kill -9``; elsewhere only a parent that ends in order ends it.
+
+This file is run as a script, ``tether.py PARENT_PID PROGRAM ARGUMENT…``: it ties itself and
+becomes the program, since both properties survive exec. It imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+def command(program: Sequence[str]) -> list[str]:
+    """The command that runs `program` (its full path first) tied to the calling process."""
+    # Isolated and without site: a fresh interpreter that is ready in some 15 ms.
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *program]
+
+
+def _tie(parent: int) -> None:
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _tie(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])

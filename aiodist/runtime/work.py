@@ -1,0 +1,97 @@
+"""`Work`: the future of one operation."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Work(asyncio.Future[T], Generic[T]):
+    """An operation that has started: an `asyncio.Future` of its result.
+
+    Await it (repeatedly, from several tasks), or use it in `asyncio.gather`, `wait`, `wait_for`,
+    `as_completed`, `timeout`. Cancelling it withdraws the operation: the other ranks are told, and
+    once `cancel()` has returned the buffers given to the operation are not touched any more.
+
+    Attributes:
+        op: name of the operation, "all_reduce".
+        tag: its tag; of a completed receive, that of the message.
+        seq: its number within the tag (None for point to point).
+        nbytes: bytes of the value as far as known when it started; of a completed receive, those
+            of the message.
+        source: the rank a completed receive came from, else None.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        op: str,
+        tag: object = None,
+        seq: int | None = None,
+        nbytes: int = 0,
+        on_cancel: Callable[[Work[Any]], None] | None = None,
+    ) -> None:
+        super().__init__(loop=loop)
+        self.op = op
+        self.tag: Any = tag
+        self.seq = seq
+        self.nbytes = nbytes
+        self.source: int | None = None
+        self._on_cancel = on_cancel
+        self._started = loop.time()
+        self._ended: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the call to the completion, or to now while pending."""
+        ended = self._ended if self._ended is not None else self.get_loop().time()
+        return ended - self._started
+
+    def finish(self, result: T) -> None:
+        """Complete with `result`; no effect when done. For the engine."""
+        if not self.done():
+            self._end()
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Complete with `error`; no effect when done. For the engine."""
+        if not self.done():
+            self._end()
+            self.set_exception(error)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Withdraw the operation. False when it was done already."""
+        if self.done():
+            return False
+        if self._on_cancel is not None:
+            # The engine lets go of the buffers and tells the others before anyone learns of it.
+            self._on_cancel(self)
+        self._end()
+        return super().cancel(msg)
+
+    async def wait(self, timeout: float | None = None) -> T:
+        """Wait at most `timeout` seconds for the result, without cancelling the operation.
+
+        Raises TimeoutError when it is still pending then.
+        """
+        if timeout is None or timeout == math.inf:
+            return await asyncio.shield(self)
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(self)
+
+    def _end(self) -> None:
+        self._ended = self.get_loop().time()
+        self._on_cancel = None
+
+    def __repr__(self) -> str:
+        state = "pending"
+        if self.cancelled():
+            state = "cancelled"
+        elif self.done():
+            state = "failed" if self._exception is not None else "done"
+        number = "" if self.seq is None else f" #{self.seq}"
+        return f"<Work {self.op} tag={self.tag!r}{number} {state}>"

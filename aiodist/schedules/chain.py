@@ -1,0 +1,97 @@
+"""Pipelines along the ranks: broadcast and scan of large arrays.
+
+Source: the pipelined chain; e.g. Pješivac-Grbović et al., "Performance analysis of MPI collective
+operations", 2005 (broadcast), and Sanders, Träff, "Parallel prefix (scan) algorithms for MPI",
+2006 (the linear pipelined scan).
+"""
+
+from __future__ import annotations
+
+from aiodist.schedules.cuts import WINDOW, Cut, pieces
+from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+
+
+def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
+    """Send X[0:length] of `root` to OUT[0:length] of the others. Bulk.
+
+    A chain root, root + 1, …, cyclically: each rank forwards a segment as soon as it has it. At
+    `root` OUT is not used. X may be OUT.
+
+    Rounds: P - 1, pipelined: the time of `length` and P - 2 segments. On the wire per rank:
+    `length`, by the last one nothing. Scratch: none.
+    """
+    cuts = pieces(0, length, segment)
+    first, last = rank == root, (rank + 1) % size == root
+    before, after = (rank - 1) % size, (rank + 1) % size
+    steps: list[Step] = []
+    if cuts and not first:
+        steps.append(Grant(before, len(cuts)))
+    for cut in cuts:
+        span = Span(X if first else OUT, *cut)
+        if not first:
+            steps.append(Recv(before, (span,)))
+        if not last:
+            steps.append(Send(after, (span,)))
+    return Plan("chain.broadcast", rank, size, tuple(steps), eager=False)
+
+
+def scan(
+    rank: int,
+    size: int,
+    length: int,
+    segment: int,
+    exclusive: bool,
+    *,
+    whole: bool = False,
+    window: int = WINDOW,
+) -> Plan:
+    """Reduce X[0:length] of ranks 0 … `rank` into OUT[0:length]. Bulk.
+
+    With `exclusive`, of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X may be OUT;
+    otherwise it is not altered. A chain: the prefix of a segment goes from rank to rank. With
+    `whole` the operator sees whole arrays, and `segment` is only the length of frames. Prefixes lie
+    in TMP and travel from there, so TMP may hold a wider type than X and OUT.
+
+    Rounds: P - 1, pipelined: the time of `length` and P - 2 segments (`whole`: of P - 1 times
+    `length`). On the wire per rank: `length`, by the last one nothing. Scratch: `window` segments
+    for what comes, and `window` + 1 for what goes (`whole`: two arrays).
+    """
+    if window < 1:
+        raise ValueError(f"the window has at least one segment, not {window}")
+    chunks = pieces(0, length, max(1, length) if whole else segment)
+    frames = [pieces(0, stop - start, segment) for start, stop in chunks]
+    width = chunks[0][1] if chunks else 0
+    first, last = rank == 0, rank == size - 1
+    slots = 0 if first else min(window, len(chunks))
+    # The grant for chunk m is given after chunk m - window was received; but chunk m is written
+    # before it is sent, when only that for m - 1 is known: hence one slot more than the window.
+    out_slots = 0 if last else min(window + 1, len(chunks))
+    steps: list[Step] = []
+    if slots:
+        steps.append(Grant(rank - 1, sum(map(len, frames[:slots]))))
+    for k, (start, stop) in enumerate(chunks):
+        own, result = Span(X, start, stop), Span(OUT, start, stop)
+        prefix: tuple[Span, ...] = ()
+        if not first:
+            at = (k % slots) * width
+            steps += [Recv(rank - 1, (_part(at, cut),)) for cut in frames[k]]
+            prefix = (Span(TMP, at, at + stop - start),)
+        total = (*prefix, own)
+        if not last:
+            at = (slots + k % out_slots) * width
+            going = Span(TMP, at, at + stop - start)
+            steps.append(Copy(going, own) if first else Reduce(going, total, final=False))
+            steps += [Send(rank + 1, (_part(at, cut),)) for cut in frames[k]]
+            total = (going,)
+        if not exclusive:
+            steps.append(Reduce(result, total))
+        else:
+            steps.append(Copy(result, own) if first else Reduce(result, prefix))
+        if slots and k + slots < len(chunks):
+            steps.append(Grant(rank - 1, len(frames[k + slots])))
+    scratch = (slots + out_slots) * width
+    return Plan("chain.scan", rank, size, tuple(steps), eager=False, scratch=scratch)
+
+
+def _part(at: int, cut: Cut) -> Span:
+    return Span(TMP, at + cut[0], at + cut[1])

@@ -1,0 +1,156 @@
+"""What is wrong with plans and can be seen without running them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import combinations, permutations
+
+from aiodist.schedules.plan import OUT, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+
+BUFFERS = ("X", "OUT", "TMP")
+"""Names of the logical buffers."""
+
+
+class PlanError(Exception):
+    """A plan is wrong. The text says which rank, which step, and why."""
+
+
+def check(
+    plans: Sequence[Plan],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    in_place: Collection[int],
+    segment: int | None,
+) -> None:
+    """Raise PlanError unless the plans fit together and every step fits its buffers.
+
+    The arguments are those of `aiodist.schedules.simulator.simulate`.
+    """
+    size = len(plans)
+    for rank, plan in enumerate(plans):
+        if (plan.rank, plan.size, plan.eager) != (rank, size, plans[0].eager):
+            raise PlanError(
+                f"plan {rank} of {size} says rank {plan.rank} of {plan.size}, eager={plan.eager}; "
+                f"plan 0 says eager={plans[0].eager}"
+            )
+        limits = (inputs[rank], outputs[rank], plan.scratch)
+        for at, step in enumerate(plan.steps):
+            where = locate(plan, at)
+            for span in (*read(step), *written(step)):
+                if not 0 <= span.start <= span.stop <= limits[span.buffer]:
+                    raise PlanError(
+                        f"{where}: {BUFFERS[span.buffer]} has {limits[span.buffer]} units"
+                    )
+            if any(span.buffer == X for span in written(step)):
+                raise PlanError(f"{where} writes X")
+            if isinstance(step, Copy | Reduce):
+                _check_memory(where, step, same=rank in in_place)
+            elif step.peer == rank or not 0 <= step.peer < size:
+                raise PlanError(f"{where}: no such peer of rank {rank} among {size} ranks")
+            elif isinstance(step, Grant):
+                if plan.eager or step.count < 1:
+                    raise PlanError(
+                        f"{where}: an eager plan grants nothing, others at least one frame"
+                    )
+            else:
+                _check_frame(where, step, segment)
+    sends, recvs = [slots(plan, Send) for plan in plans], [slots(plan, Recv) for plan in plans]
+    for a, b in permutations(range(size), 2):
+        _check_link(plans[a], plans[b], sends[a].get(b, []), recvs[b].get(a, []))
+
+
+def _check_frame(where: str, step: Send | Recv, segment: int | None) -> None:
+    length = _units(step.spans)
+    if segment is not None and length > segment:
+        raise PlanError(f"{where}: a frame of {length} units, over the segment of {segment}")
+    if isinstance(step, Recv) and any(_overlap(a, b) for a, b in combinations(step.spans, 2)):
+        raise PlanError(f"{where}: its spans overlap")
+
+
+def _check_memory(where: str, step: Copy | Reduce, *, same: bool) -> None:
+    into = placed(step.into, same=same)
+    for span in read(step):
+        if span.length != into.length:
+            raise PlanError(f"{where}: the lengths differ")
+        source = placed(span, same=same)
+        if source != into and _overlap(source, into):
+            raise PlanError(f"{where} moves units within one memory")
+
+
+def _check_link(a: Plan, b: Plan, sends: Sequence[int], recvs: Sequence[int]) -> None:
+    """The frames from a to b, and the grants for them."""
+    link = f"from rank {a.rank} to rank {b.rank}"
+    if len(sends) != len(recvs):
+        raise PlanError(f"{len(sends)} frames are sent {link}, {len(recvs)} received")
+    for slot, (send, recv) in enumerate(zip(sends, recvs, strict=True)):
+        sent, received = _units(read(a.steps[send])), _units(written(b.steps[recv]))
+        if sent != received:
+            raise PlanError(f"slot {slot} {link}: {sent} units are sent, {received} received")
+    granted = sum(s.count for s in b.steps if isinstance(s, Grant) and s.peer == a.rank)
+    if granted != len(sends) and not b.eager:
+        raise PlanError(f"{len(sends)} frames are sent {link}, {granted} granted")
+
+
+def slots(plan: Plan, kind: type[Send | Recv]) -> dict[int, list[int]]:
+    """The steps of a kind, by peer, in the order of their slots."""
+    found: dict[int, list[int]] = {}
+    for at, step in enumerate(plan.steps):
+        if isinstance(step, kind):
+            found.setdefault(step.peer, []).append(at)
+    return found
+
+
+def read(step: Step) -> tuple[Span, ...]:
+    """What a step reads."""
+    match step:
+        case Send():
+            return step.spans
+        case Reduce():
+            return step.operands
+        case Copy():
+            return (step.source,)
+        case _:
+            return ()
+
+
+def written(step: Step) -> tuple[Span, ...]:
+    """What a step writes."""
+    match step:
+        case Recv():
+            return step.spans
+        case Reduce() | Copy():
+            return (step.into,)
+        case _:
+            return ()
+
+
+def _units(spans: Sequence[Span]) -> int:
+    return sum(span.length for span in spans)
+
+
+def placed(span: Span, *, same: bool) -> Span:
+    """`span` in its memory: with one name for X and OUT where they are the `same`."""
+    return span._replace(buffer=X) if same and span.buffer == OUT else span
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a.buffer == b.buffer and max(a.start, b.start) < min(a.stop, b.stop)
+
+
+def locate(plan: Plan, at: int) -> str:
+    """A step for messages: ``rank 1 step 4 Send(to 2: X[0:4])``."""
+    step = plan.steps[at]
+    reads, writes = (
+        ", ".join(f"{BUFFERS[s.buffer]}[{s.start}:{s.stop}]" for s in spans)
+        for spans in (read(step), written(step))
+    )
+    match step:
+        case Send():
+            text = f"Send(to {step.peer}: {reads})"
+        case Recv():
+            text = f"Recv(from {step.peer}: {writes})"
+        case Grant():
+            text = f"Grant({step.count} to {step.peer})"
+        case _:
+            text = f"{type(step).__name__}({writes} = {reads})"
+    return f"rank {plan.rank} step {at} {text}"

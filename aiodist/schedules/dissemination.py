@@ -1,0 +1,39 @@
+"""All-gather of small blobs in ceil(log2 P) rounds, which is a barrier as well.
+
+Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications
+in multiport message-passing systems", 1997; as a barrier: Hensgen, Finkel, Manber, "Two algorithms
+for barrier synchronization", 1988.
+"""
+
+from __future__ import annotations
+
+from aiodist.schedules.plan import OUT, Plan, Recv, Send, Span, Step
+
+
+def all_gather(rank: int, size: int) -> Plan:
+    """Gather one blob a rank on every rank. Eager.
+
+    Units are blobs, one a rank, of any lengths: OUT[0:size]. The own blob stands in OUT[rank]
+    before; X is not used. After round k a rank holds the blobs of the 2^(k+1) ranks from its own
+    on, cyclically; the spans of a frame say whose blobs it carries.
+
+    Rounds: ceil(log2 P), one frame each. On the wire per rank: P - 1 blobs. Scratch: none.
+    No rank completes before all have entered.
+    """
+    steps: list[Step] = []
+    have = 1
+    while have < size:
+        count = min(have, size - have)
+        steps.append(Send((rank - have) % size, _blobs(rank, count, size)))
+        source = (rank + have) % size
+        steps.append(Recv(source, _blobs(source, count, size)))
+        have += count
+    return Plan("dissemination.all_gather", rank, size, tuple(steps), eager=True)
+
+
+def _blobs(first: int, count: int, size: int) -> tuple[Span, ...]:
+    """The blobs of `count` ranks from `first` on, cyclically."""
+    stop = first + count
+    if stop <= size:
+        return (Span(OUT, first, stop),)
+    return (Span(OUT, first, size), Span(OUT, 0, stop - size))

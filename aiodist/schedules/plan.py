@@ -1,0 +1,104 @@
+"""The vocabulary of a plan.
+
+A `Plan` is the program of one rank. Its steps are executed in order:
+
+* `Send` hands a frame to the link and goes on; it waits only until the peer has granted it.
+* `Recv` waits until its frame has arrived.
+* `Reduce` and `Copy` are done at once.
+* `Grant` allows a peer to send `count` more frames.
+
+The n-th `Send` of rank a to rank b is received by the n-th `Recv` at b from a: n is the frame's
+*slot*. In an eager plan there are no grants: frames are small, and kept aside when they come before
+the plan has started.
+
+Frames move on their own. The bytes of a `Send` may be read at any time until the peer's `Recv` is
+done; those of a `Recv` may be written at any time from the peer's `Send` on. A plan is right if no
+other access to the same memory can come in between, however long frames take:
+`aiodist.schedules.simulator` proves that. When the last step is done, frames may still be on their
+way out, so memory is not the user's own until they have left.
+
+Memory is named by spans of three logical buffers, in units that the plan's user chooses (elements,
+bytes, or whole blobs): `X` the input, which no step writes, `OUT` the result, `TMP` private scratch
+of `Plan.scratch` units. `X` and `OUT` may be the same memory (an operation in place), unless the
+docstring of the algorithm says otherwise.
+
+In plans that exchange partial results of reductions, these lie in `TMP` and travel from there, so
+that `TMP` may be of a wider type than `X` and `OUT`; each such docstring says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+X, OUT, TMP = 0, 1, 2
+"""The logical buffers."""
+
+
+class Span(NamedTuple):
+    """Units `start` to `stop` of a buffer."""
+
+    buffer: int
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+class Send(NamedTuple):
+    """One frame to `peer`: the contents of `spans`, in order. Without spans it is an empty frame,
+    which says that all steps before are done."""
+
+    peer: int
+    spans: tuple[Span, ...]
+
+
+class Recv(NamedTuple):
+    """One frame from `peer` into `spans`, in order."""
+
+    peer: int
+    spans: tuple[Span, ...]
+
+
+class Reduce(NamedTuple):
+    """``into = operands[0] op operands[1] op …``, in that order: the operands stand in rank order.
+
+    `into` may be one of the operands; the others are not altered. All have one length. `final`: the
+    last reduction of these units, where a wider accumulator is rounded and AVG divides. Each unit
+    of a result has come through exactly one final Reduce, if need be of a single operand.
+    """
+
+    into: Span
+    operands: tuple[Span, ...]
+    final: bool = True
+
+
+class Copy(NamedTuple):
+    """``into = source``."""
+
+    into: Span
+    source: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Allow `peer` to send `count` more frames."""
+
+    peer: int
+    count: int
+
+
+Step = Send | Recv | Reduce | Copy | Grant
+
+
+class Plan(NamedTuple):
+    """The program of `rank` among `size`."""
+
+    name: str
+    rank: int
+    size: int
+    steps: tuple[Step, ...]
+    eager: bool
+    scratch: int = 0

@@ -1,0 +1,111 @@
+"""Data races within the plans of all ranks, by vector clocks.
+
+The bytes of a Send are read at some time between the Send and the peer's Recv; the bytes of a Recv
+are written at some time between the peer's Send and the Recv. Two accesses to the same memory, at
+least one of them a write, race unless the end of one happens before the start of the other: known
+from program order, from frames, and from the grants that let frames go. (Lamport, "Time, clocks,
+and the ordering of events in a distributed system", 1978; Flanagan, Freund, "FastTrack", 2009, from
+which comes that comparing with the last write, and with the reads since, is enough.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from aiodist.schedules.checks import BUFFERS, locate, placed, read, written
+from aiodist.schedules.plan import Plan, Recv, Send, Span
+
+Event = tuple[int, int]
+"""A step: its rank and its index."""
+
+Clock = tuple[int, ...]
+"""How many steps of each rank have happened before or with an event."""
+
+
+class _Access(NamedTuple):
+    span: Span
+    at: int
+    """The step that makes it."""
+    start: Event
+    end: Event
+    writes: bool
+
+
+def find_race(
+    plans: Sequence[Plan],
+    clocks: Sequence[Sequence[Clock]],
+    other_end: Mapping[Event, Event],
+    in_place: Collection[int],
+) -> str | None:
+    """A description of two accesses that race, or None.
+
+    `clocks`: of every step, by rank. `other_end`: the Recv of each Send and the Send of each Recv.
+    `in_place`: the ranks where X and OUT are the same memory.
+    """
+    for rank, plan in enumerate(plans):
+        accesses = [
+            access
+            for at in range(len(plan.steps))
+            for access in _accesses(plan, at, other_end, same=rank in in_place)
+        ]
+        if (found := _first_race(accesses, clocks)) is not None:
+            earlier, later, span = found
+            verb = "writes" if later.writes else "reads"
+            what = "written" if earlier.writes else "read"
+            return (
+                f"{locate(plan, later.at)} {verb} {BUFFERS[span.buffer]}[{span.start}:{span.stop}],"
+                f" which may still be {what} for step {earlier.at}, {locate(plan, earlier.at)}:"
+                " nothing that happened before says that this is over"
+            )
+    return None
+
+
+def _accesses(
+    plan: Plan, at: int, other_end: Mapping[Event, Event], *, same: bool
+) -> list[_Access]:
+    """What step `at` does to memory, reads first."""
+    here = start = end = (plan.rank, at)
+    step = plan.steps[at]
+    if isinstance(step, Send):
+        end = other_end[here]
+    elif isinstance(step, Recv):
+        start = other_end[here]
+    return [
+        _Access(placed(span, same=same), at, start, end, writes)
+        for writes, spans in ((False, read(step)), (True, written(step)))
+        for span in spans
+        if span.length
+    ]
+
+
+def _first_race(
+    accesses: Sequence[_Access], clocks: Sequence[Sequence[Clock]]
+) -> tuple[_Access, _Access, Span] | None:
+    """The first of `accesses`, in program order, that races with one before, and where."""
+    edges: list[list[int]] = [
+        sorted({edge for a in accesses if a.span.buffer == buffer for edge in a.span[1:]})
+        for buffer in range(len(BUFFERS))
+    ]
+    last_write: dict[tuple[int, int], _Access] = {}
+    reads_since: dict[tuple[int, int], list[_Access]] = {}
+    for access in accesses:
+        buffer, start, stop = access.span
+        at = edges[buffer]
+        for i in range(bisect_left(at, start), bisect_left(at, stop)):
+            key = (buffer, i)
+            before = [last_write[key]] if key in last_write else []
+            if access.writes:
+                before += reads_since.pop(key, [])
+                last_write[key] = access
+            else:
+                reads_since.setdefault(key, []).append(access)
+            for earlier in before:
+                if not _happens_before(earlier.end, access.start, clocks):
+                    return earlier, access, Span(buffer, at[i], at[i + 1])
+    return None
+
+
+def _happens_before(a: Event, b: Event, clocks: Sequence[Sequence[Clock]]) -> bool:
+    return clocks[b[0]][b[1]][a[0]] > a[1]

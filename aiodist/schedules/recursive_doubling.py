@@ -1,0 +1,135 @@
+"""All-reduce of whole values in about log2 P rounds, for small values and for operators that must
+see whole arrays.
+
+Source: recursive doubling after Thakur, Rabenseifner, Gropp, "Optimization of collective
+communication operations in MPICH", 2005. Where P is no power of two, neighbours are folded first:
+of the first P - 2^k pairs (2i, 2i+1), the odd rank gives its value to the even one and gets the
+result at the end. So every partial result covers consecutive ranks, operands stand in rank order
+(operators need not commute), and all ranks evaluate the same expression: results are bit-identical.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aiodist.schedules.cuts import AHEAD, pieces
+from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+
+
+class _Role(NamedTuple):
+    gives_to: int | None
+    """The neighbour that stands in for this rank."""
+    takes_from: int | None
+    """The neighbour that this rank stands in for."""
+    partners: tuple[int, ...]
+    """With whom partial results are exchanged, by round."""
+
+
+def _role(rank: int, size: int) -> _Role:
+    rounds = size.bit_length() - 1
+    pairs = size - (1 << rounds)
+    if rank < 2 * pairs:
+        if rank % 2:
+            return _Role(rank - 1, None, ())
+        block, takes_from = rank // 2, rank + 1
+    else:
+        block, takes_from = rank - pairs, None
+    others = [block ^ (1 << k) for k in range(rounds)]
+    partners = tuple(2 * other if other < pairs else other + pairs for other in others)
+    return _Role(None, takes_from, partners)
+
+
+def all_reduce(rank: int, size: int) -> Plan:
+    """Reduce one whole value a rank; the result is on every rank. Eager.
+
+    Unit: the whole value. X[0:1] in, OUT[0:1] the result. X may be OUT; otherwise it is not
+    altered. Partial results lie in TMP and travel from there, the result alone from OUT: so TMP may
+    hold a wider type than X and OUT.
+
+    Rounds: log2 P, and at most two more where P is no power of two; one frame each. On the wire per
+    rank: floor(log2 P) values, and one more where P is no power of two. Scratch: at most 2 +
+    log2 P values (what was sent is not overwritten, for no one says when it has arrived). No rank
+    completes before all have entered.
+    """
+    whole, result = Span(X, 0, 1), Span(OUT, 0, 1)
+    steps: list[Step] = []
+    name = "recursive_doubling.all_reduce"
+    if size == 1:
+        return Plan(name, rank, size, (Reduce(result, (whole,)),), eager=True)
+    role = _role(rank, size)
+    partial = Span(TMP, 0, 1)
+    steps.append(Copy(partial, whole))
+    if role.gives_to is not None:
+        steps += [Send(role.gives_to, (partial,)), Recv(role.gives_to, (result,))]
+        return Plan(name, rank, size, tuple(steps), eager=True, scratch=1)
+    slot = 1
+    if role.takes_from is not None:
+        other = Span(TMP, 1, 2)
+        steps += [Recv(role.takes_from, (other,)), Reduce(other, (partial, other), final=False)]
+        partial, slot = other, 2
+    for partner in role.partners:
+        other = Span(TMP, slot, slot + 1)
+        slot += 1
+        last = partner == role.partners[-1]
+        operands = (partial, other) if rank < partner else (other, partial)
+        steps += [
+            Send(partner, (partial,)),
+            Recv(partner, (other,)),
+            Reduce(result if last else other, operands, last),
+        ]
+        partial = other
+    if role.takes_from is not None:
+        steps.append(Send(role.takes_from, (result,)))
+    return Plan(name, rank, size, tuple(steps), eager=True, scratch=slot)
+
+
+def all_reduce_whole(rank: int, size: int, length: int, segment: int) -> Plan:
+    """Reduce arrays of `length` units as wholes; the result is on every rank. Bulk.
+
+    For large arrays and operators that may not be given pieces. X[0:length] in, OUT[0:length] the
+    result and, on the way, the partial result. X may be OUT; otherwise it is not altered. Arrays
+    travel in frames of `segment` units; each Reduce covers the whole length. An empty frame either
+    way ends each exchange: it says that the partial result has arrived and may be overwritten.
+
+    Rounds: two for each of log2 P exchanges, and at most two more where P is no power of two. On
+    the wire per rank: `length` for each exchange, and once more to a neighbour. Scratch: `length`.
+    """
+    name = "recursive_doubling.all_reduce_whole"
+    result, other = Span(OUT, 0, length), Span(TMP, 0, length)
+    if size == 1:
+        return Plan(name, rank, size, (Reduce(result, (Span(X, 0, length),)),), eager=False)
+    cuts = pieces(0, length, segment)
+    role = _role(rank, size)
+    steps: list[Step] = []
+    if role.gives_to is not None:
+        to = role.gives_to
+        steps += _grants(to, len(cuts))
+        steps += [Send(to, (Span(X, *cut),)) for cut in cuts]
+        steps += [Recv(to, (Span(OUT, *cut),)) for cut in cuts]
+        return Plan(name, rank, size, tuple(steps), eager=False)
+    if role.takes_from is not None:
+        steps += _grants(role.takes_from, len(cuts))
+    steps += [Copy(Span(OUT, *cut), Span(X, *cut)) for cut in cuts]
+    if role.takes_from is not None:
+        steps += [Recv(role.takes_from, (Span(TMP, *cut),)) for cut in cuts]
+        steps.append(Reduce(result, (result, other), final=False))
+    for partner in role.partners:
+        steps.append(Grant(partner, len(cuts) + 1))
+        for k in range(len(cuts) + AHEAD):
+            if k < len(cuts):
+                steps.append(Send(partner, (Span(OUT, *cuts[k]),)))
+            if k >= AHEAD:
+                steps.append(Recv(partner, (Span(TMP, *cuts[k - AHEAD]),)))
+        operands = (result, other) if rank < partner else (other, result)
+        steps += [
+            Send(partner, ()),
+            Recv(partner, ()),
+            Reduce(result, operands, final=partner == role.partners[-1]),
+        ]
+    if role.takes_from is not None:
+        steps += [Send(role.takes_from, (Span(OUT, *cut),)) for cut in cuts]
+    return Plan(name, rank, size, tuple(steps), eager=False, scratch=length)
+
+
+def _grants(peer: int, count: int) -> list[Step]:
+    return [Grant(peer, count)] if count else []

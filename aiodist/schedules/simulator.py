@@ -1,0 +1,244 @@
+"""Runs the plans of all ranks against each other, with symbolic data, and judges them.
+
+A plan has no receive from any source, so what happens before what does not depend on timing. The
+simulator does two things with that. It executes all steps in an order that the caller chooses,
+moving symbolic data as early or as late as that order says. And it stamps every step with a vector
+clock, from which `find_race` tells, for all possible timings at once, whether two accesses to the
+same memory can meet.
+
+Checked are: frames pair up, with equal lengths, none over the segment; there are as many grants as
+sends; spans lie within their buffers; X is never written; there is no deadlock; scratch is read
+only where it was written; a final result is not reduced again; no accesses race. Whether the
+results are right is for the caller to say: see `contributors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+from aiodist.schedules.checks import PlanError, check, locate, read, slots, written
+from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Send, Span, X
+from aiodist.schedules.races import Clock, Event, find_race
+
+__all__ = ["Order", "Outcome", "PlanError", "Reduced", "Unit", "Value", "contributors", "simulate"]
+
+Order = Callable[[int], int]
+"""Given the number n > 0 of possible events, the index of the next one. Steps of ranks stand before
+arrivals of frames: always 0 has frames arrive as late as possible, always n - 1 at once."""
+
+
+class Unit(NamedTuple):
+    """What stood in one unit of X or OUT at the start."""
+
+    rank: int
+    buffer: int
+    at: int
+
+
+class Reduced(NamedTuple):
+    """What a Reduce made of one unit."""
+
+    operands: tuple[Value, ...]
+    final: bool
+
+
+Value = Unit | Reduced
+
+
+class Outcome(NamedTuple):
+    """What a simulation gives; by rank, where nothing else is said."""
+
+    out: tuple[tuple[Value, ...], ...]
+    """OUT at the end."""
+    frames: tuple[int, ...]
+    """Frames sent."""
+    units: tuple[int, ...]
+    """Units sent."""
+    grants: tuple[int, ...]
+    """Grants sent."""
+    rounds: int
+    """The longest chain of frames in which each is sent after the one before has come."""
+
+
+def contributors(value: Value) -> tuple[Unit, ...]:
+    """The units that went into `value`, in the order of the operands."""
+    if isinstance(value, Unit):
+        return (value,)
+    return tuple(unit for operand in value.operands for unit in contributors(operand))
+
+
+def simulate(
+    plans: Sequence[Plan],
+    *,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    in_place: Collection[int] = (),
+    segment: int | None = None,
+    order: Order = lambda choices: 0,
+) -> Outcome:
+    """Run ``plans[rank]`` of all ranks, and return what came out.
+
+    `inputs` and `outputs`: units of X and of OUT, by rank. `in_place`: the ranks where both are the
+    same memory. `segment`: the most units of a frame. Raises PlanError for whatever is wrong.
+    """
+    check(plans, inputs, outputs, in_place, segment)
+    ranks = [
+        _Rank(plan, inputs[rank], outputs[rank], rank in in_place)
+        for rank, plan in enumerate(plans)
+    ]
+    links = {(a, b): _Link(ranks[a], ranks[b]) for a, b in permutations(range(len(plans)), 2)}
+    moving: list[_Link] = []
+    for rank in ranks:
+        rank.links, rank.moving = links, moving
+        rank.look()
+    while choices := [rank.advance for rank in ranks if rank.ready] + [m.arrive for m in moving]:
+        choices[order(len(choices))]()
+    _judge(plans, ranks, links, in_place)
+    sends = [[step for step in plan.steps if isinstance(step, Send)] for plan in plans]
+    return Outcome(
+        out=tuple(tuple(rank.memory[OUT][:n]) for rank, n in zip(ranks, outputs, strict=True)),
+        frames=tuple(map(len, sends)),
+        units=tuple(sum(span.length for s in steps for span in s.spans) for steps in sends),
+        grants=tuple(sum(isinstance(step, Grant) for step in plan.steps) for plan in plans),
+        rounds=max(rank.depth for rank in ranks),
+    )
+
+
+def _judge(
+    plans: Sequence[Plan],
+    ranks: Sequence[_Rank],
+    links: Mapping[tuple[int, int], _Link],
+    in_place: Collection[int],
+) -> None:
+    """Raise PlanError for what has shown by running. The cause comes before its consequences: data
+    that is wrong because accesses raced is reported as that race."""
+    stuck = [locate(rank.plan, rank.at) for rank in ranks if rank.at < len(rank.plan.steps)]
+    if stuck:
+        raise PlanError("deadlock: " + "; ".join(stuck))
+    other_end: dict[Event, Event] = {}
+    for (a, b), link in links.items():
+        for send, recv in zip(link.sends, link.recvs, strict=True):
+            other_end[a, send] = (b, recv)
+            other_end[b, recv] = (a, send)
+    race = find_race(plans, [rank.clocks for rank in ranks], other_end, in_place)
+    for problem in (race, *(rank.problem for rank in ranks)):
+        if problem is not None:
+            raise PlanError(problem)
+
+
+class _Rank:
+    """One rank: its memory, how far it is, and what has happened before."""
+
+    def __init__(self, plan: Plan, inputs: int, outputs: int, same: bool) -> None:
+        self.plan = plan
+        self.links: Mapping[tuple[int, int], _Link] = {}
+        self.moving: list[_Link] = []
+        """The links of all ranks that have frames under way."""
+        self.sends, self.recvs = slots(plan, Send), slots(plan, Recv)
+        self.at = 0
+        self.ready = False
+        self.clock = [0] * plan.size
+        self.clocks: list[Clock] = []
+        self.depth = 0
+        """Frames in the longest chain so far."""
+        self.problem: str | None = None
+        """The first wrong use of data."""
+        lengths = (max(inputs, outputs) if same else inputs, outputs, plan.scratch)
+        self.memory: list[list[Value]] = [
+            [Unit(plan.rank, buffer, at) for at in range(length)]
+            for buffer, length in enumerate(lengths)
+        ]
+        if same:
+            self.memory[OUT] = self.memory[X]
+
+    def read(self, spans: Iterable[Span], at: int) -> list[Value]:
+        """What step `at` reads."""
+        values = [v for span in spans for v in self.memory[span.buffer][span.start : span.stop]]
+        if any(isinstance(value, Unit) and value.buffer == TMP for value in values):
+            self.problem = self.problem or f"{locate(self.plan, at)} reads what was not written"
+        return values
+
+    def write(self, spans: Iterable[Span], values: Sequence[Value]) -> None:
+        done = 0
+        for span in spans:
+            self.memory[span.buffer][span.start : span.stop] = values[done : done + span.length]
+            done += span.length
+
+    def look(self) -> None:
+        """Tell, in `ready`, whether the next step can be done now."""
+        match self.plan.steps[self.at] if self.at < len(self.plan.steps) else None:
+            case Send(peer):
+                link = self.links[self.plan.rank, peer]
+                self.ready = self.plan.eager or len(link.sent) < len(link.granted)
+            case Recv(peer):
+                link = self.links[peer, self.plan.rank]
+                self.ready = link.received < link.arrived
+            case step:
+                self.ready = step is not None
+
+    def advance(self) -> None:
+        """Do the next step."""
+        rank, step = self.plan.rank, self.plan.steps[self.at]
+        self.at += 1
+        self.clock[rank] = self.at
+        match step:
+            case Send(peer):
+                link = self.links[rank, peer]
+                if not self.plan.eager:
+                    self._learn(link.granted[len(link.sent)])
+                if link.arrived == len(link.sent):
+                    self.moving.append(link)
+                link.sent.append((tuple(self.clock), self.depth + 1))
+            case Recv(peer):
+                link = self.links[peer, rank]
+                clock, depth = link.sent[link.received]
+                self._learn(clock)
+                self.depth = max(self.depth, depth)
+                link.received += 1
+            case Grant(peer, count):
+                link = self.links[peer, rank]
+                link.granted += [tuple(self.clock)] * count
+                link.source.look()
+            case Copy(into, source):
+                self.write((into,), self.read((source,), self.at - 1))
+            case _:
+                into, operands, final = step
+                columns = zip(*(self.read((o,), self.at - 1) for o in operands), strict=True)
+                values = [Reduced(column, final) for column in columns]
+                if any(isinstance(v, Reduced) and v.final for row in values for v in row.operands):
+                    problem = f"{locate(self.plan, self.at - 1)} reduces what was reduced finally"
+                    self.problem = self.problem or problem
+                self.write((into,), values)
+        self.clocks.append(tuple(self.clock))
+        self.look()
+
+    def _learn(self, clock: Clock) -> None:
+        self.clock = list(map(max, self.clock, clock))
+
+
+class _Link:
+    """The frames from one rank to another."""
+
+    def __init__(self, source: _Rank, target: _Rank) -> None:
+        self.source = source
+        self.target = target
+        self.sends = source.sends.get(target.plan.rank, [])
+        self.recvs = target.recvs.get(source.plan.rank, [])
+        self.granted: list[Clock] = []
+        """For each frame granted, when it was."""
+        self.sent: list[tuple[Clock, int]] = []
+        """For each frame sent, when it was, and how many frames had to come before, with it."""
+        self.arrived = 0
+        self.received = 0
+
+    def arrive(self) -> None:
+        """The oldest frame under way is read at the one end and written at the other."""
+        send, recv = self.sends[self.arrived], self.recvs[self.arrived]
+        values = self.source.read(read(self.source.plan.steps[send]), send)
+        self.target.write(written(self.target.plan.steps[recv]), values)
+        self.arrived += 1
+        if self.arrived == len(self.sent):
+            self.source.moving.remove(self)
+        self.target.look()

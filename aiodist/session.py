@@ -1,0 +1,405 @@
+"""`connect` and `local`: where everything is wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import ssl as tls
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from aiodist import environment
+from aiodist.errors import JoinError
+from aiodist.group import Group
+from aiodist.runtime import agent_store
+from aiodist.runtime.context import Context
+from aiodist.runtime.control import ControlClient, ControlEvent
+from aiodist.runtime.coordinator import Coordinator
+from aiodist.runtime.endpoint import Endpoint, Identity
+from aiodist.runtime.seat import Seat
+from aiodist.transports import registry
+from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.wire.address import Address, parse_address
+from aiodist.wire.frames import pack_fields
+from aiodist.wire.messages import JoinRequest, MemberInfo, View
+
+log = logging.getLogger("aiodist.session")
+
+MAX_MESSAGE_BYTES = 16 << 30
+"""Default of `max_message_bytes`: 16 GiB."""
+
+_PROCESS = "process:"
+"""Marks the process among the addresses of a member, which tells peers that share it."""
+
+_NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""Binding fails so where the address is another's: then there is a coordinator to be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The arguments of `connect`, with the environment looked up."""
+
+    address: str
+    embed: bool
+    group: str
+    rank: int | None
+    size: int | None
+    min_size: int | None
+    max_size: int | None
+    join_window: float
+    timeout: float
+    op_timeout: float
+    lease: float
+    token: str | bytes | None
+    ssl: tls.SSLContext | None
+    transports: tuple[str, ...]
+    bind: str | None
+    advertise: str | None
+    name: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    allow_pickle: bool = False
+    run_id: str = ""
+    agent_store: bool = False
+
+
+def connect(
+    address: str | None = None,
+    *,
+    group: str | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    min_size: int | None = None,
+    max_size: int | None = None,
+    join_window: float = 1.0,
+    timeout: float = 30.0,
+    op_timeout: float = 300.0,
+    lease: float = 15.0,
+    token: str | bytes | None = None,
+    ssl: tls.SSLContext | None = None,
+    transports: str | Iterable[str] | None = None,
+    bind: str | None = None,
+    advertise: str | None = None,
+    name: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    allow_pickle: bool = False,
+) -> Connecting:
+    """Join a group: ``group = await connect(…)``, or ``async with connect(…) as group:``.
+
+    `address`: the coordinator's, ``tcp://host:port``, ``tls://host:port``, ``unix:///path`` or
+    ``inproc://name``. None takes address, rank, size, group and token from the environment:
+    AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI
+    and MPICH set. Then rank 0 serves the address itself if nobody else does.
+
+    `group`: the name of the group ("world"). `rank`: the wanted one (None: assigned). `size`: how
+    many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with
+    `min_size` once nobody has joined for `join_window` seconds.
+
+    `timeout`: seconds until the group must be complete. `op_timeout`: the default deadline of
+    operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
+    `token`: the secret that the coordinator asks for (it is not sent). `ssl`: a client-side
+    context for ``tls://``. `transports`: those allowed ("inproc", "unix", "tcp"; None: all, the
+    best that reaches each peer). `bind`: the host to listen at for peers (None: the address of
+    this host towards the coordinator); `advertise`: the host that peers shall dial (None: the one
+    the coordinator sees). `name` and `metadata` are shown to the other members.
+    `max_message_bytes`: the largest value accepted from a peer. `allow_pickle`: whether other
+    objects may travel, and be unpickled: only among peers that may run code here.
+
+    Raises:
+        JoinTimeoutError: the coordinator was not reached, or not all came, within `timeout`.
+        RankTakenError, SizeMismatchError, GroupCompleteError: the coordinator refused.
+        AuthenticationError: no or wrong token.
+        ValueError, TypeError: arguments or environment that make no sense.
+    """
+    found = environment.Settings()
+    if address is None:
+        found = environment.settings_from(os.environ)
+        address = found.address
+    for label, seconds in (("timeout", timeout), ("op_timeout", op_timeout), ("lease", lease)):
+        if not seconds > 0:
+            raise ValueError(f"{label} is more than 0 seconds, not {seconds!r}")
+    if max_message_bytes < 1:
+        raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
+    rank = found.rank if rank is None else rank
+    elastic = min_size is not None or max_size is not None
+    if size is None and not elastic:
+        size = found.size
+    if size is None and not elastic:
+        raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
+    return Connecting(
+        _Options(
+            address=address,
+            embed=found.embed and rank == 0,
+            group=group or found.group or "world",
+            rank=rank,
+            size=size,
+            min_size=min_size,
+            max_size=max_size,
+            join_window=join_window,
+            timeout=timeout,
+            op_timeout=op_timeout,
+            lease=lease,
+            token=token if token is not None else found.token,
+            ssl=ssl,
+            transports=registry.choose(
+                transports
+                if transports is not None
+                else found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
+            ),
+            bind=bind,
+            advertise=advertise,
+            name=name or "",
+            metadata=dict(metadata or {}),
+            max_message_bytes=max_message_bytes,
+            allow_pickle=allow_pickle,
+            run_id=found.run_id,
+            agent_store=found.agent_store,
+        )
+    )
+
+
+class Connecting:
+    """What `connect` returns: await it for the group, or use it as an async context manager."""
+
+    def __init__(self, options: _Options) -> None:
+        self._options = options
+        self._group: Group | None = None
+
+    def __await__(self) -> Generator[Any, None, Group]:
+        return _connect(self._options).__await__()
+
+    async def __aenter__(self) -> Group:
+        self._group = await _connect(self._options)
+        return self._group
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._group is not None
+        await self._group.__aexit__(kind, error, traceback)
+
+
+async def _connect(options: _Options) -> Group:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + options.timeout
+    address, coordinator = await _find(options)
+    control: ControlClient | None = None
+    endpoint = Endpoint(loop)
+    listeners: list[Listener] = []
+    events: list[ControlEvent] = []
+    try:
+        control = await ControlClient.open(
+            address, token=options.token, ssl=options.ssl, timeout=options.timeout
+        )
+        listeners = await _listen(options, endpoint, control)
+        request = _request(options, control, listeners, loop)
+        control.on_event = events.append
+        view = await control.join(request, deadline - loop.time())
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        await endpoint.finish(0)
+        if control is not None:
+            control.abort()
+        if coordinator is not None:
+            await coordinator.stop()
+        raise
+    rank = view.rank_of(request.id)
+    own = _reach(view.members[rank], options.transports)
+    endpoint.activate(
+        Identity(view.group, view.epoch, rank, tuple(member.id for member in view.members)),
+        lambda peer, receiver: _dial(own, view.members[peer], receiver),
+    )
+    seat = Seat(
+        address=address,
+        view=view,
+        control=control,
+        endpoint=endpoint,
+        listeners=listeners,
+        coordinator=coordinator,
+        drain_timeout=options.op_timeout,
+        events=events,
+    )
+    context = Context(
+        endpoint,
+        id=_context_id(view),
+        group=view.group,
+        epoch=view.epoch,
+        ranks=range(len(view.members)),
+        op_timeout=options.op_timeout,
+        max_message_bytes=options.max_message_bytes,
+        allow_pickle=options.allow_pickle,
+    )
+    seat.context = context
+    return Group(seat, context, name=view.group)
+
+
+async def _find(options: _Options) -> tuple[str, Coordinator | None]:
+    """The coordinator's address, and the coordinator if this rank is to serve it."""
+    if options.agent_store:
+        return await _through_agent(options)
+    coordinator = await _embed(options.address, options) if options.embed else None
+    return (options.address if coordinator is None else coordinator.address), coordinator
+
+
+async def _through_agent(options: _Options) -> tuple[str, Coordinator | None]:
+    """As `_find`, where torchrun's own store is at the address."""
+    at = parse_address(options.address)
+    key = f"aiodist/{options.run_id}/{options.group}"
+    if not options.embed:
+        found = await agent_store.look_up(at.host, at.port, key, options.timeout)
+        return found, None
+    coordinator = await _embed(str(Address("tcp", at.host, 0)), options)
+    if coordinator is None:
+        raise JoinError(f"rank 0 cannot serve at {at.host}: is MASTER_ADDR another host's?")
+    try:
+        await agent_store.publish(at.host, at.port, key, coordinator.address, options.timeout)
+    except BaseException:
+        await coordinator.stop()
+        raise
+    return coordinator.address, coordinator
+
+
+async def _embed(address: str, options: _Options) -> Coordinator | None:
+    """The coordinator of rank 0 at an address of the environment; None where one is there."""
+    coordinator = Coordinator(address, token=options.token)
+    try:
+        await coordinator.start()
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        log.debug("not serving %s (%s): looking for its coordinator", address, error)
+        return None
+    return coordinator
+
+
+async def _listen(options: _Options, endpoint: Endpoint, control: ControlClient) -> list[Listener]:
+    host = options.bind or control.local_host or "127.0.0.1"
+    return [
+        await registry.make(kind).listen(endpoint.accept, host=host) for kind in options.transports
+    ]
+
+
+def _request(
+    options: _Options,
+    control: ControlClient,
+    listeners: Iterable[Listener],
+    loop: asyncio.AbstractEventLoop,
+) -> JoinRequest:
+    host = options.advertise or control.seen_host or "127.0.0.1"
+    addresses = [_advertised(listener.address, host) for listener in listeners]
+    return JoinRequest(
+        group=options.group,
+        id=secrets.token_hex(16),
+        rank=options.rank,
+        size=options.size,
+        min_size=options.min_size,
+        max_size=options.max_size,
+        join_window=options.join_window,
+        lease=options.lease,
+        pid=os.getpid(),
+        host=host,
+        host_id=registry.host_id(),
+        name=options.name or f"{socket.gethostname()}:{os.getpid()}",
+        metadata=dict(options.metadata),
+        addresses=(_PROCESS + registry.process_id(loop), *addresses),
+        run_id=options.run_id,
+    )
+
+
+def _advertised(address: str, host: str) -> str:
+    """A listener's address as peers reach it."""
+    if not address.startswith("tcp://"):
+        return address
+    port = address.rpartition(":")[2]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _reach(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
+    addresses = {_kind(address): address for address in member.addresses}
+    return registry.Endpoint(
+        process=addresses.pop("process", "").removeprefix(_PROCESS),
+        host=member.host_id,
+        addresses=addresses,
+        allowed=allowed,
+    )
+
+
+def _kind(address: str) -> str:
+    scheme = address.partition(":")[0]
+    return "unix" if scheme == "unix-abstract" else scheme
+
+
+async def _dial(own: registry.Endpoint, member: MemberInfo, receiver: Receiver) -> Link:
+    """A link to `member` over the best transport that gets through. Raises OSError."""
+    peer = _reach(member, tuple(_kind(address) for address in member.addresses))
+    tried: list[str] = []
+    for kind, address in registry.candidates(own, peer):
+        try:
+            return await registry.make(kind).dial(address, receiver)
+        except OSError as error:
+            tried.append(f"{address} ({error})")
+    raise OSError(
+        f"tried {', '.join(tried)}; check firewalls, and bind= and advertise="
+        if tried
+        else f"no transport of {', '.join(own.allowed)} is common to both ranks"
+    )
+
+
+def _context_id(view: View) -> bytes:
+    ids = [member.id for member in view.members]
+    return hashlib.blake2b(pack_fields(view.group, view.epoch, *ids), digest_size=8).digest()
+
+
+@asynccontextmanager
+async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
+    """``async with local(4) as groups:`` the ranks of a group of `size`, all in this event loop.
+
+    For tests, notebooks and simulation. `options` are those of `connect`. Leaving the block closes
+    all ranks, leaving it by an exception aborts them.
+    """
+    name = f"inproc://local-{secrets.token_hex(8)}"
+    async with Coordinator(name, token=options.get("token")):
+        options.setdefault("transports", ("inproc",))
+        joining = [
+            asyncio.ensure_future(_joined(connect(name, rank=rank, size=size, **options)))
+            for rank in range(size)
+        ]
+        try:
+            groups = list(await asyncio.gather(*joining))
+        except BaseException:
+            for task in joining:
+                task.cancel()
+            for outcome in await asyncio.gather(*joining, return_exceptions=True):
+                if isinstance(outcome, Group):
+                    await _aborted(outcome, "another rank did not join")
+            raise
+        try:
+            yield groups
+        except BaseException as error:
+            await asyncio.gather(
+                *(_aborted(group, f"{type(error).__name__}: {error}") for group in groups)
+            )
+            raise
+        await asyncio.gather(*(group.close() for group in groups))
+
+
+async def _joined(connecting: Connecting) -> Group:
+    return await connecting
+
+
+async def _aborted(group: Group, reason: str) -> None:
+    group.abort(reason)
+    await group._seat.gone()

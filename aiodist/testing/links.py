@@ -1,0 +1,181 @@
+"""Tests over two connected links in one event loop, with receivers that remember what came."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, ClassVar, TypeVar
+
+from aiodist.transports.base import Link, Transport
+from aiodist.wire.frames import MAX_HEADER
+
+PATIENCE = 30.0
+"""Seconds after which something that should have happened counts as hanging."""
+
+LARGE = 16 * 1024 * 1024
+"""More bytes than any operating system keeps in the buffers of a connection."""
+
+_Self = TypeVar("_Self", bound="LinkTests")
+
+
+class Recorder:
+    """A receiver that keeps all that a link brings.
+
+    `frames` holds (header, payload) of complete frames, in order; `ends` the errors given to
+    `closed`, `mistakes` what a link must not do. The hooks, where set, are called inside the
+    callbacks of the same name: `on_frame(header, nbytes)` gives the destination, instead of new
+    memory.
+    """
+
+    def __init__(self, news: asyncio.Event) -> None:
+        self.frames: list[tuple[bytes, bytes]] = []
+        self.headers: list[bytes] = []
+        self.ends: list[BaseException | None] = []
+        self.on_frame: Callable[[bytes, int], memoryview | None] | None = None
+        self.on_payload: Callable[[], None] | None = None
+        self._news = news
+        self.mistakes: list[str] = []
+        self._inside = False
+        self._destination: memoryview | None = None
+
+    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+        """Note the header, give memory for the payload."""
+        with self._callback():
+            self.headers.append(header)
+            if self.on_frame is None:
+                self._destination = memoryview(bytearray(nbytes))
+            else:
+                self._destination = self.on_frame(header, nbytes)
+            return self._destination
+
+    def payload(self, link: Link) -> None:
+        """Note that the frame is complete."""
+        with self._callback():
+            self.frames.append((self.headers[-1], bytes(self._destination or b"")))
+            if self.on_payload is not None:
+                self.on_payload()
+
+    def closed(self, link: Link, error: BaseException | None) -> None:
+        """Note the end."""
+        with self._callback():
+            self.ends.append(error)
+            if not link.is_closed:
+                self.mistakes.append("closed() was called on a link that is open")
+
+    @contextmanager
+    def _callback(self) -> Iterator[None]:
+        if self._inside:
+            self.mistakes.append("a receiver was called from inside its own callback")
+        if self.ends:
+            self.mistakes.append("a receiver was called after closed()")
+        self._inside = True
+        self._news.set()
+        try:
+            yield
+        finally:
+            self._inside = False
+
+
+class Ends:
+    """Both ends of a connection in this loop: link `a` was dialled, link `b` accepted."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.at_a = Recorder(self.news)
+        self.at_b = Recorder(self.news)
+        self.a: Link
+        self.b: Link
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let the loop work until `condition()` holds. It is looked at whenever a receiver or a
+        `done` of `self.done` was called."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+    def done(self, calls: list[object], value: object) -> Callable[[], None]:
+        """A `done` that appends `value` to `calls`."""
+
+        def call() -> None:
+            calls.append(value)
+            self.news.set()
+
+        return call
+
+
+@asynccontextmanager
+async def connected(
+    transport: Transport, *, max_header: int = MAX_HEADER, max_payload: int = 1 << 30
+) -> AsyncIterator[Ends]:
+    """Connect two links of `transport` by loopback; close them at the end, and check that the
+    receivers were called as they should be."""
+    ends = Ends()
+
+    def accept(link: Link) -> None:
+        link.receiver = ends.at_b
+        ends.b = link
+        ends.news.set()
+
+    listener = await transport.listen(accept, host="127.0.0.1")
+    try:
+        ends.a = await transport.dial(listener.address, ends.at_a)
+        await ends.until(lambda: hasattr(ends, "b"))
+    finally:
+        listener.close()
+    for link in (ends.a, ends.b):
+        link.max_header = max_header
+        link.max_payload = max_payload
+    try:
+        yield ends
+    finally:
+        ends.a.close()
+        ends.b.close()
+        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+    assert not ends.at_a.mistakes + ends.at_b.mistakes, ends.at_a.mistakes + ends.at_b.mistakes
+
+
+def scenario(
+    test: Callable[[_Self, Ends], Coroutine[Any, Any, None]],
+) -> Callable[[_Self], None]:
+    """Make a plain test method of a coroutine over two connected links."""
+
+    @functools.wraps(test)
+    def run(self: _Self) -> None:
+        async def main() -> None:
+            async with connected(self.transport()) as ends:
+                await test(self, ends)
+
+        self.run(main())
+
+    del run.__dict__["__wrapped__"]  # pytest would take the parameters there for fixtures
+    return run
+
+
+class LinkTests:
+    """Base of tests over two connected links of `transport`."""
+
+    in_pieces: ClassVar[bool] = True
+    """Whether large payloads travel in pieces, so that one may be under way."""
+
+    def transport(self) -> Transport:
+        """The transport to be tested."""
+        raise NotImplementedError
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of a test."""
+        return asyncio.new_event_loop()
+
+    def run(self, main: Awaitable[None]) -> None:
+        """Run `main` in a new loop; errors that only reach the loop's handler count as well."""
+        lost: list[dict[str, Any]] = []
+
+        async def watched() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, what: lost.append(what))
+            await main
+
+        with asyncio.Runner(loop_factory=self.new_loop) as runner:
+            runner.run(watched())
+        assert not lost, f"errors nobody handled: {lost}"

@@ -1,0 +1,153 @@
+"""What a transport is: links that carry frames in order, and a way to make them.
+
+A link is synchronous: `send` queues and tries at once, `poll` moves what can be moved without
+waiting, and the event loop calls the same code when the operating system says there is more.
+Nothing in here awaits per frame. All calls come from the loop that owns the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+Done = Callable[[], None]
+
+
+class Receiver(Protocol):
+    """Who takes what a link brings. Called from `Link.poll` and by the link's loop, never from
+    inside another call to the link.
+
+    An exception raised in `frame` or `payload` is logged ("aiodist.transport") and closes the
+    link with it. Callbacks may call anything of the link; `poll` does nothing in there.
+    """
+
+    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+        """A header came, `nbytes` of payload follow: where to write them (a writable, contiguous
+        memoryview of exactly `nbytes` bytes), or None to have them skipped: then `payload` is not
+        called for them. What is returned for an empty payload has no meaning."""
+        ...
+
+    def payload(self, link: Link) -> None:
+        """The payload of the last frame is complete (called for empty ones too, whatever `frame`
+        returned; not for skipped ones)."""
+
+    def closed(self, link: Link, error: BaseException | None) -> None:
+        """The link is closed, once: `error` None after an orderly end by either side, else what
+        broke it or was given to `close`. The last call to this receiver."""
+
+
+class Link(Protocol):
+    """A two-way, ordered, reliable stream of frames to one peer."""
+
+    kind: str
+    """Name of the transport: "inproc", "tcp", "unix"."""
+    receiver: Receiver
+    """May be replaced at any time; set before the first frame is read."""
+    max_header: int
+    max_payload: int
+    """Limits of incoming frames; over them the link closes with ProtocolError."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Payload bytes of the frames that have left."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """Payload bytes of the frames that have come, skipped ones included."""
+        ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def backlog(self) -> int:
+        """Bytes accepted by `send` that have not left yet, headers included."""
+        ...
+
+    @property
+    def peer_name(self) -> str:
+        """The other end, for messages: "10.0.0.2:4711"."""
+        ...
+
+    def send(
+        self,
+        header: bytes,
+        payload: Sequence[memoryview] = (),
+        *,
+        done: Done | None = None,
+        token: object = None,
+        urgent: bool = False,
+    ) -> None:
+        """Send one frame; its payload is the concatenation of `payload` (contiguous byte views).
+
+        The views are read until `done` is called, which may happen inside this call; it is not
+        called for frames that are discarded, or lost with the link. `urgent` frames overtake
+        queued frames that are not, never the frame that is partly sent, and never each other.
+        Sending on a closed or finishing link does nothing (the receiver was, or will be, told).
+        `header` must not be empty (ValueError).
+        """
+
+    def poll(self) -> bool:
+        """Send and receive what can be moved now, without waiting. True: something moved."""
+        ...
+
+    def discard(self, token: object) -> None:
+        """Forget queued frames sent with `token`: they do not travel, their `done` is not called,
+        and their views are not read any more. A frame that is partly sent goes on as it is
+        now: the rest of its payload is copied. Nothing happens for None, the token of frames that
+        have none."""
+
+    def divert(self, into: memoryview | None) -> int:
+        """Change where the payload that is being received goes: into `into` (same size as the
+        old destination), or nowhere (then `Receiver.payload` is not called for it). Returns how
+        many bytes the old destination already holds; it is not written any more. 0 and no effect
+        where no payload is under way."""
+        ...
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close at once; what is queued is lost. The peer sees a broken connection. Idempotent."""
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: drop this process' copy. The parent's link goes on; the
+        child's receiver is not told."""
+
+    async def finish(self, timeout: float) -> None:
+        """Close in order: send what is queued, tell the peer, wait for its end (at most `timeout`
+        seconds), close. Frames that come meanwhile are received. The receiver was told of the end
+        when this returns; after `timeout` with a TimeoutError."""
+
+
+class Listener(Protocol):
+    """Takes connections in until closed."""
+
+    address: str
+    """Where peers find it: "tcp://10.0.0.1:4711", "unix-abstract:…", "inproc://…"."""
+
+    def close(self) -> None:
+        """Stop listening; accepted links stay. Idempotent."""
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: drop this process' copy."""
+
+
+class Transport(Protocol):
+    """Makes listeners and links of one kind."""
+
+    kind: str
+
+    async def listen(
+        self,
+        accept: Callable[[Link], None],
+        *,
+        host: str,
+        port: int = 0,
+    ) -> Listener:
+        """Listen. `accept(link)` sets `link.receiver` before it returns. Limits of a new link are
+        those of a peer that has not said hello."""
+        ...
+
+    async def dial(self, address: str, receiver: Receiver) -> Link:
+        """Connect to a listener's `address`. Raises OSError. No deadline of its own: wrap it in
+        `asyncio.timeout`; cancelling closes the socket."""
+        ...

@@ -1,0 +1,135 @@
+"""What all links share: their beginning, their end, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import abstractmethod
+
+from aiodist.errors import ProtocolError
+from aiodist.transports.base import Link, Receiver
+from aiodist.wire.frames import MAX_HEADER_BEFORE_HELLO
+
+log = logging.getLogger("aiodist.transport")
+
+TURN = 1024 * 1024
+"""Bytes that one `poll` or one wake-up moves each way, at most: then the loop gets its turn."""
+
+
+class Nobody:
+    """The receiver of a link that was given none: any frame is one too many."""
+
+    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+        raise ProtocolError(f"{link.peer_name} sent a frame, but nobody receives on this link")
+
+    def payload(self, link: Link) -> None: ...
+
+    def closed(self, link: Link, error: BaseException | None) -> None: ...
+
+
+class BaseLink(Link):
+    """Life cycle of a link. Subclasses move the frames.
+
+    `Receiver.closed` is called from `poll`, from `finish` or by the loop: never from inside
+    `send`, `close`, `discard` or `divert`.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_error",
+        "_finishing",
+        "_loop",
+        "_over",
+        "_peer_name",
+        "_received_bytes",
+        "_told",
+        "kind",
+        "max_header",
+        "max_payload",
+        "receiver",
+    )
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
+    ) -> None:
+        self.kind = kind
+        self.receiver: Receiver = Nobody() if receiver is None else receiver
+        self.max_header = MAX_HEADER_BEFORE_HELLO
+        self.max_payload = MAX_HEADER_BEFORE_HELLO
+        self._received_bytes = 0
+        self._loop = loop
+        self._peer_name = peer_name
+        self._closed = False
+        self._told = False
+        self._finishing = False
+        self._error: BaseException | None = None
+        self._over = asyncio.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
+    def peer_name(self) -> str:
+        return self._peer_name
+
+    @property
+    def received_bytes(self) -> int:
+        return self._received_bytes
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "finishing" if self._finishing else "open"
+        return f"<{type(self).__name__} {self.kind} to {self._peer_name} {state}>"
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of everything: the link has just been closed."""
+
+    @abstractmethod
+    def _send_bye(self) -> None:
+        """Send the end-of-stream marker behind all that is queued."""
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._error = error
+        self._release()
+        if not self._loop.is_closed():  # else nobody is left to tell
+            self._loop.call_soon(self._tell)
+
+    async def finish(self, timeout: float) -> None:
+        if not self._closed and not self._finishing:
+            self._finishing = True
+            self._send_bye()
+        try:
+            async with asyncio.timeout(None if timeout == math.inf else timeout):
+                await self._over.wait()
+        except TimeoutError:
+            self.close(
+                TimeoutError(f"{self._peer_name} did not end the connection within {timeout:g} s")
+            )
+        finally:
+            self.close()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Report the end, once."""
+        if self._told:
+            return
+        self._told = True
+        self._over.set()
+        receiver, self.receiver = self.receiver, Nobody()
+        try:
+            receiver.closed(self, self._error)
+        except Exception:
+            log.exception("the receiver of %r failed in closed()", self)
+
+    def _failed(self, error: Exception) -> None:
+        """A callback raised `error`, or the peer broke the protocol: log it and close."""
+        if isinstance(error, ProtocolError):
+            log.warning("closing the link to %s: %s", self._peer_name, error)
+        else:
+            log.error("a callback of the link to %s failed", self._peer_name, exc_info=error)
+        self.close(error)

@@ -1,0 +1,152 @@
+"""What a byte-stream link has accepted and not sent yet. No I/O in here.
+
+Two queues: urgent frames go before bulk ones, but never into a frame that is partly sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from aiodist.transports.base import Done
+
+GATHER = 256 * 1024
+"""Bytes after which `gather` stops: larger writes leave the cache and are slower."""
+
+MOST_BUFFERS = 512
+"""Most buffers of one gathered write; Linux takes 1024 (IOV_MAX)."""
+
+
+class Outgoing:
+    """One frame on its way: `head` is what is left of its prefix, `views` of its payload."""
+
+    __slots__ = ("done", "head", "left", "nbytes", "token", "views")
+
+    def __init__(
+        self,
+        head: bytes,
+        views: Sequence[memoryview],
+        nbytes: int,
+        done: Done | None,
+        token: object,
+    ) -> None:
+        self.head = head
+        self.views = list(views)
+        self.nbytes = nbytes
+        self.left = len(head) + nbytes
+        self.done = done
+        self.token = token
+
+    def trim(self, count: int) -> None:
+        """Drop the first `count` bytes (fewer than are left): they have been sent."""
+        self.left -= count
+        head = self.head
+        if count < len(head):
+            self.head = head[count:]
+            return
+        count -= len(head)
+        self.head = b""
+        gone = 0
+        for view in self.views:
+            if count < view.nbytes:
+                break
+            count -= view.nbytes
+            gone += 1
+        del self.views[:gone]
+        if count:
+            self.views[0] = self.views[0].cast("B")[count:]
+
+    def detach(self) -> None:
+        """Copy the payload that is left, and forget whose it was."""
+        self.views = [memoryview(b"".join(self.views))]
+        self.done = None
+        self.token = None
+
+
+class Outbox:
+    """The queued frames of one link."""
+
+    __slots__ = ("_bulk", "_partial", "_urgent", "backlog", "sent_bytes")
+
+    def __init__(self) -> None:
+        self._urgent: deque[Outgoing] = deque()
+        self._bulk: deque[Outgoing] = deque()
+        self._partial: Outgoing | None = None
+        self.backlog = 0
+        """Bytes that are queued, prefixes included."""
+        self.sent_bytes = 0
+        """Payload bytes of frames that have left."""
+
+    def push(self, frame: Outgoing, urgent: bool) -> None:
+        """Queue a frame of which nothing was sent."""
+        self.backlog += frame.left
+        (self._urgent if urgent else self._bulk).append(frame)
+
+    def push_partial(self, frame: Outgoing) -> None:
+        """Queue a frame that is partly sent; the outbox has no other."""
+        self.backlog += frame.left
+        self._partial = frame
+
+    def gather(self) -> list[bytes | memoryview]:
+        """The next buffers to write, in order: about `GATHER` bytes, `MOST_BUFFERS` at most."""
+        buffers: list[bytes | memoryview] = []
+        size = 0
+        if self._partial is not None:
+            size = self._add(buffers, self._partial)
+        for queue in (self._urgent, self._bulk):
+            for frame in queue:
+                if size >= GATHER or len(buffers) >= MOST_BUFFERS:
+                    return buffers
+                size += self._add(buffers, frame)
+        return buffers
+
+    @staticmethod
+    def _add(buffers: list[bytes | memoryview], frame: Outgoing) -> int:
+        if frame.head:
+            buffers.append(frame.head)
+        room = MOST_BUFFERS - len(buffers)
+        if len(frame.views) <= room:
+            buffers += frame.views
+        else:
+            buffers += frame.views[:room]
+        return frame.left
+
+    def advance(self, count: int) -> list[Done]:
+        """The first `count` bytes of `gather` were sent: the `done` of the frames that are out."""
+        self.backlog -= count
+        finished: list[Done] = []
+        while count:
+            frame = self._partial
+            if frame is None:
+                frame = self._urgent.popleft() if self._urgent else self._bulk.popleft()
+            if count < frame.left:
+                frame.trim(count)
+                self._partial = frame
+                break
+            count -= frame.left
+            self._partial = None
+            self.sent_bytes += frame.nbytes
+            if frame.done is not None:
+                finished.append(frame.done)
+        return finished
+
+    def discard(self, token: object) -> None:
+        """See `Link.discard`."""
+        if token is None:
+            return
+        for queue in (self._urgent, self._bulk):
+            kept = [frame for frame in queue if frame.token != token]
+            if len(kept) < len(queue):
+                self.backlog -= sum(frame.left for frame in queue)
+                self.backlog += sum(frame.left for frame in kept)
+                queue.clear()
+                queue.extend(kept)
+        if self._partial is not None and self._partial.token == token:
+            self._partial.detach()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._urgent.clear()
+        self._bulk.clear()
+        self._partial = None
+        self.backlog = 0

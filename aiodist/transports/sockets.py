@@ -1,0 +1,116 @@
+"""Socket options, and taking in connections. Shared by the TCP and Unix transports."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+from aiodist.transports.base import Link
+from aiodist.transports.stream import StreamLink
+
+log = logging.getLogger("aiodist.transport")
+
+BACKLOG = 512
+"""Connections the kernel keeps for us before they are accepted."""
+
+AT_ONCE = 64
+"""Most connections accepted in one turn of the loop."""
+
+PAUSE = 0.25
+"""Seconds without accepting after the process ran out of file descriptors or memory."""
+
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class SocketListener:
+    """Accepts connections of a listening socket, which it owns, until closed.
+
+    `admit(sock)` makes a link of a new connection, or returns None to have it closed;
+    `accept(link)` sets the link's receiver.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        address: str,
+        admit: Callable[[socket.socket], StreamLink | None],
+        accept: Callable[[Link], None],
+    ) -> None:
+        self.address = address
+        self._loop = loop
+        self._socket = sock
+        self._admit = admit
+        self._accept = accept
+        self._resume: asyncio.TimerHandle | None = None
+        self._closed = False
+        loop.add_reader(sock.fileno(), self._ready)
+
+    def _ready(self) -> None:
+        for _ in range(AT_ONCE):
+            if self._closed:
+                return
+            try:
+                sock, _address = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    log.exception("%s cannot accept connections any more", self.address)
+                    self.close()
+                    return
+                log.error(
+                    "%s cannot accept connections for now: %s; trying again in %g s"
+                    " (is the limit of open files too low?)",
+                    self.address,
+                    error,
+                    PAUSE,
+                )
+                self._loop.remove_reader(self._socket.fileno())
+                self._resume = self._loop.call_later(PAUSE, self._again)
+                return
+            self._take(sock)
+
+    def _again(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._socket.fileno(), self._ready)
+
+    def _take(self, sock: socket.socket) -> None:
+        try:
+            sock.setblocking(False)
+            link = self._admit(sock)
+        except OSError as error:  # gone again before we looked
+            log.debug("%s lost a new connection: %s", self.address, error)
+            link = None
+        if link is None:
+            sock.close()
+            return
+        try:
+            self._accept(link)
+        except Exception as error:
+            log.exception("%s could not take the connection of %s", self.address, link.peer_name)
+            link.close(error)
+        link.start()
+
+    def close(self) -> None:
+        """Stop listening. Accepted links stay. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._loop.is_closed():
+            if self._resume is not None:
+                self._resume.cancel()
+            else:
+                self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: close its copy of the socket, leaving the loop alone."""
+        if not self._closed:
+            self._closed = True
+            self._socket.close()

@@ -1,0 +1,111 @@
+"""Links over TCP.
+
+Socket buffers are left to the kernel: it grows them as needed, while sizes set by hand are fixed,
+and cut to what `net.core.rmem_max` and `wmem_max` allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.sockets import BACKLOG, SocketListener
+from aiodist.transports.stream import StreamLink
+
+SILENCE = 20
+"""Seconds without an answer to a keep-alive probe after which an idle connection is lost.
+
+No TCP_USER_TIMEOUT: Linux also lets it end connections to a peer that is alive and answers, but
+has not read for so long (a rank that computes while others send to it). A host that vanishes
+amid a transfer is noticed by the lease of its ranks.
+"""
+
+
+class TcpTransport:
+    """Makes links over TCP; addresses are "tcp://10.0.0.1:4711", "tcp://[::1]:4711"."""
+
+    kind = "tcp"
+
+    async def listen(self, accept: Callable[[Link], None], *, host: str, port: int = 0) -> Listener:
+        """Listen at `host` (a name or address; its first address is taken) and `port` (0: any)."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _name, where = found[0]
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+            address = f"tcp://{_endpoint(sock.getsockname())}"
+        except BaseException:
+            sock.close()
+            raise
+
+        def admit(connection: socket.socket) -> StreamLink:
+            return _link(loop, connection, None)
+
+        return SocketListener(loop, sock, address, admit, accept)
+
+    async def dial(self, address: str, receiver: Receiver) -> Link:
+        loop = asyncio.get_running_loop()
+        host, port = parse_address(address)
+        failure: OSError | None = None
+        for family, kind, proto, _name, where in await loop.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        ):
+            sock = socket.socket(family, kind, proto)
+            try:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, where)
+                link = _link(loop, sock, receiver)
+            except OSError as error:
+                sock.close()
+                failure = error
+                continue
+            except BaseException:
+                sock.close()
+                raise
+            link.start()
+            return link
+        raise failure or OSError(f"{address} has no address to connect to")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of a "tcp://host:port". Raises ValueError."""
+    parts = urlsplit(address)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "tcp" or not parts.hostname or port is None or parts.path:
+        raise ValueError(f"an address looks like tcp://10.0.0.1:4711, not {address!r}")
+    return parts.hostname, port
+
+
+def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    host, port = where[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _link(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, receiver: Receiver | None
+) -> StreamLink:
+    """A link over a connected socket. Raises OSError where the connection is gone already."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", SILENCE // 2),
+        ("TCP_KEEPINTVL", SILENCE // 4),
+        ("TCP_KEEPCNT", 2),
+    ):
+        option = getattr(socket, name, None)  # Linux has them all, others some
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    peer = _endpoint(sock.getpeername())
+    return StreamLink(loop, sock, kind="tcp", peer_name=peer, receiver=receiver)

@@ -1,0 +1,122 @@
+"""Small public types: reduce operators, members, wildcards."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal
+
+Tag = str | int | None
+"""What tells operations apart: a string, an integer, or None (a tag of its own). `1 != "1"`."""
+
+
+class Wildcard(enum.Enum):
+    """The values of `ANY_SOURCE` and `ANY_TAG`."""
+
+    SOURCE = "ANY_SOURCE"
+    TAG = "ANY_TAG"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+ANY_SOURCE: Final = Wildcard.SOURCE
+"""In `recv` and `probe`: a message of whichever rank."""
+
+ANY_TAG: Final = Wildcard.TAG
+"""In `recv` and `probe`: a message of whichever tag."""
+
+AnySource = Literal[Wildcard.SOURCE]
+AnyTag = Literal[Wildcard.TAG]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank of a group.
+
+    `id` is unique to this process' membership, `host` the host part of the address its peers
+    see, `joined_at` seconds since the Unix epoch by the coordinator's clock.
+    """
+
+    rank: int
+    id: str
+    host: str
+    pid: int
+    name: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    joined_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOp:
+    """A reduce operator. Use the constants, `premul_sum`, or `custom`.
+
+    Every operator is taken to be associative. `commutative=False` keeps rank order;
+    `elementwise=True` allows the array to be cut into pieces that are reduced apart.
+    """
+
+    name: str
+    function: Callable[[Any, Any], Any] | None = None
+    factor: float | int | None = None
+    commutative: bool = True
+    elementwise: bool = True
+
+    SUM: ClassVar[ReduceOp]
+    PRODUCT: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+    LAND: ClassVar[ReduceOp]
+    LOR: ClassVar[ReduceOp]
+
+    @staticmethod
+    def premul_sum(factor: float | int) -> ReduceOp:
+        """The sum of `factor * x` over ranks; `factor` must be the same on all ranks."""
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            raise TypeError(f"premul_sum takes an int or float factor, not {factor!r}")
+        return ReduceOp("PREMUL_SUM", factor=factor)
+
+    @staticmethod
+    def custom(
+        function: Callable[[Any, Any], Any],
+        *,
+        commutative: bool = False,
+        elementwise: bool = False,
+        name: str | None = None,
+    ) -> ReduceOp:
+        """An operator of your own: `function(a, b)`, `a` from the lower ranks.
+
+        It gets whole arrays of the caller's kind and shape and returns the result (or writes it
+        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them.
+        """
+        if not callable(function):
+            raise TypeError(f"custom takes a function of two arguments, not {function!r}")
+        label = name or getattr(function, "__name__", None) or type(function).__name__
+        return ReduceOp(f"custom:{label}", function, None, commutative, elementwise)
+
+    @staticmethod
+    def of(op: ReduceOp | Callable[[Any, Any], Any]) -> ReduceOp:
+        """`op` itself, or a plain callable as a custom operator."""
+        if isinstance(op, ReduceOp):
+            return op
+        if callable(op):
+            return ReduceOp.custom(op)
+        raise TypeError(f"op must be a ReduceOp or a function of two arguments, not {op!r}")
+
+    def __repr__(self) -> str:
+        if self.factor is not None:
+            return f"ReduceOp.premul_sum({self.factor!r})"
+        return f"ReduceOp.{self.name}"
+
+    def __str__(self) -> str:
+        return self.name if self.factor is None else f"PREMUL_SUM({self.factor!r})"
+
+
+for _name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAND", "LOR"):
+    setattr(ReduceOp, _name, ReduceOp(_name))
+
+SUM: Final = ReduceOp.SUM

@@ -1,0 +1,1 @@
+"""What crosses the wire: frames, control messages, limits. No I/O in here."""

@@ -1,0 +1,64 @@
+"""Addresses: ``tcp://host:port``, ``tls://host:port``, ``unix:///path``, ``inproc://name``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scheme = Literal["tcp", "tls", "unix", "inproc"]
+FORMS = "tcp://host:port, tls://host:port, unix:///path or inproc://name"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed address. `host` and `port` for tcp and tls; `path` for unix; `host` is the name
+    for inproc."""
+
+    scheme: Scheme
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.scheme == "unix":
+            return f"unix://{self.path}"
+        if self.scheme == "inproc":
+            return f"inproc://{self.host}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach it (by its name; nothing is resolved)."""
+        return (
+            self.scheme in ("unix", "inproc")
+            or self.host in ("localhost", "::1")
+            or self.host.startswith("127.")
+        )
+
+
+def parse_address(text: str) -> Address:
+    """Read an address. Raises ValueError saying what is wrong with it."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        raise ValueError(f"the address {text!r} has no scheme: expected {FORMS}")
+    if scheme == "unix":
+        if not rest.startswith("/"):
+            raise ValueError(f"the address {text!r} needs an absolute path: unix:///path")
+        return Address("unix", path=rest)
+    if scheme == "inproc":
+        if not rest:
+            raise ValueError(f"the address {text!r} needs a name: inproc://name")
+        return Address("inproc", host=rest)
+    if scheme not in ("tcp", "tls"):
+        raise ValueError(f"the address {text!r} has an unknown scheme {scheme!r}: expected {FORMS}")
+    host, separator, port = rest.rstrip("/").rpartition(":")
+    if not separator or not host:
+        raise ValueError(f"the address {text!r} needs host and port: {scheme}://host:port")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"the address {text!r} needs [] around an IPv6 host: {scheme}://[::1]:1")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"the address {text!r} has port {port!r}: expected 0 to 65535")
+    return Address("tcp" if scheme == "tcp" else "tls", host=host, port=int(port))

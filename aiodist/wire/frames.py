@@ -1,0 +1,145 @@
+"""Frames: a msgpack header and a payload of raw bytes.
+
+A frame is the msgpack array ``[header, payload]``, both of msgpack's `bin` family::
+
+    0x92  0xC5 HH HH  header…  0xC6 LL LL LL LL  payload…
+
+The header bytes are themselves one msgpack array. Both lengths stand before the bytes that they
+count, so a reader knows what it has to take in, and may refuse, before it allocates anything.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import msgpack
+
+from aiodist.errors import ProtocolError
+
+MAX_HEADER = 0xFFFF
+"""Most bytes of a header: what the 16-bit length can say."""
+
+MAX_PAYLOAD = 256 * 1024
+"""Most payload bytes of a data frame, so that control frames and aborts fit in between."""
+
+MAX_HEADER_BEFORE_HELLO = 4096
+"""Most bytes of a header from a peer that has not said who it is."""
+
+_HEAD = struct.Struct(">BBH")
+_TAIL = struct.Struct(">BI")
+OVERHEAD = _HEAD.size + _TAIL.size
+"""Bytes of a frame beyond header and payload."""
+
+
+class Frame(NamedTuple):
+    """A whole frame, as `Decoder` yields it."""
+
+    header: bytes
+    payload: bytes
+
+
+def prefix(header: bytes, nbytes: int) -> bytes:
+    """The bytes of a frame that come before its payload of `nbytes` bytes."""
+    if len(header) > MAX_HEADER:
+        raise ProtocolError(f"a header of {len(header)} bytes is over the {MAX_HEADER} a frame has")
+    return _HEAD.pack(0x92, 0xC5, len(header)) + header + _TAIL.pack(0xC6, nbytes)
+
+
+def parse_prefix(
+    data: bytes | bytearray | memoryview, start: int, stop: int, max_header: int, max_payload: int
+) -> tuple[bytes, int, int] | None:
+    """Read one prefix from ``data[start:stop]``: (header, payload bytes, bytes taken).
+
+    None: the prefix is not complete yet. Raises ProtocolError for bytes that start no frame and
+    for lengths over the limits, as soon as these can be seen.
+    """
+    have = stop - start
+    if have < 4:
+        if have and data[start] != 0x92:
+            raise ProtocolError(f"a frame starts with 0x92, not {data[start]:#04x}")
+        return None
+    first, kind, length = _HEAD.unpack_from(data, start)
+    if first != 0x92 or kind != 0xC5:
+        raise ProtocolError(f"a frame starts with 0x92 0xc5, not {first:#04x} {kind:#04x}")
+    if length > max_header:
+        raise ProtocolError(f"a header of {length} bytes, over the limit of {max_header}")
+    if have < OVERHEAD + length:
+        return None
+    at = start + 4
+    marker, nbytes = _TAIL.unpack_from(data, at + length)
+    if marker != 0xC6:
+        raise ProtocolError(f"a payload starts with 0xc6, not {marker:#04x}")
+    if nbytes > max_payload:
+        raise ProtocolError(f"a payload of {nbytes} bytes, over the limit of {max_payload}")
+    return bytes(data[at : at + length]), nbytes, OVERHEAD + length
+
+
+class Decoder:
+    """Incremental decoder of whole frames, for any chunking of the stream."""
+
+    def __init__(self, *, max_header: int = MAX_HEADER, max_payload: int = MAX_PAYLOAD) -> None:
+        self.max_header = max_header
+        self.max_payload = max_payload
+        self._data = bytearray()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held that do not make a frame yet."""
+        return len(self._data)
+
+    def feed(self, chunk: bytes | bytearray | memoryview) -> list[Frame]:
+        """Take in `chunk`; return the frames that became complete, in order.
+
+        Raises ProtocolError for bytes that are no frame; the decoder is of no use afterwards.
+        """
+        data = self._data
+        data += chunk
+        frames: list[Frame] = []
+        at = 0
+        while True:
+            parsed = parse_prefix(data, at, len(data), self.max_header, self.max_payload)
+            if parsed is None:
+                break
+            header, nbytes, taken = parsed
+            if len(data) - at < taken + nbytes:
+                break
+            frames.append(Frame(header, bytes(data[at + taken : at + taken + nbytes])))
+            at += taken + nbytes
+        del data[:at]
+        return frames
+
+
+def encode(header: bytes, payload: bytes = b"") -> bytes:
+    """One whole frame."""
+    return prefix(header, len(payload)) + payload
+
+
+def pack_fields(*fields: Any) -> bytes:
+    """A header: the msgpack array of `fields`."""
+    packed: bytes = msgpack.packb(fields, use_bin_type=True)
+    return packed
+
+
+def _no_extensions(code: int, data: bytes) -> Any:
+    raise ProtocolError(f"a msgpack extension (type {code}) where none belongs")
+
+
+def unpack_fields(data: bytes | memoryview) -> list[Any]:
+    """The fields of a header. Raises ProtocolError for bytes that are no msgpack array."""
+    try:
+        fields = msgpack.unpackb(
+            data,
+            raw=False,
+            use_list=True,
+            strict_map_key=False,
+            ext_hook=_no_extensions,
+            max_ext_len=0,
+        )
+    except ProtocolError:
+        raise
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ProtocolError(f"not msgpack: {type(error).__name__}: {error}") from None
+    if not isinstance(fields, list):
+        raise ProtocolError(f"a header is a msgpack array, not {type(fields).__name__}")
+    return fields

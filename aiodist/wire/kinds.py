@@ -1,0 +1,41 @@
+"""Kinds of frames between ranks: the first field of every header.
+
+========== =================================================================================
+HELLO      [kind, magic, version, group, epoch, my rank, my member id, your member id]
+HELLO_ACK  [kind, my member id]
+MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
+GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
+ABORT      [kind, context, tag, seq, reason, text, rank, details]: give up the collective
+INQUIRE    [kind, context, tag, seq]: have you entered it?
+STATUS     [kind, context, tag, seq, entered, text]: the answer, and what I am doing
+KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have entered
+ADMIT      [kind, context, tag, seq]: the answer, then
+P2P        [kind, context, …]: point to point, see `aiodist.runtime.p2p`
+TAGS       [kind, context, …]: which tags can be forgotten, see `aiodist.runtime.tags`
+FAREWELL   [kind, b"", reason]: I leave at once; fail what needs me
+========== =================================================================================
+
+`context` (8 bytes) names one group in one epoch. `tag` is the user's (None, str or int), or bytes
+for aiodist's own collectives. `seq` counts the collectives of a tag. `call` is what the sender
+called, in words: it is compared before data counts, and shown when it differs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAGIC: Final = "aiodist"
+VERSION: Final = 1
+
+HELLO: Final = 1
+HELLO_ACK: Final = 2
+MESSAGE: Final = 3
+GRANT: Final = 4
+ABORT: Final = 5
+INQUIRE: Final = 6
+STATUS: Final = 7
+P2P: Final = 8
+TAGS: Final = 9
+FAREWELL: Final = 10
+KNOCK: Final = 11
+ADMIT: Final = 12

@@ -1,0 +1,57 @@
+"""Limits of the control plane. A peer that goes over one of them is refused."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+"""Raised with every change of the control messages that an older peer cannot read."""
+
+MAX_CONTROL_HEADER: Final = 16
+"""Most bytes of the header of a control message: the msgpack array [type, request]."""
+
+MAX_BODY_BEFORE_WELCOME: Final = 1024
+"""Most bytes of the body of a message from a connection that has not been let in."""
+
+MAX_VALUE: Final = 1024 * 1024
+"""Most bytes of one value in the store."""
+
+MAX_STORE_BYTES: Final = 64 * 1024 * 1024
+"""Most bytes of all keys and values of one group's store."""
+
+MAX_STORE_KEYS: Final = 65536
+"""Most keys in one group's store."""
+
+MAX_KEY: Final = 1024
+"""Most characters of a key."""
+
+MAX_WAIT_KEYS: Final = 4096
+"""Most keys in one `wait`."""
+
+MAX_PENDING: Final = 1024
+"""Most waits and watches one member may have under way."""
+
+MAX_BODY: Final = 2 * MAX_VALUE + 64 * 1024
+"""Most bytes of the body of a request: `compare_set` carries two values."""
+
+MAX_REPLY: Final = 64 * 1024 * 1024
+"""Most bytes of the body of a reply: the largest view stays below it, see MAX_MEMBERS."""
+
+MAX_MEMBERS: Final = 4096
+"""Most members of a group. Each takes at most 15 KiB of a view: 4096 of them stay below MAX_REPLY
+(8 KiB of metadata, 16 addresses of 256 bytes, three texts)."""
+
+MAX_METADATA: Final = 8192
+"""Most bytes of a member's metadata, as msgpack."""
+
+MAX_ADDRESSES: Final = 16
+"""Most addresses a member may advertise."""
+
+MAX_NAME: Final = 256
+"""Most characters of a name (of a group, member, host, run) or address."""
+
+MAX_TEXT: Final = 4096
+"""Most characters of a text for people."""
+
+MAX_SECONDS: Final = 10.0 * 365 * 86400
+"""Longest duration that is taken: ten years."""

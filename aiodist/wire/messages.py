@@ -1,0 +1,452 @@
+"""Control messages between a member and the coordinator.
+
+A message is one frame (see `aiodist.wire.frames`): its header is the msgpack array
+``[type, request]``, its payload ("body") the msgpack array of the fields in the order below. A
+request carries a number of the sender's choice that the replies to it repeat; 0 stands for a
+message that belongs to no request.
+
+Every field is checked when it is decoded: type, range, length. What does not fit raises
+ProtocolError, and no length on the wire makes the decoder allocate more than the bytes that came.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgpack
+
+from aiodist.errors import MessageTooLargeError, ProtocolError
+from aiodist.wire.frames import Frame, encode, pack_fields, unpack_fields
+from aiodist.wire.limits import (
+    MAX_ADDRESSES,
+    MAX_BODY,
+    MAX_KEY,
+    MAX_MEMBERS,
+    MAX_METADATA,
+    MAX_NAME,
+    MAX_TEXT,
+    MAX_VALUE,
+    MAX_WAIT_KEYS,
+    PROTOCOL_VERSION,
+)
+from aiodist.wire.schema import (
+    blob,
+    build,
+    checked,
+    either,
+    flag,
+    integer,
+    one_of,
+    optional,
+    pack,
+    seconds,
+    sequence,
+    struct,
+    text,
+    tree,
+)
+
+MAGIC = "aiodist"
+"""The first field of both greetings: who does not send it is no aiodist peer."""
+
+
+class Failure(enum.StrEnum):
+    """What went wrong with a request."""
+
+    RANK_TAKEN = "rank_taken"
+    SIZE_MISMATCH = "size_mismatch"
+    COMPLETE = "complete"
+    DRAINING = "draining"
+    INVALID = "invalid"
+    NOT_A_MEMBER = "not_a_member"
+    TOO_LARGE = "too_large"
+    NOT_AN_INTEGER = "not_an_integer"
+    AUTHENTICATION = "authentication"
+    VERSION = "version"
+
+
+Name = Annotated[str, text(MAX_NAME)]
+NonEmptyName = Annotated[str, text(MAX_NAME, 1)]
+Text = Annotated[str, text(MAX_TEXT)]
+Key = Annotated[str, text(MAX_KEY, 1)]
+Value = Annotated[bytes, blob(MAX_VALUE)]
+OptionalValue = Annotated[bytes | None, optional(blob(MAX_VALUE))]
+Nonce = Annotated[bytes, blob(64)]
+Rank = Annotated[int, integer(0, MAX_MEMBERS - 1)]
+Ranks = Annotated[tuple[int, ...], sequence(integer(0, MAX_MEMBERS - 1), MAX_MEMBERS)]
+OptionalRank = Annotated[int | None, optional(integer(0, MAX_MEMBERS - 1))]
+OptionalSize = Annotated[int | None, optional(integer(1, MAX_MEMBERS))]
+Epoch = Annotated[int, integer(1, 2**62)]
+Pid = Annotated[int, integer(0, 2**32)]
+Request = Annotated[int, integer(0, 2**32 - 1)]
+Lifetime = Annotated[float | None, optional(seconds(1e-3))]
+Metadata = Annotated[Mapping[str, Any], tree(MAX_METADATA)]
+Addresses = Annotated[tuple[str, ...], sequence(text(MAX_NAME, 1), MAX_ADDRESSES)]
+
+
+class Message:
+    """Base of all control messages."""
+
+    __slots__ = ()
+    code: ClassVar[int]
+
+
+_CLASSES: dict[int, type[Message]] = {}
+_M = TypeVar("_M")
+
+
+def _message(code: int) -> Callable[[type[_M]], type[_M]]:
+    def register(cls: type[_M]) -> type[_M]:
+        cls.code = code  # type: ignore[attr-defined]
+        _CLASSES[code] = cls  # type: ignore[assignment]
+        return checked(cls)
+
+    return register
+
+
+# Greeting: Hello →, ← Challenge, Proof →, ← Welcome (or Failed, and the end).
+
+
+@_message(1)
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """The first message of a connection, from the member. `nonce`: 32 random bytes."""
+
+    nonce: Nonce
+    magic: Name = MAGIC
+    version: Annotated[int, integer(0, 2**31)] = PROTOCOL_VERSION
+
+
+@_message(2)
+@dataclass(frozen=True, slots=True)
+class Challenge(Message):
+    """The coordinator's greeting. `token_needed`: the member has to prove that it has the token."""
+
+    nonce: Nonce
+    token_needed: Annotated[bool, flag]
+    magic: Name = MAGIC
+    version: Annotated[int, integer(0, 2**31)] = PROTOCOL_VERSION
+
+
+@_message(3)
+@dataclass(frozen=True, slots=True)
+class Proof(Message):
+    """The member's answer: see `aiodist.wire.proof`. Empty where no token is needed."""
+
+    mac: Nonce
+
+
+@_message(4)
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """The member is let in. `mac`: the coordinator's own proof. `seen_host`: the host part of the
+    address it sees the member come from."""
+
+    seen_host: Name
+    mac: Nonce
+
+
+@_message(5)
+@dataclass(frozen=True, slots=True)
+class Failed(Message):
+    """The reply to a request that failed."""
+
+    kind: Annotated[Failure, one_of(Failure)]
+    text: Text
+
+
+# Membership.
+
+
+@_message(10)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest(Message):
+    """Become a member of `group`. Replies: View once the group is complete, or Failed.
+
+    Either `size` (a fixed group) or `min_size` and/or `max_size` (an elastic one). `id` is unique
+    to this membership. `join_window` and `lease` are seconds. `host` is what peers are told,
+    `host_id` equal for processes that can share memory, `addresses` where peers may dial.
+    Members with different `run_id` never meet: they are of different groups of one name.
+    """
+
+    group: NonEmptyName
+    id: NonEmptyName
+    rank: OptionalRank = None
+    size: OptionalSize = None
+    min_size: OptionalSize = None
+    max_size: OptionalSize = None
+    join_window: Annotated[float, seconds(0.0)] = 1.0
+    lease: Annotated[float, seconds(0.05)] = 15.0
+    pid: Pid = 0
+    host: Name = ""
+    host_id: Name = ""
+    name: Name = ""
+    metadata: Metadata = field(default_factory=dict)
+    addresses: Addresses = ()
+    run_id: Name = ""
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """One member of a view. `joined_at`: seconds since the Unix epoch, the coordinator's clock."""
+
+    rank: Rank
+    id: NonEmptyName
+    host: Name
+    pid: Pid
+    name: Name
+    metadata: Metadata
+    joined_at: Annotated[float, seconds(0.0, 1e12)]
+    host_id: Name
+    addresses: Addresses
+
+
+@_message(11)
+@dataclass(frozen=True, slots=True)
+class View(Message):
+    """The members of an epoch, by rank. The same for all: find yourself by `id`."""
+
+    group: NonEmptyName
+    epoch: Epoch
+    members: Annotated[tuple[MemberInfo, ...], sequence(struct(MemberInfo), MAX_MEMBERS)]
+
+    def rank_of(self, member_id: str) -> int:
+        """The rank of the member with this id. Raises KeyError."""
+        for member in self.members:
+            if member.id == member_id:
+                return member.rank
+        raise KeyError(member_id)
+
+
+@_message(12)
+@dataclass(frozen=True, slots=True)
+class Withdraw(Message):
+    """Stop waiting for the group to become complete. Reply: Withdrawn, or nothing but the View
+    that is already on its way."""
+
+
+@_message(13)
+@dataclass(frozen=True, slots=True)
+class Withdrawn(Message):
+    """How far the group had come, for the error text."""
+
+    text: Text
+
+
+@_message(14)
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """Leave the group, or stop waiting for it. Reply: Left."""
+
+
+@_message(15)
+@dataclass(frozen=True, slots=True)
+class Left(Message):
+    """The sender of Leave is a member no more."""
+
+
+@_message(16)
+@dataclass(frozen=True, slots=True)
+class Renew(Message):
+    """A sign of life. No reply. (Every other message is one too.)"""
+
+
+@_message(17)
+@dataclass(frozen=True, slots=True)
+class MemberLost(Message):
+    """Told to the others: `ranks` of `epoch` are dead, or silent for longer than their lease."""
+
+    epoch: Epoch
+    ranks: Ranks
+    reason: Text
+
+
+@_message(18)
+@dataclass(frozen=True, slots=True)
+class MemberLeft(Message):
+    """Told to the others: `ranks` of `epoch` have left in order."""
+
+    epoch: Epoch
+    ranks: Ranks
+
+
+@_message(19)
+@dataclass(frozen=True, slots=True)
+class Evicted(Message):
+    """Told to a member that was ruled lost, before its connection is closed."""
+
+    reason: Text
+
+
+@_message(20)
+@dataclass(frozen=True, slots=True)
+class Draining(Message):
+    """The coordinator is about to stop: it takes no joins and waits for its groups to end."""
+
+
+@_message(21)
+@dataclass(frozen=True, slots=True)
+class Goodbye(Message):
+    """The coordinator stops now."""
+
+
+@_message(22)
+@dataclass(frozen=True, slots=True)
+class StatusRequest(Message):
+    """Ask what the coordinator knows. Reply: Status. Members and others may ask."""
+
+
+@_message(23)
+@dataclass(frozen=True, slots=True)
+class Status(Message):
+    """What the coordinator knows, as plain data: see `Membership.status`."""
+
+    status: Annotated[Mapping[str, Any], tree(None)]
+
+
+# The store of the sender's group. Replies: Result or Failed.
+
+
+@_message(30)
+@dataclass(frozen=True, slots=True)
+class StoreGet(Message):
+    """Result: the value, or None."""
+
+    key: Key
+
+
+@_message(31)
+@dataclass(frozen=True, slots=True)
+class StoreSet(Message):
+    """Result: None. `ttl`: seconds after which the key is deleted; None keeps it."""
+
+    key: Key
+    value: Value
+    ttl: Lifetime = None
+
+
+@_message(32)
+@dataclass(frozen=True, slots=True)
+class StoreWait(Message):
+    """Result: None, once all the keys exist at the same time."""
+
+    keys: Annotated[tuple[str, ...], sequence(text(MAX_KEY, 1), MAX_WAIT_KEYS)]
+
+
+@_message(33)
+@dataclass(frozen=True, slots=True)
+class StoreAdd(Message):
+    """Result: the sum of `amount` and the number the key holds in decimal (0 where absent)."""
+
+    key: Key
+    amount: Annotated[int, integer(-(2**63), 2**63 - 1)]
+    ttl: Lifetime = None
+
+
+@_message(34)
+@dataclass(frozen=True, slots=True)
+class StoreCompareSet(Message):
+    """Set the key to `desired` if it holds `expected` (None: is absent). Result: whether it was."""
+
+    key: Key
+    expected: OptionalValue
+    desired: Value
+    ttl: Lifetime = None
+
+
+@_message(35)
+@dataclass(frozen=True, slots=True)
+class StoreDelete(Message):
+    """Result: whether the key existed."""
+
+    key: Key
+
+
+@_message(36)
+@dataclass(frozen=True, slots=True)
+class StoreWatch(Message):
+    """Result: None, then a StoreChanged for every change, until StoreCancel."""
+
+    key: Key
+
+
+@_message(37)
+@dataclass(frozen=True, slots=True)
+class StoreCancel(Message):
+    """End the wait or watch with this request number. No reply."""
+
+    request: Request
+
+
+@_message(38)
+@dataclass(frozen=True, slots=True)
+class StoreChanged(Message):
+    """A watched key was set to `value`, or deleted (None)."""
+
+    key: Key
+    value: OptionalValue
+
+
+@_message(39)
+@dataclass(frozen=True, slots=True)
+class Result(Message):
+    """What a store request gives."""
+
+    value: Annotated[
+        bytes | int | bool | None,
+        optional(either(flag, integer(-(2**63), 2**63 - 1), blob(MAX_VALUE))),
+    ]
+
+
+_check_request = integer(0, 2**32 - 1)
+
+
+def encode_message(message: Message, request: int = 0, *, max_body: int = MAX_BODY) -> bytes:
+    """The frame of a message.
+
+    Raises MessageTooLargeError for a body over `max_body` bytes; ValueError for a message that the
+    other side would refuse, TypeError for values that msgpack does not know.
+    """
+    body = pack(message)
+    if len(body) > max_body:
+        raise MessageTooLargeError(
+            f"a {type(message).__name__} message of {len(body)} bytes, over the limit of {max_body}"
+        )
+    try:
+        build(type(message), _unpack(body))
+    except (ValueError, ProtocolError) as error:
+        raise ValueError(f"a {type(message).__name__} message needs {error}") from None
+    return encode(pack_fields(message.code, request), body)
+
+
+def decode_message(frame: Frame) -> tuple[int, Message]:
+    """(request number, message) of a frame. Raises ProtocolError for anything else."""
+    header = unpack_fields(frame.header)
+    if len(header) != 2:
+        raise ProtocolError(f"a control header is [type, request], not {len(header)} fields")
+    code, request = header
+    cls = _CLASSES.get(code) if type(code) is int else None
+    if cls is None:
+        raise ProtocolError(f"control message of unknown type {code!r}")
+    try:
+        message: Message = build(cls, _unpack(frame.payload))
+        return _check_request(request), message
+    except ValueError as error:
+        raise ProtocolError(f"a bad {cls.__name__} message: expected {error}") from None
+
+
+def _unpack(body: bytes) -> list[Any]:
+    # The bounds on array and map lengths keep nested forged lengths from reserving memory.
+    try:
+        values = msgpack.unpackb(
+            body, max_array_len=MAX_MEMBERS, max_map_len=MAX_MEMBERS, max_ext_len=0
+        )
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ProtocolError(f"not msgpack: {type(error).__name__}: {error}") from None
+    if type(values) is not list:
+        raise ProtocolError(f"a body is a msgpack array, not {type(values).__name__}")
+    return values

@@ -1,0 +1,153 @@
+"""Checks of the fields of messages: each gives the value as the message holds it, or raises
+ValueError saying what was expected."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar, cast, get_type_hints
+
+import msgpack
+
+from aiodist.wire.limits import MAX_SECONDS
+
+Check = Callable[[Any], Any]
+
+
+def integer(low: int, high: int) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"an integer from {low} to {high}")
+        return value
+
+    return check
+
+
+def seconds(low: float, high: float = MAX_SECONDS) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise ValueError(f"seconds from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+def text(longest: int, shortest: int = 0) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not str or not shortest <= len(value) <= longest:
+            raise ValueError(f"a text of {shortest} to {longest} characters")
+        return value
+
+    return check
+
+
+def blob(longest: int) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not bytes or len(value) > longest:
+            raise ValueError(f"at most {longest} bytes")
+        return value
+
+    return check
+
+
+def flag(value: Any) -> Any:
+    if type(value) is not bool:
+        raise ValueError("a boolean")
+    return value
+
+
+def optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+def either(*checks: Check) -> Check:
+    def check(value: Any) -> Any:
+        expected = []
+        for one in checks:
+            try:
+                return one(value)
+            except ValueError as error:
+                expected.append(str(error))
+        raise ValueError(" or ".join(expected))
+
+    return check
+
+
+def sequence(item: Check, longest: int) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not list or len(value) > longest:
+            raise ValueError(f"an array of at most {longest}")
+        return tuple(item(one) for one in value)
+
+    return check
+
+
+def tree(longest: int | None) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not dict or not all(type(key) is str for key in value):
+            raise ValueError("a map with text keys")
+        if longest is not None and len(pack(value)) > longest:
+            raise ValueError(f"a map of at most {longest} bytes as msgpack")
+        return value
+
+    return check
+
+
+def one_of(kind: type[enum.StrEnum]) -> Check:
+    def check(value: Any) -> Any:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ValueError(f"one of {', '.join(kind)}") from None
+
+    return check
+
+
+def struct(kind: type[Any]) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not list:
+            raise ValueError(f"the fields of a {kind.__name__}")
+        return build(kind, value)
+
+    return check
+
+
+_CHECKS: dict[type[Any], tuple[tuple[str, Check], ...]] = {}
+_M = TypeVar("_M")
+
+
+def checked(cls: type[_M]) -> type[_M]:
+    """Note the checks of a dataclass, in the order of its fields."""
+    hints = get_type_hints(cls, include_extras=True)
+    _CHECKS[cls] = tuple(
+        (one.name, hints[one.name].__metadata__[0])
+        for one in fields(cls)  # type: ignore[arg-type]
+    )
+    return cls
+
+
+def build(cls: type[Any], values: list[Any]) -> Any:
+    checks = _CHECKS[cls]
+    if len(values) != len(checks):
+        raise ValueError(f"{len(checks)} fields of a {cls.__name__}, not {len(values)}")
+    named = {}
+    for (name, check), value in zip(checks, values, strict=True):
+        try:
+            named[name] = check(value)
+        except ValueError as error:
+            raise ValueError(f"{error} in {name}") from None
+    return cls(**named)
+
+
+def pack(value: Any) -> bytes:
+    """`value`, which may be or hold a checked dataclass, as msgpack."""
+    return cast(bytes, msgpack.packb(value, default=plain))
+
+
+def plain(value: Any) -> Any:
+    """What msgpack is given for a message or a struct inside of one: its fields."""
+    checks = _CHECKS.get(type(value))
+    if checks is None:
+        raise TypeError(f"{type(value).__name__} {value!r} cannot be sent in a control message")
+    return [getattr(value, name) for name, _ in checks]

@@ -1,0 +1,1 @@
+"""Measurements of aiodist beside its peers: ``python -m benchmarks`` (or ``make bench``)."""

@@ -1,0 +1,7 @@
+"""`python -m aiodist_cli` is the `aiodist` command."""
+
+from __future__ import annotations
+
+from aiodist_cli.main import app
+
+app(prog_name="aiodist")

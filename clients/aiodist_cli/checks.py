@@ -1,0 +1,168 @@
+"""What `aiodist doctor` looks at. Each check finds out one fact and judges it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from aiodist.runtime import spawn
+
+Level = Literal["ok", "note", "fail"]
+
+_NEEDED = ("msgpack", "numpy")
+_OPTIONAL = {
+    "uvloop": "pip install uvloop: small messages take about half the time",
+    "torch": "for torch tensors: pip install 'aiodist[torch]'",
+    "structlog": "for `aiodist coordinator`: pip install 'aiodist[server]'",
+}
+_FEW_FILES = 1024
+_VARIABLES = (
+    "AIODIST_ADDRESS",
+    "AIODIST_RANK",
+    "AIODIST_SIZE",
+    "AIODIST_GROUP",
+    "AIODIST_TRANSPORTS",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One fact. `level`: "ok", "note" (worth knowing) or "fail" (aiodist cannot work)."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def all_checks(environ: Mapping[str, str]) -> list[Check]:
+    """Every check, in the order in which they are shown."""
+    return [
+        python(sys.version_info[:3], platform.system()),
+        *(package(name) for name in ("aiodist", *_NEEDED, *_OPTIONAL)),
+        cores(spawn.cores()),
+        identity("boot id", _read_boot_id()),
+        identity("network namespace", _read_network_namespace()),
+        loopback(socket.AF_INET, "127.0.0.1"),
+        hostname(socket.gethostname()),
+        open_files(_read_open_files()),
+        environment(environ),
+    ]
+
+
+def python(version: tuple[int, int, int], system: str) -> Check:
+    """The interpreter and the operating system."""
+    found = f"{'.'.join(map(str, version))} on {system}"
+    if version < (3, 11):
+        return Check("Python", "fail", found, "aiodist needs Python 3.11 or newer")
+    if system != "Linux":
+        return Check(
+            "Python", "note", found, "only on Linux do ranks die with a launcher that is killed"
+        )
+    return Check("Python", "ok", found)
+
+
+def package(name: str) -> Check:
+    """Whether a distribution is installed, and which version."""
+    try:
+        return Check(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        if name in _OPTIONAL:
+            return Check(name, "note", "not installed", _OPTIONAL[name])
+        return Check(name, "fail", "not installed", f"pip install {name}")
+
+
+def cores(count: int) -> Check:
+    """The cores that this process may use."""
+    advice = "" if count > 1 else "ranks take turns on a single core: expect slow collectives"
+    return Check("cores", "note" if advice else "ok", str(count), advice)
+
+
+def identity(name: str, value: str | None) -> Check:
+    """One half of what tells hosts apart: same host is same boot id and network namespace."""
+    if value is None:
+        return Check(name, "note", "unknown", "ranks here are not recognised as one host")
+    return Check(name, "ok", value)
+
+
+def loopback(family: socket.AddressFamily, host: str) -> Check:
+    """A few bytes through a TCP connection to this machine."""
+    name = f"TCP over {host}"
+    try:
+        with socket.socket(family) as listener:
+            listener.settimeout(5.0)
+            listener.bind((host, 0))
+            listener.listen(1)
+            with socket.create_connection(listener.getsockname()[:2], timeout=5.0) as ours:
+                theirs, _ = listener.accept()
+                with theirs:
+                    ours.sendall(b"hello")
+                    theirs.settimeout(5.0)
+                    heard = theirs.recv(5, socket.MSG_WAITALL)
+    except OSError as error:
+        return Check(name, "fail", str(error), f"let processes connect to {host} (firewall?)")
+    return Check(name, "ok" if heard == b"hello" else "fail", "works")
+
+
+def hostname(name: str) -> Check:
+    """What other hosts would find under this host's name."""
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return Check(
+            "host name",
+            "note",
+            f"{name} has no address",
+            "no matter: ranks advertise the address that the coordinator sees them come from",
+        )
+    return Check("host name", "ok", f"{name} is {address}")
+
+
+def open_files(limit: int | None) -> Check:
+    """The soft limit of open files; each pair of ranks that talk takes one socket a side."""
+    if limit is None:
+        return Check("open files", "ok", "no limit")
+    if limit < _FEW_FILES:
+        return Check("open files", "note", str(limit), "for many ranks: ulimit -n 4096")
+    return Check("open files", "ok", str(limit))
+
+
+def environment(environ: Mapping[str, str]) -> Check:
+    """The variables that `aiodist.connect()` would read."""
+    found = [f"{name}={environ[name]}" for name in _VARIABLES if name in environ]
+    if not found:
+        return Check("environment", "ok", "nothing set that aiodist.connect() reads")
+    return Check("environment", "note", " ".join(found), "aiodist.connect() takes these up")
+
+
+def _read_open_files() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _read_boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def _read_network_namespace() -> str | None:
+    try:
+        return str(Path("/proc/self/ns/net").readlink())
+    except OSError:
+        return None

@@ -1,0 +1,169 @@
+"""One run from start to end: what its ranks share, what may stop them, how it is summed up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import aiodist
+from aiodist.runtime import spawn
+from aiodist_cli.nodes import Meeting, Stop, meet
+from aiodist_cli.output import Writer, joined, prefix, wants_colour
+from aiodist_cli.ranks import Ranks
+from aiodist_cli.summary import Exit, cause, headline, last_words
+
+_STDERR = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which ranks of which run this launcher starts.
+
+    `coordinator`: the address of one that runs already; None makes one for this run.
+    """
+
+    nprocs: int
+    nodes: int
+    node: int
+    coordinator: str | None
+    group: str
+    node_timeout: float
+
+
+async def launch(program: list[str], place: Place, grace: float) -> int:
+    """Run `program` as the ranks of `place`; the exit status of the run."""
+    writer = Writer()
+    async with contextlib.AsyncExitStack() as stack:
+        job, meeting = await _prepare(stack, place)
+        stops = stack.enter_context(_listening(writer, meeting))
+        ranks = Ranks(writer, grace=grace)
+        try:
+            for local_rank in range(place.nprocs):
+                env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())
+                await ranks.start(job.rank(local_rank), program, env)
+            await ranks.wait(stops.first)
+        finally:
+            await ranks.stop(stops.second)
+        failed = None
+        if stops.first.done():
+            stop = stops.first.result()
+        elif failed := cause(ranks.exits):
+            stop = Stop(spawn.shell_status(failed.code), headline(failed, job.size))
+        elif meeting is None or await meeting.all_done(stops.first):
+            return 0
+        else:
+            stop = stops.first.result()
+        if meeting is not None:
+            await meeting.tell(stop)
+    await _say(writer, last_words(stop.reason, ranks.stopped, failed), failed)
+    return stop.status
+
+
+async def _prepare(
+    stack: contextlib.AsyncExitStack, place: Place
+) -> tuple[spawn.Job, Meeting | None]:
+    """What all ranks have in common, and the line to the other launchers if there are any."""
+    group = None if place.group == "world" else place.group
+    if place.coordinator is None:
+        token = secrets.token_urlsafe()
+        embedded = await stack.enter_async_context(
+            aiodist.Coordinator("tcp://127.0.0.1:0", token=token)
+        )
+        address = embedded.address
+    else:
+        token, address = None, place.coordinator
+    if place.nodes == 1:
+        job = spawn.Job(
+            address=address,
+            run_id=uuid.uuid4().hex,
+            local_size=place.nprocs,
+            master_addr="127.0.0.1",
+            master_port=spawn.free_port(),
+            group=group,
+            token=token,
+        )
+        return job, None
+    meeting = await stack.enter_async_context(
+        meet(
+            address,
+            place.group,
+            node=place.node,
+            nodes=place.nodes,
+            nprocs=place.nprocs,
+            timeout=place.node_timeout,
+        )
+    )
+    job = spawn.Job(
+        address=address,
+        run_id=meeting.run_id,
+        local_size=place.nprocs,
+        master_addr=meeting.master_addr,
+        master_port=meeting.master_port,
+        nodes=place.nodes,
+        node=place.node,
+        group=group,
+    )
+    return job, meeting
+
+
+class _Stops:
+    """Reasons to stop that are no failure of a rank of this node. `first`: the first one;
+    `second`: done when another one came, because the user is in a hurry."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[Stop] = loop.create_future()
+        self.second: asyncio.Future[None] = loop.create_future()
+
+    def stop(self, stop: Stop) -> None:
+        if not self.first.done():
+            self.first.set_result(stop)
+        elif not self.second.done():
+            self.second.set_result(None)
+
+    def heed(self, news: asyncio.Future[Stop]) -> None:
+        """Stop for the reason that `news`, which is done, gives."""
+        if not news.cancelled():
+            self.stop(news.result())
+
+
+async def _reader_gone(writer: Writer) -> Stop:
+    await writer.broken.wait()
+    return Stop(128 + signal.SIGPIPE, "nobody reads the output any more")
+
+
+@contextlib.contextmanager
+def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
+    """Listen to signals, to the readers of the output, and to the other nodes."""
+    stops = _Stops()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stops.stop, Stop(128 + number, number.name))
+    reader_gone = asyncio.ensure_future(_reader_gone(writer))
+    news = [reader_gone] if meeting is None else [reader_gone, meeting.news]
+    for task in news:
+        task.add_done_callback(stops.heed)
+    try:
+        yield stops
+    finally:
+        for task in news:
+            task.remove_done_callback(stops.heed)
+        reader_gone.cancel()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _say(writer: Writer, text: str, failed: Exit | None) -> None:
+    """Write the last words, with what `failed` said last."""
+    data = text.encode() + b"\n"
+    if failed is not None:
+        data += joined(failed.tail, prefix(failed.rank, colour=wants_colour(_STDERR)))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(writer.write(_STDERR, data), timeout=1.0)

@@ -1,0 +1,111 @@
+"""A run over several nodes: its launchers are a group of their own, on the same coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiodist
+from aiodist.runtime import spawn
+from aiodist_cli.errors import CommandError
+
+_FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why ranks have to stop, and the exit status which that gives."""
+
+    status: int
+    reason: str
+
+
+class Meeting:
+    """What the launchers of one run agreed on, and their line to each other.
+
+    `news` is done when another node failed or its launcher was lost.
+    """
+
+    def __init__(self, launchers: aiodist.Group, run_id: str, master_port: int) -> None:
+        self.run_id = run_id
+        self.master_addr = launchers.members[0].host
+        self.master_port = master_port
+        self.news = asyncio.ensure_future(_hear(launchers))
+        self._launchers = launchers
+        self._pending: list[asyncio.Future[Any]] = [self.news]
+
+    async def tell(self, stop: Stop) -> None:
+        """Let the other nodes know why this one stops, unless they said so first."""
+        if self.news.done():
+            return
+        told = [
+            self._launchers.send({"status": stop.status, "reason": stop.reason}, peer, tag=_FAILURE)
+            for peer in range(self._launchers.size)
+            if peer != self._launchers.rank
+        ]
+        # A launcher that is gone cannot be told, and need not be.
+        await asyncio.gather(*told, return_exceptions=True)
+
+    async def all_done(self, interruption: asyncio.Future[Any]) -> bool:
+        """Wait until the ranks of all nodes have ended well. False: `interruption` came first."""
+        done = self._launchers.barrier(timeout=math.inf)
+        self._pending.append(done)
+        await asyncio.wait([done, interruption], return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            return False
+        await done
+        return True
+
+    async def end(self) -> None:
+        """Give up what is still awaited. The others see that, so `tell` comes before."""
+        for future in self._pending:
+            future.cancel()
+        await asyncio.gather(*self._pending, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def meet(
+    coordinator: str, group: str, *, node: int, nodes: int, nprocs: int, timeout: float
+) -> AsyncIterator[Meeting]:
+    """Meet the launchers of the other nodes, within `timeout` seconds.
+
+    They part when the block is left. Raises what `aiodist.connect` does, and CommandError if the
+    nodes were told different numbers of ranks.
+    """
+    async with aiodist.connect(
+        coordinator,
+        group=f"{group}/launchers",
+        rank=node,
+        size=nodes,
+        timeout=timeout,
+        token=os.environ.get("AIODIST_TOKEN"),
+    ) as launchers:
+        offers = await launchers.all_gather(
+            {"nprocs": nprocs, "run_id": uuid.uuid4().hex, "port": spawn.free_port("")}
+        )
+        if any(offer["nprocs"] != nprocs for offer in offers):
+            told = ", ".join(f"node {i}: {offer['nprocs']}" for i, offer in enumerate(offers))
+            raise CommandError(
+                "aiodist run: -n is the number of ranks on each node and must be the same on all, "
+                f"but it is {told}"
+            )
+        meeting = Meeting(launchers, offers[0]["run_id"], offers[0]["port"])
+        try:
+            yield meeting
+        finally:
+            await meeting.end()
+
+
+async def _hear(launchers: aiodist.Group) -> Stop:
+    """Wait for word that another node stops."""
+    try:
+        told = await launchers.recv(tag=_FAILURE)
+    except aiodist.AiodistError as error:
+        return Stop(1, f"the launchers of the other nodes are lost: {error}")
+    return Stop(told["status"], told["reason"])

@@ -1,0 +1,137 @@
+"""The ranks of this node: started, listened to, and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.runtime import spawn, tether
+from aiodist_cli.output import LineSplitter, Writer, joined, prefix, wants_colour
+from aiodist_cli.summary import Exit, cause
+
+TAIL = 60
+"""Lines of a rank's stderr that are kept to be shown last."""
+
+_CHUNK = 64 * 1024
+_STDOUT, _STDERR = 1, 2
+
+_LAST_WORDS = 1.0
+"""Seconds that the output of killed ranks gets to be written: its reader may have stopped."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One running rank, and the last lines of its stderr."""
+
+    rank: int
+    process: Process
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL))
+
+
+class Ranks:
+    """The processes of one node of a run.
+
+    `stopped` lists the ranks that were ended because of a failure or an interruption.
+    """
+
+    def __init__(self, writer: Writer, *, grace: float) -> None:
+        self.stopped: list[int] = []
+        self._writer = writer
+        self._grace = grace
+        self._tasks: dict[asyncio.Task[None], _Rank] = {}
+        self._ended: dict[int, Exit | None] = {}  # None until all of its output was seen
+        self._stopping = False
+
+    @property
+    def exits(self) -> list[Exit]:
+        """The ranks that ended by themselves, in that order."""
+        return [ended for ended in self._ended.values() if ended is not None]
+
+    async def start(self, rank: int, program: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start `program` as `rank`."""
+        process = await asyncio.create_subprocess_exec(
+            *tether.command(program), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env
+        )
+        started = _Rank(rank, process)
+        self._tasks[asyncio.create_task(self._follow(started))] = started
+
+    async def wait(self, interruption: asyncio.Future[Any]) -> None:
+        """Wait until all ranks have ended, one has failed, or `interruption` is done.
+
+        A failure that looks like the consequence of another one (a lost peer) waits a moment for
+        its cause: the rank that a user has to look at must not be stopped before it has spoken.
+        """
+        loop = asyncio.get_running_loop()
+        settled: float | None = None
+        while (pending := self._running()) and not interruption.done():
+            failed = cause(self.exits)
+            if failed is not None:
+                settled = settled or loop.time() + spawn.SETTLE
+                if not failed.is_consequence or loop.time() >= settled:
+                    return
+            limit = None if settled is None else settled - loop.time()
+            await asyncio.wait(
+                [*pending, interruption], timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
+
+    async def stop(self, hurry: asyncio.Future[Any]) -> None:
+        """End the ranks that still run: SIGTERM, and SIGKILL after the grace time or `hurry`."""
+        self._stopping = True
+        if not (pending := self._running()):
+            return
+        self._signal(signal.SIGTERM)
+        over = asyncio.ensure_future(asyncio.wait(pending))
+        await asyncio.wait([over, hurry], timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
+        self._signal(signal.SIGKILL)
+        await asyncio.wait([over], timeout=_LAST_WORDS)
+
+    def _running(self) -> list[asyncio.Task[None]]:
+        return [task for task in self._tasks if not task.done()]
+
+    def _signal(self, number: signal.Signals) -> None:
+        for task in self._running():
+            process = self._tasks[task].process
+            if not spawn.signal_group(process.pid, number):
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+    async def _follow(self, started: _Rank) -> None:
+        """Pass on what a rank writes until it has ended, with all that it started."""
+        process, rank = started.process, started.rank
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output = asyncio.gather(
+            self._copy(process.stdout, rank, _STDOUT, None),
+            self._copy(process.stderr, rank, _STDERR, started.tail),
+        )
+        code = await process.wait()
+        if self._stopping:
+            self.stopped.append(rank)
+        else:
+            self._ended[rank] = None
+        spawn.signal_group(process.pid, signal.SIGKILL)  # what it started and left behind
+        await output
+        if rank in self._ended:
+            self._ended[rank] = Exit(rank, code, tuple(started.tail))
+
+    async def _copy(
+        self, stream: asyncio.StreamReader, rank: int, fd: int, tail: deque[bytes] | None
+    ) -> None:
+        before = prefix(rank, colour=wants_colour(fd))
+        splitter = LineSplitter()
+        while chunk := await stream.read(_CHUNK):
+            await self._pass_on(splitter.feed(chunk), before, fd, tail)
+        await self._pass_on(splitter.flush(), before, fd, tail)
+
+    async def _pass_on(
+        self, lines: list[bytes], before: bytes, fd: int, tail: deque[bytes] | None
+    ) -> None:
+        if tail is not None:
+            tail.extend(lines)
+        await self._writer.write(fd, joined(lines, before))

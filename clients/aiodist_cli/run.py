@@ -1,0 +1,110 @@
+"""`aiodist run`: a script as N ranks on this host, or on each of several."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aiodist.errors import AiodistError
+from aiodist.runtime import spawn
+from aiodist_cli.errors import CommandError, usage_error
+
+EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:
+
+    aiodist run -n 4 train.py --epochs 3
+
+Two hosts with eight ranks each, meeting at a coordinator that both reach (the second one: 1):
+
+    aiodist run -n 8 --nnodes 2 --node-rank 0 --coordinator tcp://10.0.0.1:29500 train.py
+
+Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + n if
+signal n ended it. 130 after Ctrl-C, 1 if the run could not be started, 2 for wrong usage.
+"""
+
+
+def run(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="The script (with -m the module) of each rank.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARG", help="Arguments of the script.")
+    ] = None,
+    *,
+    nprocs: Annotated[
+        int, typer.Option("-n", "--nprocs", min=1, help="Ranks to start on this node.")
+    ],
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
+    ] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="A coordinator that runs already, such as tcp://10.0.0.1:29500. "
+            "Without it, the run has one of its own.",
+        ),
+    ] = None,
+    group: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the group, one a run on a coordinator.")
+    ] = "world",
+    nnodes: Annotated[int, typer.Option(min=1, help="Nodes (hosts) of the run.")] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Which of the nodes this one is, from 0.")
+    ] = None,
+    node_timeout: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the other nodes."),
+    ] = 300.0,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Time between SIGTERM and SIGKILL for ranks that have to stop.",
+        ),
+    ] = spawn.GRACE,
+) -> None:
+    """Run a script as N ranks, each in a process of its own.
+
+    Every rank gets AIODIST_ADDRESS, AIODIST_RANK and AIODIST_SIZE, so that `aiodist.connect()`
+    needs no arguments, and the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+    …). Its output appears line by line behind its rank. The first rank to fail stops the others,
+    and what it wrote last to stderr is shown last. Ctrl-C ends all of them at once.
+    """
+    spawn.require_posix("aiodist run")
+    if nnodes > 1 and coordinator is None:
+        raise usage_error("several nodes need a --coordinator that all of them can reach")
+    if nnodes > 1 and node_rank is None:
+        raise usage_error(
+            f"say with --node-rank which of the {nnodes} nodes this one is: 0 to {nnodes - 1}"
+        )
+    if node_rank is not None and node_rank >= nnodes:
+        raise usage_error(f"--node-rank is 0 to {nnodes - 1} with --nnodes {nnodes}")
+    from aiodist_cli.launcher import Place, launch  # not for other commands, nor on Windows
+
+    program = [sys.executable, "-u", *_target(script, module), *(args or [])]
+    place = Place(nprocs, nnodes, node_rank or 0, coordinator, group, node_timeout)
+    try:
+        with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
+            status = runner.run(launch(program, place, grace))
+    except KeyboardInterrupt:  # before the ranks were there to be stopped
+        status = 128 + signal.SIGINT
+    except (AiodistError, OSError) as error:
+        raise CommandError(f"aiodist run: {error}") from error
+    raise typer.Exit(status)
+
+
+def _target(script: str, module: bool) -> list[str]:
+    """What Python gets to run. Raises a usage error if it is clear that it would not find it."""
+    if module:
+        return ["-m", script]
+    path = Path(script)
+    if path.is_file() or (path / "__main__.py").is_file():
+        return [script]
+    hint = f"; for a module: aiodist run … -m {script}" if "/" not in script else ""
+    raise usage_error(f"there is no script {script!r} here ({Path.cwd()}){hint}", "SCRIPT")

@@ -1,0 +1,60 @@
+"""How a run ended: which rank was the cause, what to say, which exit status to give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiodist.runtime import spawn
+
+_FRAME = b" |+-"
+"""What an exception group draws around the text of its exceptions."""
+
+_CONSEQUENCE = re.compile(
+    rb"aiodist\.errors\.(?:%s)\b"
+    % b"|".join(error.__name__.encode() for error in spawn.CONSEQUENCES)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of one rank. `code`: its return code, negative for a signal; `tail`: the last lines
+    that it wrote to stderr."""
+
+    rank: int
+    code: int
+    tail: Sequence[bytes] = ()
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether the rank failed because another one did, as far as its last words tell."""
+        words = (line.strip(_FRAME) for line in reversed(self.tail))
+        last = next((line for line in words if line), b"")
+        return self.code > 0 and _CONSEQUENCE.match(last) is not None
+
+
+def cause(exits: Sequence[Exit]) -> Exit | None:
+    """Of `exits`, in the order in which they happened: the failure that a user should look at.
+
+    None: nobody failed. That is the first failure which is no consequence of another one.
+    """
+    failures = [exit for exit in exits if exit.code != 0]
+    return next((exit for exit in failures if not exit.is_consequence), None) or next(
+        iter(failures), None
+    )
+
+
+def headline(failed: Exit, size: int) -> str:
+    """Which rank failed, and how."""
+    return f"rank {failed.rank} of {size} failed with {spawn.describe_exit(failed.code)}"
+
+
+def last_words(reason: str, stopped: Sequence[int], failed: Exit | None = None) -> str:
+    """The line that ends a run which had to stop; what `failed` said last comes behind it."""
+    text = f"aiodist run: {reason}"
+    if stopped:
+        text += f"; {spawn.name_ranks(stopped)} stopped"
+    if failed is not None:
+        text += "; the end of its stderr:" if failed.tail else "; it wrote nothing to stderr"
+    return text

@@ -1,0 +1,79 @@
+"""What the daemon can be told: by keyword, or by AIODIST_COORDINATOR_* variables."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from aiodist.wire.address import parse_address
+
+
+class Config(BaseSettings):
+    """Raises pydantic.ValidationError (a ValueError) for what makes no sense.
+
+    `listen`: ``tcp://host:port``, ``tls://host:port`` (with `tls_cert`, and `tls_key` unless the
+    certificate file holds the key too) or ``unix:///path``. `token` or `token_file`: the secret
+    that members have to prove to have. `insecure`: allow to listen without one where other hosts
+    can reach it. `drain_seconds`: how long the first SIGTERM or SIGINT waits for groups to end.
+    `state`: a file that keeps epoch numbers growing over restarts.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="AIODIST_COORDINATOR_", extra="forbid", frozen=True
+    )
+
+    listen: str = "tcp://127.0.0.1:29500"
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    insecure: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    state: Path | None = None
+    drain_seconds: float = Field(default=30.0, ge=0.0)
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        address = parse_address(self.listen)
+        if address.scheme == "inproc":
+            raise ValueError(f"listen={self.listen}: a daemon has nobody in its own process")
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("give token or token_file, not both")
+        if self.token is not None and not self.token.get_secret_value():
+            raise ValueError("token is empty: give a token, or none")
+        if (address.scheme == "tls") != (self.tls_cert is not None):
+            raise ValueError("a tls:// address and tls_cert belong together: give both, or neither")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert")
+        has_token = self.token is not None or self.token_file is not None
+        if not (address.is_loopback or has_token or self.insecure):
+            raise ValueError(
+                f"listen={self.listen} can be reached from other hosts, and there is no token: "
+                "whoever gets through could join any group. Give a token_file (--token-file), or "
+                "insecure=True (--insecure) if the network is trusted"
+            )
+        return self
+
+    def read_token(self) -> str | None:
+        """The token, out of its file if need be. Raises OSError, ValueError for an empty file."""
+        if self.token is not None:
+            return self.token.get_secret_value()
+        if self.token_file is None:
+            return None
+        token = self.token_file.read_text("utf-8").strip()
+        if not token:
+            raise ValueError(f"the token file {self.token_file} is empty")
+        return token
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The server-side context for `tls_cert`. Raises OSError for unusable files."""
+        if self.tls_cert is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.tls_cert, self.tls_key)
+        return context

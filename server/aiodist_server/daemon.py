@@ -1,0 +1,83 @@
+"""Run a coordinator until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from aiodist.runtime.coordinator import Coordinator
+from aiodist_server.config import Config
+from aiodist_server.logs import logging_to_stderr
+
+if sys.platform == "win32":
+    _run = asyncio.run
+else:
+    from uvloop import run as _run
+
+logger = logging.getLogger("aiodist.daemon")
+
+EXIT_OK = 0
+EXIT_CANNOT_START = 1
+
+
+def serve(config: Config) -> int:
+    """Run the coordinator until SIGTERM or SIGINT; the exit code.
+
+    The first line on stdout is ``listening on ADDRESS``, with the port it got. The first signal
+    refuses new joins and waits for the groups to end, at most `drain_seconds`; a second one stops
+    at once. Exit code 0: stopped by a signal; 1: it could not start, the log says why.
+    """
+    with logging_to_stderr(config):
+        return _run(_serve(config))
+
+
+async def _serve(config: Config) -> int:
+    try:
+        coordinator = Coordinator(
+            config.listen,
+            token=config.read_token(),
+            ssl=config.ssl_context(),
+            state=config.state,
+        )
+        await coordinator.start()
+    except (OSError, ValueError) as error:
+        logger.error(
+            "cannot start: %s", error, extra={"event": "cannot start", "error": str(error)}
+        )
+        return EXIT_CANNOT_START
+    signals: asyncio.Queue[str] = asyncio.Queue()
+    _on_signals(signals.put_nowait)
+    print(f"listening on {coordinator.address}", flush=True)
+    first = await signals.get()
+    groups = len(coordinator.status()["groups"])
+    logger.info(
+        "%s: waiting for %d groups to end, at most %g s; a second signal stops at once",
+        first,
+        groups,
+        config.drain_seconds,
+        extra={"event": "draining", "signal": first, "groups": groups},
+    )
+    draining = asyncio.create_task(coordinator.stop(drain=config.drain_seconds))
+    second = asyncio.create_task(signals.get())
+    await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
+    second.cancel()
+    await coordinator.stop()
+    await draining
+    return EXIT_OK
+
+
+def _on_signals(tell: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(tell, signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, tell, number.name)
+        except NotImplementedError:  # Windows
+            signal.signal(number, handler)

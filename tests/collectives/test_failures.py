@@ -1,0 +1,222 @@
+"""What a rank sees when another does not do its part."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+import aiodist
+
+LARGE = 100_003
+
+
+def test_a_deadline_names_who_is_missing(run, groups, everyone):
+    async def main():
+        async with groups(4) as ranks:
+            works = [g.all_reduce(np.ones(3), timeout=0.3) for g in ranks if g.rank not in (1, 3)]
+            await asyncio.wait(works)
+            for work in works:
+                error = work.exception()
+                assert isinstance(error, aiodist.CollectiveTimeoutError)
+                assert isinstance(error, TimeoutError)
+                assert error.missing == (1, 3)
+                assert error.op == "all_reduce"
+                assert error.seq == 0
+                assert "rank 1 (in no collective" in str(error)
+            # Late ranks get the verdict at once.
+            for late in (1, 3):
+                work = ranks[late].all_reduce(np.ones(3), timeout=math.inf)
+                with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+                    await work
+                assert caught.value.missing == (1, 3)
+            assert await everyone(ranks, lambda g: g.all_reduce(1)) == [4] * 4
+
+    run(main())
+
+
+def test_what_the_missing_rank_is_doing(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            other = ranks[1].barrier(tag="elsewhere")
+            with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+                await ranks[0].all_gather(1, timeout=0.2)
+            assert "in barrier tag 'elsewhere' #0" in caught.value.last_seen[1]
+            await ranks[0].barrier(tag="elsewhere")
+            await other
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await ranks[1].all_gather(1)
+
+    run(main())
+
+
+@pytest.mark.parametrize("length", [3, LARGE])
+def test_cancelling_tells_the_others(run, groups, everyone, length):
+    async def main():
+        async with groups(3) as ranks:
+            arrays = [np.ones(length) for _ in ranks]
+            works = [ranks[rank].all_reduce(arrays[rank]) for rank in (0, 1)]
+            assert works[0].cancel()
+            assert works[0].cancelled()
+            kept = arrays[0].copy()
+            with pytest.raises(aiodist.CollectiveAbortedError) as caught:
+                await works[1]
+            assert caught.value.rank == 0
+            assert "cancelled" in caught.value.reason
+            with pytest.raises(aiodist.CollectiveAbortedError):
+                await ranks[2].all_reduce(arrays[2])
+            np.testing.assert_array_equal(arrays[0], kept)
+            assert await everyone(ranks, lambda g: g.all_reduce(1)) == [3] * 3
+
+    run(main())
+
+
+def test_a_cancelled_task_and_asyncio_timeout_withdraw(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await ranks[0].barrier()
+            with pytest.raises(aiodist.CollectiveAbortedError):
+                await ranks[1].barrier()
+
+            started = asyncio.Event()
+
+            async def body():
+                work = ranks[0].barrier()
+                started.set()
+                await work
+
+            task = asyncio.create_task(body())
+            await started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(aiodist.CollectiveAbortedError):
+                await ranks[1].barrier()
+            # Waiting with a limit of one's own cancels nothing.
+            work = ranks[0].barrier()
+            with pytest.raises(TimeoutError):
+                await work.wait(0.01)
+            await ranks[1].barrier()
+            await work
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_cancelling_anywhere_harms_nobody(run, groups, everyone, turns):
+    """Whatever the state of a large operation, its cancellation ends it everywhere."""
+
+    async def main():
+        async with groups(3) as ranks:
+            arrays = [np.full(LARGE, rank + 1.0) for rank in range(3)]
+            outs = [np.full(LARGE, -1.0) for _ in range(3)]
+            works = [g.all_reduce(arrays[g.rank], out=outs[g.rank]) for g in ranks]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            done = works[1].done()
+            works[1].cancel()
+            kept = outs[1].copy()
+            arrays[1][:] = 1000.0
+            await asyncio.wait(works)
+            for rank in (0, 2):
+                error = works[rank].exception()
+                if error is None:
+                    # Completed without rank 1's change of its memory.
+                    np.testing.assert_array_equal(outs[rank], np.full(LARGE, 6.0))
+                else:
+                    assert isinstance(error, aiodist.CollectiveAbortedError)
+            assert done or works[1].cancelled()
+            assert await everyone(ranks, lambda g: g.all_reduce(1)) == [3] * 3
+            np.testing.assert_array_equal(outs[1], kept)
+
+    run(main())
+
+
+def test_a_rank_that_aborts(run, groups, everyone):
+    async def main():
+        async with groups(3) as ranks:
+            await everyone(ranks, lambda g: g.barrier())
+            works = [g.all_reduce(1) for g in ranks[:2]]
+            receive = ranks[0].recv(src=2)
+            ranks[2].abort("disk full")
+            for work in works:
+                with pytest.raises(aiodist.PeerLostError) as caught:
+                    await work
+                assert caught.value.ranks == (2,)
+            with pytest.raises(aiodist.PeerLostError, match="disk full"):
+                await receive
+            with pytest.raises(aiodist.GroupClosedError, match="disk full"):
+                ranks[2].barrier()
+            # The two others can still talk to each other.
+            sent = ranks[0].send("still here", 1)
+            assert await ranks[1].recv(src=0) == "still here"
+            await sent
+            pair = await asyncio.gather(*[g.subgroup([0, 1]) for g in ranks[:2]])
+            assert await everyone(pair, lambda g: g.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_leaving_by_an_exception_fails_what_is_pending(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            await everyone(ranks, lambda g: g.barrier())
+            work = ranks[0].barrier()
+            with pytest.raises(KeyError):
+                async with ranks[1]:
+                    raise KeyError("x")
+            with pytest.raises(aiodist.PeerLostError, match="KeyError"):
+                await work
+
+    run(main())
+
+
+def test_closing_waits_for_what_is_pending(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            work = ranks[0].all_reduce(1)
+            closing = asyncio.ensure_future(ranks[0].close())
+            await asyncio.sleep(0)
+            assert not closing.done()
+            assert await ranks[1].all_reduce(1) == 2
+            await closing
+            assert work.result() == 2
+            with pytest.raises(aiodist.GroupClosedError):
+                ranks[0].barrier()
+            await ranks[0].close()
+            with pytest.raises(aiodist.PeerLostError):
+                await ranks[1].barrier()
+
+    run(main())
+
+
+def test_a_loop_of_its_own(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+
+            def elsewhere():
+                with pytest.raises(RuntimeError, match="event loop that made it"):
+                    ranks[0].barrier()
+
+            await asyncio.to_thread(elsewhere)
+
+    run(main())
+
+
+def test_an_unawaited_failure_is_reported_once(run, groups, everyone, caplog):
+    async def main():
+        async with groups(2) as ranks:
+            ranks[0].barrier(timeout=0.05)
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await ranks[1].barrier(tag="other", timeout=0.1)
+            # The late call of rank 1 still gets the verdict, and rank 0's own Work is dropped.
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await ranks[1].barrier()
+
+    run(main())
+    reports = [r for r in caplog.records if "exception was never retrieved" in r.getMessage()]
+    assert len(reports) == 1

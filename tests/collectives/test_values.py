@@ -1,0 +1,282 @@
+"""Collectives that move values: every kind of value, over every transport and group size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+
+SIZES = [1, 2, 3, 5]
+LARGE = 70_001  # elements of 8 bytes: over two frames
+
+NUMPY_DTYPES = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+]  # fmt: skip
+
+
+def tree(rank: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "tuple": (None, True, -(2**80), 1.5, 2j),
+        7: [b"raw", "text", []],
+        "small": np.arange(rank, dtype=np.int16),
+        "large": np.full(LARGE, rank, dtype=np.float64),
+        "scalar": np.float32(rank),
+    }
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    assert type(got) is type(expected)
+    if isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        for key in expected:
+            assert_same(got[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected)
+        for a, b in zip(got, expected, strict=True):
+            assert_same(a, b)
+    elif isinstance(expected, np.ndarray):
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+    else:
+        assert got == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_gather(run, groups, everyone, size):
+    async def main():
+        async with groups(size) as ranks:
+            for results in await everyone(ranks, lambda g: g.all_gather(tree(g.rank))):
+                assert_same(results, [tree(rank) for rank in range(size)])
+            # Shapes and kinds may differ.
+            for results in await everyone(
+                ranks, lambda g: g.all_gather(np.zeros((g.rank, 2)) if g.rank % 2 else g.rank)
+            ):
+                for rank, value in enumerate(results):
+                    assert_same(value, np.zeros((rank, 2)) if rank % 2 else rank)
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("length", [3, LARGE])
+def test_all_gather_into(run, groups, everyone, size, length):
+    async def main():
+        async with groups(size) as ranks:
+            expected = [np.full(length, rank, np.float64) for rank in range(size)]
+            outs = [np.empty((size, length)) for _ in range(size)]
+            await everyone(ranks, lambda g: g.all_gather(expected[g.rank], out=outs[g.rank]))
+            for out in outs:
+                np.testing.assert_array_equal(out, np.stack(expected))
+            flat = [np.empty(size * length) for _ in range(size)]
+            await everyone(ranks, lambda g: g.all_gather(expected[g.rank], out=flat[g.rank]))
+            for out in flat:
+                np.testing.assert_array_equal(out, np.concatenate(expected))
+            lists = [[np.empty(length) for _ in range(size)] for _ in range(size)]
+            results = await everyone(
+                ranks, lambda g: g.all_gather(expected[g.rank], out=lists[g.rank])
+            )
+            for out, result in zip(lists, results, strict=True):
+                assert result is out
+                assert_same(out, expected)
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gather(run, groups, everyone, size):
+    async def main():
+        async with groups(size) as ranks:
+            for dst in range(size):
+                results = await everyone(ranks, lambda g, dst=dst: g.gather(tree(g.rank), dst))
+                for rank, result in enumerate(results):
+                    if rank == dst:
+                        assert_same(result, [tree(source) for source in range(size)])
+                    else:
+                        assert result is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_scatter(run, groups, everyone, size):
+    async def main():
+        async with groups(size) as ranks:
+            for src in range(size):
+                slots = [tree(rank) for rank in range(size)]
+                results = await everyone(
+                    ranks,
+                    lambda g, src=src, slots=slots: g.scatter(
+                        slots if g.rank == src else None, src
+                    ),
+                )
+                assert_same(results, slots)
+            outs = [np.empty(5) for _ in range(size)]
+            await everyone(
+                ranks,
+                lambda g: g.scatter(
+                    None if g.rank else [np.full(5, slot, float) for slot in range(size)],
+                    out=outs[g.rank],
+                ),
+            )
+            assert_same(outs, [np.full(5, slot, float) for slot in range(size)])
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_broadcast(run, groups, everyone, size):
+    async def main():
+        async with groups(size) as ranks:
+            for src in range(size):
+                results = await everyone(
+                    ranks, lambda g, src=src: g.broadcast(tree(9) if g.rank == src else None, src)
+                )
+                assert_same(results, [tree(9)] * size)
+            # In place, and None as a value.
+            arrays = [np.full(LARGE, g.rank, np.float32) for g in ranks]
+            results = await everyone(ranks, lambda g: g.broadcast(arrays[g.rank], size - 1))
+            for array, result in zip(arrays, results, strict=True):
+                assert result is array
+                assert (array == size - 1).all()
+            assert await everyone(ranks, lambda g: g.broadcast(None)) == [None] * size
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_broadcast_of_many_arrays(run, groups, everyone, size):
+    """The metadata alone is larger than a frame."""
+
+    async def main():
+        value = [np.full(3, index, np.int16) for index in range(20_000)]
+        async with groups(size) as ranks:
+            results = await everyone(ranks, lambda g: g.broadcast(None if g.rank else value))
+            for result in results:
+                assert_same(result, value)
+            gathered = await everyone(ranks, lambda g: g.all_gather(value[: 9_000 * (g.rank % 3)]))
+            for result in gathered:
+                for rank, part in enumerate(result):
+                    assert_same(part, value[: 9_000 * (rank % 3)])
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("length", [0, 4, LARGE])
+def test_all_to_all(run, groups, everyone, size, length):
+    async def main():
+        async with groups(size) as ranks:
+            results = await everyone(
+                ranks,
+                lambda g: g.all_to_all(
+                    [np.full(length + slot, g.rank * 100 + slot) for slot in range(size)]
+                ),
+            )
+            for rank, result in enumerate(results):
+                assert_same(
+                    result, [np.full(length + rank, src * 100 + rank) for src in range(size)]
+                )
+
+    run(main())
+
+
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_every_dtype_travels(run, groups, everyone, dtype):
+    async def main():
+        async with groups(2) as ranks:
+            for shape in ((), (0,), (3,), (2, 3), (LARGE,)):
+                results = await everyone(
+                    ranks, lambda g, shape=shape: g.all_gather(np.full(shape, g.rank, dtype))
+                )
+                for result in results:
+                    for rank, array in enumerate(result):
+                        assert array.dtype == dtype
+                        np.testing.assert_array_equal(array, np.full(shape, rank, dtype))
+
+    run(main())
+
+
+def test_torch_tensors(run, groups, everyone):
+    torch = pytest.importorskip("torch")
+    dtypes = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.complex64]
+
+    async def main():
+        async with groups(3) as ranks:
+            for dtype in [*dtypes, torch.bool]:
+                tensor = torch.arange(6).reshape(2, 3).T.to(dtype)
+                results = await everyone(
+                    ranks, lambda g, tensor=tensor: g.broadcast(tensor if g.rank == 1 else None, 1)
+                )
+                for result in results:
+                    assert result.dtype == dtype
+                    assert torch.equal(result.to(torch.complex64), tensor.to(torch.complex64))
+            target = torch.zeros(LARGE)
+            version = target._version
+            await everyone(ranks, lambda g: g.broadcast(torch.ones(LARGE) if g.rank else target, 1))
+            assert torch.equal(target, torch.ones(LARGE))
+            assert target._version > version
+
+    run(main())
+
+
+def test_what_does_not_fit_is_a_mismatch(run, groups, everyone):
+    async def main():
+        async with groups(3) as ranks:
+            works = [
+                group.broadcast(np.ones(4) if group.rank == 0 else np.ones(4 + group.rank % 2))
+                for group in ranks
+            ]
+            with pytest.raises(aiodist.MismatchError, match="rank 0 sent") as caught:
+                await works[1]
+            assert set(caught.value.calls) == {0, 1}
+            for work in (works[0], works[2]):
+                # Whoever was through before has its result; nobody hangs.
+                try:
+                    await work
+                except aiodist.MismatchError as error:
+                    assert 1 in error.calls
+            # The group stays usable.
+            assert await everyone(ranks, lambda g: g.all_gather(g.rank)) == [[0, 1, 2]] * 3
+
+    run(main())
+
+
+def test_bad_arguments_start_nothing(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            group = ranks[0]
+            with pytest.raises(ValueError, match="src=2 is no rank of this group of 2"):
+                group.broadcast(1, 2)
+            with pytest.raises(TypeError, match=r"\['a'\]"):
+                group.broadcast({"a": {1, 2}})
+            with pytest.raises(ValueError, match="takes 2 values"):
+                group.scatter([1, 2, 3])
+            with pytest.raises(TypeError, match="tag"):
+                group.barrier(tag=True)
+            with pytest.raises(ValueError, match="timeout"):
+                group.barrier(timeout=0)
+            with pytest.raises(ValueError, match="pass None here"):
+                ranks[1].scatter([1, 2])
+            await everyone(ranks, lambda g: g.barrier())
+
+    run(main())
+
+
+def test_too_large_is_refused(run, groups, everyone):
+    async def main():
+        async with groups(2, max_message_bytes=1000) as ranks:
+            works = [g.all_gather(np.zeros(10 if g.rank else 1000)) for g in ranks]
+            with pytest.raises(aiodist.MessageTooLargeError, match="max_message_bytes"):
+                await works[1]
+            # What rank 0 gets is small: it may be through before rank 1 gives up.
+            await asyncio.wait([works[0]])
+            assert works[0].exception() is None or works[0].exception().rank == 1
+            assert await everyone(ranks, lambda g: g.all_gather(g.rank)) == [[0, 1]] * 2
+
+    run(main())

@@ -1,0 +1,45 @@
+"""Every transport, on the stock event loop and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvloop
+
+from aiodist.testing.conformance import LinkConformance
+from aiodist.transports.base import Transport
+from aiodist.transports.inproc import InprocTransport
+from aiodist.transports.tcp import TcpTransport
+from aiodist.transports.unix import UnixTransport
+
+
+class TestInproc(LinkConformance):
+    in_pieces = False
+
+    def transport(self) -> Transport:
+        return InprocTransport()
+
+
+class TestTcp(LinkConformance):
+    def transport(self) -> Transport:
+        return TcpTransport()
+
+
+class TestUnix(LinkConformance):
+    def transport(self) -> Transport:
+        return UnixTransport()
+
+
+class TestInprocOnUvloop(TestInproc):
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+class TestTcpOnUvloop(TestTcp):
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+class TestUnixOnUvloop(TestUnix):
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()

@@ -1,0 +1,91 @@
+"""The web service: averages over all workers, many at once, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+SERVICE = Path(__file__).parents[2] / "examples" / "service" / "average_service.py"
+
+pytestmark = pytest.mark.timeout(120)
+
+Environment = Callable[..., dict[str, str]]
+
+
+@asynccontextmanager
+async def service(
+    size: int, env: dict[str, str]
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[str]]]:
+    """The service with `size` workers: its process, and the addresses of the workers."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "aiodist_cli", "run", "-n", str(size), str(SERVICE), "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+    )
+    assert process.stdout is not None
+    try:
+        urls = {}
+        for _ in range(size):
+            line = (await process.stdout.readline()).decode()
+            match = re.search(r"worker (\d+) of \d+ serves (\S+)", line)
+            assert match, line
+            urls[int(match[1])] = match[2]
+        yield process, [urls[rank] for rank in range(size)]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_averages_over_workers_while_requests_are_served(environment: Environment) -> None:
+    async with service(3, environment()) as (process, urls), aiohttp.ClientSession() as session:
+
+        async def get(url: str) -> tuple[int, object]:
+            async with session.get(url) as response:
+                is_json = response.content_type == "application/json"
+                return response.status, await (response.json() if is_json else response.text())
+
+        async def post(url: str, body: str) -> int:
+            async with session.post(f"{url}/vector", data=body) as response:
+                return response.status
+
+        assert await get(f"{urls[1]}/average") == (409, "no worker has a vector yet")
+        assert await post(urls[0], "[1, 2]") == 400
+        assert await post(urls[0], "nonsense") == 400
+
+        assert await post(urls[0], "[1, 2, 3]") == 200
+        assert await post(urls[2], "[3, 4, 5]") == 200
+        assert await post(urls[2], "[5, 6, 7]") == 200
+        expected = (200, {"average": [3.0, 4.0, 5.0], "count": 3})
+        for url in urls:
+            assert await get(f"{url}/average") == expected
+
+        # Averages asked of all workers at once: each is made of all workers, in its own order.
+        answers = await asyncio.gather(
+            *(
+                get(f"{url}/{path}")
+                for _ in range(10)
+                for url in urls
+                for path in ("average", "health")
+            )
+        )
+        assert answers[::2] == [expected] * 30
+        assert answers[1::2] == [
+            (200, {"rank": rank, "size": 3}) for _ in range(10) for rank in range(3)
+        ]
+
+        process.send_signal(signal.SIGTERM)
+        out, err = await process.communicate()
+        assert process.returncode == 128 + signal.SIGTERM
+        stops = [f"[{rank}] worker {rank} stops" for rank in range(3)]
+        assert sorted(out.decode().splitlines()) == stops
+        assert err.decode() == "aiodist run: SIGTERM; ranks 0, 1 and 2 stopped\n"

@@ -1,0 +1,96 @@
+"""A rank that is killed: the others hear of it, say who it was, and go on with each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import aiodist
+
+PROGRAM = """
+import asyncio, json, sys, aiodist
+import numpy as np
+
+async def outcome(work):
+    try:
+        return [type(None).__name__, repr(await work)]
+    except aiodist.PeerLostError as error:
+        return ["PeerLostError", list(error.ranks)]
+
+async def main():
+    address, rank, transport, length = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    group = await aiodist.connect(address, rank=rank, size=3, transports=(transport,))
+    await group.barrier()
+    print("ready", flush=True)
+    if rank == 2:
+        # Never takes part in what the others wait for.
+        await asyncio.Event().wait()
+    works = [
+        group.all_reduce(np.ones(length)),
+        group.recv(src=2),
+        group.recv(tag="whoever"),
+        group.send(np.ones(1_000_000), 2),
+        group.barrier(tag="other"),
+    ]
+    results = [await outcome(work) for work in works]
+    other = 1 - rank
+    both = await group.sendrecv(rank, other, src=other)
+    results.append(both)
+    print(json.dumps(results), flush=True)
+    pair = await group.subgroup([0, 1])
+    print(await pair.all_reduce(rank + 1), flush=True)
+    await group.close()
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def processes(*arguments: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    started = []
+    try:
+        async with aiodist.Coordinator() as coordinator:
+            for rank in range(3):
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-c",
+                    PROGRAM,
+                    coordinator.address,
+                    str(rank),
+                    *arguments,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                started += [process]
+            yield started
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+        for process in started:
+            # To the end of the pipe, so that nothing of it is left.
+            await process.communicate()
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_kill_9(run, transport, length):
+    async def main():
+        async with processes(transport, str(length)) as ranks:
+            for process in ranks:
+                assert await process.stdout.readline() == b"ready\n"
+            os.kill(ranks[2].pid, signal.SIGKILL)
+            for rank, process in enumerate(ranks[:2]):
+                results = json.loads(await process.stdout.readline())
+                assert results[:-1] == [["PeerLostError", [2]]] * 5
+                assert results[-1] == 1 - rank
+                assert await process.stdout.readline() == b"3\n"
+                assert await process.wait() == 0
+
+    run(main())

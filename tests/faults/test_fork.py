@@ -1,0 +1,39 @@
+"""After a fork the child's copy of a group is closed, and the parent's works on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import aiodist
+
+
+def in_child(group) -> str:
+    """What a forked child says about its copy of `group`."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                group.barrier()
+                said = "no error"
+            except (RuntimeError, aiodist.GroupClosedError) as error:
+                said = f"{type(error).__name__} closed={group.closed}"
+            os.write(writing, said.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return said
+
+
+def test_a_forked_child_holds_nothing(run):
+    async def main():
+        async with aiodist.local(2, transports=("tcp",)) as ranks:
+            await asyncio.gather(*[g.barrier() for g in ranks])
+            assert in_child(ranks[0]).endswith("closed=True")
+            assert await asyncio.gather(*[g.all_reduce(1) for g in ranks]) == [2, 2]
+
+    run(main())

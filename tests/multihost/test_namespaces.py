@@ -1,0 +1,95 @@
+"""Two "hosts": network namespaces with a wire between them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+pytestmark = pytest.mark.multihost
+
+PROGRAM = """
+import asyncio, sys, aiodist
+import numpy as np
+
+async def main():
+    async with aiodist.connect(timeout=20, op_timeout=20) as group:
+        links = {}
+        x = np.full(300_000, group.rank + 1.0)
+        await group.all_reduce(x)
+        assert (x == 10).all()
+        assert await group.all_gather(group.rank) == [0, 1, 2, 3]
+        kinds = [
+            getattr(group._seat.endpoint.link(rank), "kind", "none") for rank in range(group.size)
+        ]
+        print(group.rank, group.local_rank, group.local_size, group.members[group.rank].host,
+              *kinds, flush=True)
+        await group.barrier()
+asyncio.run(main())
+"""
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[tuple[str, str]]]:
+    """(namespace, address) of two hosts. Skips where making them is not permitted."""
+    names = [f"aiodist-{os.getpid()}-{side}" for side in "ab"]
+    try:
+        ip("netns", "add", names[0])
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+    try:
+        ip("netns", "add", names[1])
+        veth = [f"ad{os.getpid() % 100000}{side}" for side in "ab"]
+        ip("link", "add", veth[0], "netns", names[0], "type", "veth", "peer", veth[1],
+           "netns", names[1])  # fmt: skip
+        for number, (name, device) in enumerate(zip(names, veth, strict=True), 1):
+            ip("-n", name, "addr", "add", f"10.231.7.{number}/24", "dev", device)
+            ip("-n", name, "link", "set", device, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield [(names[0], "10.231.7.1"), (names[1], "10.231.7.2")]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def test_ranks_of_two_hosts(hosts):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
+    ranks = []
+    try:
+        for rank in range(4):
+            namespace, _ = hosts[rank // 2]
+            variables = {
+                "MASTER_ADDR": hosts[0][1],
+                "MASTER_PORT": "29500",
+                "RANK": str(rank),
+                "WORLD_SIZE": "4",
+            }
+            ranks.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", namespace, sys.executable, "-c", PROGRAM],
+                    env=clean | variables,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        for rank, process in enumerate(ranks):
+            out, err = process.communicate(timeout=40)
+            assert process.returncode == 0, err
+            mine = rank // 2
+            expected = [
+                "none" if peer == rank else "unix" if peer // 2 == mine else "tcp"
+                for peer in range(4)
+            ]
+            assert out.split() == [str(rank), str(rank % 2), "2", hosts[mine][1], *expected]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,88 @@
+"""After a fork: the child's copies hold neither the membership nor the port."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio, os, sys
+from aiodist.errors import GroupClosedError
+from aiodist.runtime.control import ControlClient, CoordinatorGone, JoinRequest
+from aiodist.runtime.coordinator import Coordinator
+from aiodist.wire.messages import MemberLost
+
+
+async def main():
+    coordinator = Coordinator()
+    await coordinator.start()
+    address = coordinator.address
+    clients = [await ControlClient.open(address) for _ in range(2)]
+    lost = asyncio.Queue()
+    clients[1].on_event = lost.put_nowait
+    await asyncio.gather(
+        *(c.join(JoinRequest(group="g", id=str(r), rank=r, size=2, pid=r), 30)
+          for r, c in enumerate(clients))
+    )
+    read, write = os.pipe()
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(write)
+            coordinator.close_fds_after_fork()
+            for client in clients:
+                client.close_fds_after_fork()
+            try:
+                clients[0]._check_open()
+            except GroupClosedError:
+                code = 0
+            os.write(tell, b"x")
+            os.read(read, 1)  # lives on until the parent is done
+        finally:
+            os._exit(code)
+    os.close(read)
+    os.read(ready, 1)
+    # The parent still works ...
+    assert (await clients[1].status(30))["groups"][0]["lost"] == {}
+    # ... its end is noticed though the child lives, and so is the coordinator's.
+    clients[0].abort()
+    event = await asyncio.wait_for(lost.get(), 30)
+    assert isinstance(event, MemberLost) and event.ranks == (0,), event
+    await coordinator.stop()
+    assert isinstance(await asyncio.wait_for(lost.get(), 30), CoordinatorGone)
+    async with Coordinator(address):
+        pass
+    os.close(write)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    print("ok")
+
+
+if sys.argv[1] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+"""
+
+
+def run(loop: str) -> None:
+    done = subprocess.run(
+        # A forking process with threads is what is tested: newer Pythons warn of it.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, loop],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_a_forked_child_on_the_stock_loop() -> None:
+    run("asyncio")
+
+
+def test_a_forked_child_on_uvloop() -> None:
+    run("uvloop")

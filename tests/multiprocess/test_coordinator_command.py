@@ -1,0 +1,76 @@
+"""`aiodist coordinator` and `aiodist status` together."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import aiodist as library
+
+pytestmark = pytest.mark.timeout(60)
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def listen(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    words = process.stdout.readline().split()
+    assert words[:2] == ["listening", "on"]
+    return words[2]
+
+
+async def test_status_shows_groups(
+    aiodist: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    serving = aiodist(
+        "coordinator", "--listen", "tcp://127.0.0.1:0", "--token-file", tmp_path / "token"
+    )
+    address = listen(serving)
+
+    refused = aiodist("status", address)
+    _, err = refused.communicate(timeout=50)
+    assert refused.returncode == 1
+    assert "AIODIST_TOKEN" in err
+
+    env = {"AIODIST_TOKEN": "secret"}
+    async with library.connect(
+        address, group="solo", rank=0, size=1, token="secret", name="[b]me[/b]"
+    ):
+        asking = aiodist("status", address, "--json", more_env=env)
+        found = json.loads(asking.communicate(timeout=50)[0])
+        showing = aiodist("status", address, more_env=env)
+        text, _ = showing.communicate(timeout=50)
+    assert (asking.returncode, showing.returncode) == (0, 0)
+    assert (found["address"], found["draining"]) == (address, False)
+    (group,) = found["groups"]
+    assert (group["name"], group["size"]) == ("solo", 1)
+    assert group["members"][0]["name"] == "[b]me[/b]"
+    assert f"coordinator {address}: 1 group\n" in text
+    assert "group solo: epoch 1, 1 of 1 ranks" in text
+    assert "[b]me[/b]" in text
+
+    serving.send_signal(signal.SIGTERM)
+    serving.communicate(timeout=50)
+    assert serving.returncode == 0
+
+
+def test_status_of_nobody(aiodist: Start) -> None:
+    process = aiodist("status", "tcp://127.0.0.1:9", "--timeout", "1")
+    out, err = process.communicate(timeout=50)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith("aiodist status: no coordinator answered at tcp://127.0.0.1:9")
+
+
+def test_doctor(aiodist: Start) -> None:
+    process = aiodist("doctor", "--json")
+    out, err = process.communicate(timeout=50)
+    assert (process.returncode, err) == (0, "")
+    found = {check["name"]: check for check in json.loads(out)}
+    assert found["aiodist"]["found"] == library.__version__
+    assert found["TCP over 127.0.0.1"]["level"] == "ok"

@@ -1,0 +1,181 @@
+"""The coordinator daemon, as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.errors import AuthenticationError
+from aiodist.runtime.control import ControlClient, CoordinatorGone, JoinRequest
+from aiodist.wire.messages import Draining
+from aiodist_server import Config
+
+PROGRAM = "import sys, aiodist_server as s; sys.exit(s.serve(s.Config()))"
+
+
+class Daemon:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        first = process.stdout.readline()
+        assert first.startswith("listening on "), first
+        self.address = first.removeprefix("listening on ").strip()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and log."""
+        _, log = self.process.communicate(timeout=30)
+        return self.process.returncode, log
+
+
+@contextmanager
+def started(**settings: str) -> Iterator[subprocess.Popen[str]]:
+    environ = {f"AIODIST_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "AIODIST_COORDINATOR_LISTEN": "tcp://127.0.0.1:0", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(number: int) -> None:
+    with started() as process:
+        daemon = Daemon(process)
+        daemon.signal(number)
+        code, log = daemon.end()
+        assert code == 0
+        assert "Traceback" not in log
+
+
+def test_it_drains_and_logs_what_happens() -> None:
+    async def scenario(daemon: Daemon) -> None:
+        client = await ControlClient.open(daemon.address)
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        client.on_event = events.put_nowait
+        await client.join(JoinRequest(group="g", id="me", size=1, name="alpha"), 30)
+        daemon.signal(signal.SIGTERM)
+        assert await events.get() == Draining()
+        assert (await client.status())["draining"] is True
+        assert daemon.process.poll() is None
+        await client.leave(30)
+        assert await events.get() == CoordinatorGone("it was shut down", orderly=True)
+        client.close()
+
+    with started(log_format="json", log_level="debug") as process:
+        daemon = Daemon(process)
+        asyncio.run(scenario(daemon))
+        code, log = daemon.end()
+    assert code == 0
+    lines = [json.loads(line) for line in log.splitlines()]
+    events = [line["event"] for line in lines]
+    assert events == [
+        "listening", "waiting", "formed", "draining", "left", "deleted", "stopped"
+    ]  # fmt: skip
+    assert lines[0]["address"] == daemon.address
+    assert (lines[2]["group"], lines[2]["epoch"], lines[2]["size"]) == ("g", 1, 1)
+    assert lines[3]["groups"] == 1
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    async def scenario(daemon: Daemon) -> None:
+        client = await ControlClient.open(daemon.address)
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        client.on_event = events.put_nowait
+        await client.join(JoinRequest(group="g", id="me", size=1), 30)
+        daemon.signal(signal.SIGTERM)
+        assert await events.get() == Draining()
+        daemon.signal(signal.SIGINT)
+        assert await events.get() == CoordinatorGone("it was shut down", orderly=True)
+        client.close()
+
+    with started() as process:
+        daemon = Daemon(process)
+        asyncio.run(scenario(daemon))
+        assert daemon.end()[0] == 0
+
+
+def test_a_token_file_is_honoured(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+
+    async def scenario(daemon: Daemon) -> None:
+        client = await ControlClient.open(daemon.address, token="secret")
+        client.close()
+        with pytest.raises(AuthenticationError):
+            await ControlClient.open(daemon.address, token="wrong")
+
+    with started(token_file=str(token)) as process:
+        daemon = Daemon(process)
+        asyncio.run(scenario(daemon))
+        daemon.signal(signal.SIGTERM)
+        code, log = daemon.end()
+    assert code == 0
+    assert "authentication failed" in log
+
+
+def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
+    with started() as first:
+        address = Daemon(first).address
+        with started(listen=address) as second:
+            out, log = second.communicate(timeout=30)
+            assert (second.returncode, out) == (1, "")
+            assert f"cannot listen on {address}: Address already in use" in log
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    with started(token_file=str(empty)) as third:
+        _, log = third.communicate(timeout=30)
+        assert third.returncode == 1
+        assert "is empty" in log
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"listen": "tcp://0.0.0.0:1"}, "reached from other hosts, and there is no token"),
+        ({"listen": "nonsense"}, "has no scheme"),
+        ({"listen": "inproc://x"}, "nobody in its own process"),
+        ({"listen": "tls://127.0.0.1:1"}, "tls_cert belong together"),
+        ({"tls_cert": "c"}, "tls_cert belong together"),
+        ({"tls_key": "k"}, "tls_key needs tls_cert"),
+        ({"token": "t", "token_file": "f"}, "token or token_file, not both"),
+        ({"token": ""}, "token is empty"),
+        ({"drain_seconds": -1.0}, "greater than or equal to 0"),
+        ({"log_format": "xml"}, "'console' or 'json'"),
+        ({"unknown": 1}, "not permitted"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Config(**settings)
+
+
+def test_settings_that_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Config(listen="tcp://0.0.0.0:1", insecure=True).read_token() is None
+    assert Config(listen="tcp://0.0.0.0:1", token="t").read_token() == "t"
+    assert "secret" not in repr(Config(token="secret"))
+    assert Config(listen="unix:///run/s").ssl_context() is None
+    monkeypatch.setenv("AIODIST_COORDINATOR_LISTEN", "tcp://127.0.0.1:7")
+    assert Config().listen == "tcp://127.0.0.1:7"
+    missing = Config(listen="tls://127.0.0.1:1", tls_cert=tmp_path / "missing")
+    with pytest.raises(OSError):
+        missing.ssl_context()

@@ -1,0 +1,257 @@
+"""`aiodist run` as a user meets it. The ranks of most tests are plain Python."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Gone = Callable[[int], bool]
+
+FOREVER = "import os, signal; print('pid', os.getpid(), flush=True); signal.pause()"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
+    """Exit status, and the lines of stdout and stderr."""
+    out, err = process.communicate(timeout=50)
+    return process.returncode, out.splitlines(), err.splitlines()
+
+
+def read_pids(process: subprocess.Popen[str], count: int) -> dict[str, int]:
+    """Read ``[rank] pid N`` of `count` ranks."""
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(count)]
+    found = dict(re.fullmatch(r"\[(\d+)\] pid (\d+)\n", line).groups() for line in lines)  # type: ignore[union-attr]
+    return {rank: int(pid) for rank, pid in found.items()}
+
+
+def test_ranks_know_who_they_are(aiodist: Start, script: Callable[[str], Path]) -> None:
+    path = script(
+        "import os\n"
+        "for name in ('AIODIST_RANK', 'AIODIST_SIZE', 'RANK', 'WORLD_SIZE', 'LOCAL_RANK',\n"
+        "             'LOCAL_WORLD_SIZE', 'MASTER_ADDR'):\n"
+        "    print(name, os.environ[name])\n"
+        "assert os.environ['AIODIST_ADDRESS'].startswith('tcp://127.0.0.1:')\n"
+        "assert os.environ['AIODIST_RUN_ID'] and int(os.environ['MASTER_PORT'])\n"
+        "assert 'AIODIST_GROUP' not in os.environ\n"
+    )
+    status, out, err = finish(aiodist("run", "-n", 3, path))
+    assert (status, err) == (0, [])
+    for rank in "012":
+        assert [line for line in out if line.startswith(f"[{rank}]")] == [
+            f"[{rank}] AIODIST_RANK {rank}",
+            f"[{rank}] AIODIST_SIZE 3",
+            f"[{rank}] RANK {rank}",
+            f"[{rank}] WORLD_SIZE 3",
+            f"[{rank}] LOCAL_RANK {rank}",
+            f"[{rank}] LOCAL_WORLD_SIZE 3",
+            f"[{rank}] MASTER_ADDR 127.0.0.1",
+        ]
+
+
+def test_arguments_belong_to_the_script(aiodist: Start, script: Callable[[str], Path]) -> None:
+    path = script("import sys; print(sys.argv[1:])")
+    status, out, _ = finish(aiodist("run", "-n", 1, path, "-n", "7", "--help", "a b"))
+    assert (status, out) == (0, ["[0] ['-n', '7', '--help', 'a b']"])
+
+
+def test_module(aiodist: Start, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    status, out, _ = finish(aiodist("run", "-n", 1, "-m", "job", "x"))
+    assert (status, out) == (0, ["[0] __main__ ['x']"])
+
+
+def test_group_name_is_passed_on(aiodist: Start, script: Callable[[str], Path]) -> None:
+    path = script("import os; print(os.environ['AIODIST_GROUP'])")
+    assert finish(aiodist("run", "-n", 1, "--group", "mine", path))[:2] == (0, ["[0] mine"])
+
+
+def test_output_is_passed_on_as_it_is(aiodist: Start, script: Callable[[str], Path]) -> None:
+    path = script(
+        "import os, sys\n"
+        "os.write(1, b'\\xff\\x00\\n'); os.write(2, b'to stderr\\n')\n"
+        "os.write(1, b'no end')\n"
+    )
+    status, out, err = finish(aiodist("run", "-n", 1, path))
+    assert status == 0
+    assert out == ["[0] \udcff\x00", "[0] no end"]
+    assert err == ["[0] to stderr"]
+
+
+def test_first_failure_stops_all(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone, tmp_path: Path
+) -> None:
+    path = script(
+        "import os, signal, sys\n"
+        "print('pid', os.getpid(), flush=True)\n"
+        "if os.environ['RANK'] != '1': signal.pause()\n"
+        "open(sys.argv[1]).read()\n"
+        "raise KeyError('mine')\n"
+    )
+    gate = tmp_path / "gate"
+    subprocess.run(["mkfifo", str(gate)], check=True)
+    process = aiodist("run", "-n", 3, path, gate)
+    pids = read_pids(process, 3)
+    gate.write_text("")
+    status, _, err = finish(process)
+    assert status == 1
+    headline = (
+        "aiodist run: rank 1 of 3 failed with exit code 1; ranks 0 and 2 stopped; "
+        "the end of its stderr:"
+    )
+    last = err[err.index(headline) + 1 :]
+    assert last[0] == "[1] Traceback (most recent call last):"
+    assert last[-1] == "[1] KeyError: 'mine'"
+    assert all(gone(pid) for pid in pids.values())
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "text"),
+    [
+        ("sys.exit(7)", 7, "exit code 7; it wrote nothing to stderr"),
+        ("os.kill(os.getpid(), 9)", 137, "signal SIGKILL; it wrote nothing to stderr"),
+        ("sys.exit('bad luck')", 1, "exit code 1; the end of its stderr:"),
+    ],
+)
+def test_exit_status_is_that_of_the_rank(
+    aiodist: Start, script: Callable[[str], Path], ending: str, status: int, text: str
+) -> None:
+    path = script(f"import os, sys\n{ending}\n")
+    found, _, err = finish(aiodist("run", "-n", 1, path))
+    assert found == status
+    assert f"aiodist run: rank 0 of 1 failed with {text}" in err
+
+
+def test_cause_is_shown_rather_than_its_consequence(
+    aiodist: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    # Rank 0 fails first, by a lost peer; rank 1, the cause, ends when rank 0 lets go of the lock.
+    path = script(
+        "import fcntl, os, sys\n"
+        "lock = os.open(sys.argv[1], os.O_CREAT)  # open until the process is gone\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "    open(sys.argv[2], 'w').write('locked')\n"
+        "    import aiodist\n"
+        "    raise aiodist.PeerLostError('rank 1 is gone', ranks=[1])\n"
+        "open(sys.argv[2]).read()\n"
+        "fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "sys.exit('the cause')\n"
+    )
+    gate = tmp_path / "gate"
+    subprocess.run(["mkfifo", str(gate)], check=True)
+    status, _, err = finish(aiodist("run", "-n", 2, path, tmp_path / "lock", gate))
+    assert status == 1
+    assert err[-2].startswith("aiodist run: rank 1 of 2 failed with exit code 1;")
+    assert err[-1] == "[1] the cause"
+
+
+def test_consequence_alone_is_shown(aiodist: Start, script: Callable[[str], Path]) -> None:
+    path = script(
+        "import os, signal\n"
+        "if os.environ['RANK'] == '1': signal.pause()\n"
+        "import aiodist\n"
+        "raise aiodist.PeerLostError('rank 1 is gone', ranks=[1])\n"
+    )
+    status, _, err = finish(aiodist("run", "-n", 2, path))
+    assert status == 1
+    assert "aiodist run: rank 0 of 2 failed with exit code 1; rank 1 stopped" in "\n".join(err)
+    assert err[-1] == "[0] aiodist.errors.PeerLostError: rank 1 is gone"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_ends_all(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone, number: signal.Signals
+) -> None:
+    process = aiodist("run", "-n", 2, script(FOREVER))
+    pids = read_pids(process, 2)
+    process.send_signal(number)
+    status, out, err = finish(process)
+    assert (status, out) == (128 + number, [])
+    assert err == [f"aiodist run: {number.name}; ranks 0 and 1 stopped"]
+    assert all(gone(pid) for pid in pids.values())
+
+
+STUBBORN = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: print("not yet", flush=True))
+print("pid", os.getpid(), flush=True)
+while True: signal.pause()
+"""
+
+
+def test_stubborn_ranks_are_killed_after_the_grace_time(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone
+) -> None:
+    process = aiodist("run", "-n", 2, "--grace", "0.2", script(STUBBORN))
+    pids = read_pids(process, 2)
+    process.send_signal(signal.SIGINT)
+    status, out, _ = finish(process)
+    assert (status, sorted(out)) == (130, ["[0] not yet", "[1] not yet"])
+    assert all(gone(pid) for pid in pids.values())
+
+
+def test_second_ctrl_c_does_not_wait_for_the_grace_time(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone
+) -> None:
+    process = aiodist("run", "-n", 1, "--grace", "3600", script(STUBBORN))
+    pids = read_pids(process, 1)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "[0] not yet\n"
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert gone(pids["0"])
+
+
+def test_ranks_die_with_a_killed_launcher(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone
+) -> None:
+    process = aiodist("run", "-n", 2, script(FOREVER))
+    pids = read_pids(process, 2)
+    process.kill()
+    assert all(gone(pid) for pid in pids.values())
+
+
+def test_what_a_rank_leaves_behind_is_ended(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone
+) -> None:
+    # The grandchild holds the pipes: without its end, the run would wait for their end.
+    path = script(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        "print('pid', child.pid, flush=True)\n"
+    )
+    process = aiodist("run", "-n", 1, path)
+    pids = read_pids(process, 1)
+    assert finish(process)[0] == 0
+    assert gone(pids["0"])
+
+
+def test_reader_that_goes_away_ends_the_run(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone
+) -> None:
+    path = script("import os\nprint('pid', os.getpid(), flush=True)\nwhile True: print('more')\n")
+    process = aiodist("run", "-n", 1, path)
+    pids = read_pids(process, 1)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=50) == 128 + signal.SIGPIPE
+    assert gone(pids["0"])

@@ -1,0 +1,254 @@
+"""`aiodist.run`: results, failures, and that nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import aiodist
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    threads = set(threading.enumerate())
+    yield
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert after <= before
+    assert set(threading.enumerate()) <= threads
+
+
+async def sum_of_ranks(group: aiodist.Group, factor: int) -> tuple[int, int]:
+    return group.rank, await group.all_reduce(factor * group.rank)
+
+
+def test_results_come_by_rank() -> None:
+    assert aiodist.run(sum_of_ranks, 3, (10,)) == [(0, 30), (1, 30), (2, 30)]
+
+
+async def large_result(group: aiodist.Group) -> np.ndarray[Any, Any]:
+    return np.full(300_000, group.rank)
+
+
+def test_large_results() -> None:
+    results = aiodist.run(large_result, 2)
+    assert [(len(result), result[-1]) for result in results] == [(300_000, 0), (300_000, 1)]
+
+
+async def environment(group: aiodist.Group) -> dict[str, str | None]:
+    names = ("AIODIST_RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS")
+    loop = type(asyncio.get_running_loop()).__module__
+    return {"loop": loop} | {name: os.environ.get(name) for name in names}
+
+
+def test_ranks_have_uvloop_and_the_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert aiodist.run(environment, 1) == [
+        {
+            "loop": "uvloop",
+            "AIODIST_RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "OMP_NUM_THREADS": "3",
+        }
+    ]
+
+
+class OwnError(Exception):
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnError, (self.args[0], self.number)
+
+
+async def rank_1_fails(group: aiodist.Group) -> None:
+    await group.barrier()
+    if group.rank == 1:
+        raise OwnError("mine", 7)
+    await group.recv()
+
+
+def test_failure_is_raised_with_its_traceback_and_rank() -> None:
+    with pytest.raises(OwnError, match="mine") as caught:
+        aiodist.run(rank_1_fails, 3)
+    assert caught.value.number == 7
+    assert caught.value.__notes__ == ["(in rank 1 of 3)"]
+    assert 'raise OwnError("mine", 7)' in str(caught.value.__cause__)
+
+
+async def rank_0_gives_up(group: aiodist.Group) -> None:
+    if group.rank == 0:
+        raise aiodist.PeerLostError("rank 1 seems gone", ranks=[1])
+    await asyncio.Event().wait()
+
+
+def test_consequence_without_cause_is_raised_after_a_moment() -> None:
+    with pytest.raises(aiodist.PeerLostError, match="rank 1 seems gone"):
+        aiodist.run(rank_0_gives_up, 2)
+
+
+async def die(group: aiodist.Group, number: int) -> None:
+    await group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), number)
+    await group.recv()
+
+
+def test_rank_that_dies_is_named() -> None:
+    with pytest.raises(
+        aiodist.PeerLostError, match=r"rank 1 of 2 died \(signal SIGKILL\) before its main returned"
+    ) as caught:
+        aiodist.run(die, 2, (signal.SIGKILL,))
+    assert caught.value.ranks == (1,)
+
+
+async def leave(group: aiodist.Group) -> None:
+    os._exit(3)
+
+
+def test_rank_that_exits_is_named() -> None:
+    with pytest.raises(aiodist.PeerLostError, match=r"rank 0 of 1 died \(exit code 3\)"):
+        aiodist.run(leave, 1)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("not this one")
+
+
+async def fail_unpicklably(group: aiodist.Group) -> None:
+    raise Unpicklable("odd")
+
+
+def test_failure_that_cannot_be_pickled() -> None:
+    with pytest.raises(aiodist.AiodistError, match="rank 0 of 1 failed") as caught:
+        aiodist.run(fail_unpicklably, 1)
+    assert "Unpicklable: odd" in str(caught.value.__cause__)
+
+
+async def return_unpicklable(group: aiodist.Group) -> object:
+    return lambda: None
+
+
+def test_result_that_cannot_be_pickled() -> None:
+    with pytest.raises(Exception, match=r"lambda|pickle") as caught:
+        aiodist.run(return_unpicklable, 1)
+    assert caught.value.__notes__ == ["(in rank 0 of 1)"]
+
+
+async def wait_for_ever(group: aiodist.Group) -> None:
+    if group.rank == 0:
+        await asyncio.Event().wait()
+
+
+def test_timeout_names_who_is_late() -> None:
+    with pytest.raises(TimeoutError, match=r"of 2 still ran after 0\.2 s"):
+        aiodist.run(wait_for_ever, 2, timeout=0.2)
+
+
+def test_options_go_to_connect() -> None:
+    with pytest.raises(TypeError, match="no_such_option"):
+        aiodist.run(wait_for_ever, 1, no_such_option=1)
+
+
+def test_wrong_calls() -> None:
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        aiodist.run(wait_for_ever, 0)
+    with pytest.raises(Exception, match=r"pickle|local"):
+        aiodist.run(lambda group: asyncio.sleep(0), 1)
+
+
+async def test_blocking_the_running_loop_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"aiodist\.run blocks .* asyncio\.to_thread"):
+        aiodist.run(wait_for_ever, 1)
+
+
+async def test_from_a_thread() -> None:
+    assert await asyncio.to_thread(aiodist.run, sum_of_ranks, 2, (1,)) == [(0, 1), (1, 1)]
+
+
+SCRIPT = """
+import asyncio, os, sys
+import aiodist
+
+async def main(group):
+    print("pid", os.getpid(), flush=True)
+    await asyncio.Event().wait()
+
+{guard}aiodist.run(main, 2)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def run(guard: str) -> subprocess.Popen[str]:
+        path = tmp_path / "script.py"
+        path.write_text(SCRIPT.format(guard=guard))
+        process = subprocess.Popen(
+            [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def watch(process: subprocess.Popen[str]) -> list[int]:
+    """Descriptors that become readable when the two ranks are gone."""
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+def gone(fds: list[int]) -> bool:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    end = time.monotonic() + 10
+    try:
+        while len(poll.poll(10_000)) < len(fds) and time.monotonic() < end:
+            pass
+        return len(poll.poll(0)) == len(fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_the_caller(
+    start: Callable[[str], subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process = start('if __name__ == "__main__": ')
+    ranks = watch(process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == -number
+    assert gone(ranks)
+    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+
+
+def test_missing_guard_is_explained(start: Callable[[str], subprocess.Popen[str]]) -> None:
+    _, err = start("").communicate(timeout=30)
+    assert 'call it under if __name__ == "__main__":' in err.splitlines()[-2]

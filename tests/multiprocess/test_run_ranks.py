@@ -1,0 +1,110 @@
+"""`aiodist run` with ranks that meet: on one node, at a coordinator of their own or another, on
+two nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aiodist import Coordinator
+
+pytestmark = pytest.mark.timeout(60)
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+SUM = """
+import asyncio, os, sys
+import aiodist
+
+async def main():
+    async with aiodist.connect() as group:
+        assert (group.rank, group.size) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        if sys.argv[1:] == [str(group.rank)]:
+            raise ValueError("this one fails")
+        print(group.name, await group.all_reduce(group.rank + 1))
+        if sys.argv[1:]:
+            await group.recv()  # nobody sends
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "sum.py"
+    path.write_text(SUM)
+    return path
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
+    out, err = process.communicate(timeout=50)
+    return process.returncode, sorted(out.splitlines()), err
+
+
+def test_ranks_meet(aiodist: Start, script: Path) -> None:
+    status, out, err = finish(aiodist("run", "-n", 3, script))
+    assert (status, out, err) == (0, ["[0] world 6", "[1] world 6", "[2] world 6"], "")
+
+
+def test_rank_that_fails_is_named_although_others_fail_too(aiodist: Start, script: Path) -> None:
+    status, _, err = finish(aiodist("run", "-n", 3, script, "1"))
+    assert status == 1
+    last = err[err.index("aiodist run: rank 1 of 3 failed with exit code 1") :]
+    assert last.endswith("[1] ValueError: this one fails\n")
+
+
+async def test_several_runs_share_a_coordinator(aiodist: Start, script: Path) -> None:
+    async with Coordinator("tcp://127.0.0.1:0") as coordinator:
+        one = aiodist("run", "-n", 2, "--coordinator", coordinator.address, script)
+        two = aiodist(
+            "run", "-n", 3, "--coordinator", coordinator.address, "--group", "other", script
+        )
+        ends = await asyncio.gather(asyncio.to_thread(finish, one), asyncio.to_thread(finish, two))
+    assert ends[0] == (0, ["[0] world 3", "[1] world 3"], "")
+    assert ends[1] == (0, ["[0] other 6", "[1] other 6", "[2] other 6"], "")
+
+
+def nodes(
+    aiodist: Start, address: str, script: Path, *arguments: str
+) -> list[tuple[int, list[str], str]]:
+    """The ends of two nodes with two ranks each."""
+    run = ("run", "-n", 2, "--nnodes", 2, "--coordinator", address, "--node-rank")
+    started = [aiodist(*run, node, script, *arguments) for node in range(2)]
+    return [finish(process) for process in started]
+
+
+async def test_two_nodes(aiodist: Start, script: Path) -> None:
+    async with Coordinator("tcp://127.0.0.1:0") as coordinator:
+        first, second = await asyncio.to_thread(nodes, aiodist, coordinator.address, script)
+    assert first == (0, ["[0] world 10", "[1] world 10"], "")
+    assert second == (0, ["[2] world 10", "[3] world 10"], "")
+
+
+async def test_failure_on_one_node_ends_the_other(aiodist: Start, script: Path) -> None:
+    async with Coordinator("tcp://127.0.0.1:0") as coordinator:
+        first, second = await asyncio.to_thread(nodes, aiodist, coordinator.address, script, "3")
+    assert second[0] == 1
+    assert second[2].endswith("[3] ValueError: this one fails\n")
+    assert first[0] == 1
+
+
+async def test_nodes_must_agree_on_the_number_of_ranks(aiodist: Start, script: Path) -> None:
+    async with Coordinator("tcp://127.0.0.1:0") as coordinator:
+        run = ("run", "--nnodes", 2, "--coordinator", coordinator.address, script)
+        one = aiodist(*run[:-1], "-n", 1, "--node-rank", 0, script)
+        two = aiodist(*run[:-1], "-n", 2, "--node-rank", 1, script)
+        ends = await asyncio.gather(asyncio.to_thread(finish, one), asyncio.to_thread(finish, two))
+    for status, out, err in ends:
+        assert (status, out) == (1, [])
+        assert "must be the same on all, but it is node 0: 1, node 1: 2" in err
+
+
+def test_several_nodes_need_a_coordinator_that_answers(aiodist: Start, script: Path) -> None:
+    run = ("run", "-n", 1, "--nnodes", 2, "--node-rank", 0, "--node-timeout", "0.3")
+    status, _, err = finish(aiodist(*run, "--coordinator", "tcp://127.0.0.1:9", script))
+    assert status == 1
+    assert "aiodist run: no coordinator answered at tcp://127.0.0.1:9" in err

@@ -1,0 +1,420 @@
+"""Members of one coordinator: joining, leaving, loss, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.errors import (
+    CoordinatorLostError,
+    GroupClosedError,
+    GroupCompleteError,
+    JoinError,
+    JoinTimeoutError,
+    RankTakenError,
+    SizeMismatchError,
+)
+from aiodist.runtime import coordinator as coordinator_module
+from aiodist.runtime import coordinator_connection
+from aiodist.runtime.control import ControlClient, CoordinatorGone
+from aiodist.runtime.coordinator import Coordinator
+from aiodist.wire.messages import (
+    Draining,
+    Evicted,
+    JoinRequest,
+    MemberLeft,
+    MemberLost,
+    Result,
+    StoreGet,
+    StoreSet,
+    View,
+)
+
+Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Give the loop turns until `condition()` holds."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never held")
+
+
+def test_many_groups_live_side_by_side(play: Play, any_address: str) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        async with Coordinator(any_address) as coordinator:
+            if any_address.startswith("tcp"):
+                assert not coordinator.address.endswith(":0")
+            else:
+                assert coordinator.address == any_address
+            groups = await asyncio.gather(
+                *(site.members(coordinator.address, 3, group=f"group-{i}") for i in range(4))
+            )
+            for i, members in enumerate(groups):
+                assert [member.rank for member in members] == [0, 1, 2]
+                assert len({id(member.client) for member in members}) == 3
+                assert members[0].view == members[1].view == members[2].view
+                await members[i % 3].store.set("who", b"%d" % i)
+            for i, members in enumerate(groups):
+                assert await members[0].store.get("who") == b"%d" % i
+            found = coordinator.status()
+            assert found == {"address": coordinator.address, **await groups[0][0].client.status()}
+            assert [len(group["members"]) for group in found["groups"]] == [3] * 4
+            left = await asyncio.gather(
+                *(member.client.leave(30) for members in groups for member in members)
+            )
+            assert all(left)
+            assert coordinator.status()["groups"] == []
+
+
+def test_large_values_pass_every_kind_of_address(play: Play, any_address: str) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        async with Coordinator(any_address) as coordinator:
+            [member] = await site.members(coordinator.address, 1)
+            value = bytes(range(256)) * 4096
+            await asyncio.gather(*(member.store.set(f"k{i}", value) for i in range(4)))
+            values = await asyncio.gather(*(member.store.get(f"k{i}") for i in range(4)))
+            assert values == [value] * 4
+            member.client.close()
+
+
+def test_where_the_connection_ends_is_known(play: Play, any_address: str) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        async with Coordinator(any_address) as coordinator:
+            process = await site.process(coordinator.address)
+            assert process.client.local_host == "127.0.0.1"
+            assert process.client.seen_host == "127.0.0.1"
+
+
+def test_errors_go_to_who_asked_and_to_nobody_else(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        waiting = await site.process(coordinator.address)
+        joining = asyncio.create_task(waiting.join(rank=0, size=2, name="first"))
+        await until(lambda: coordinator.status()["groups"])
+        asker = await site.process(coordinator.address)
+        with pytest.raises(RankTakenError, match=r"rank 0 is held by 'first'.*group 'g'"):
+            await asker.join(rank=0, size=2)
+        with pytest.raises(SizeMismatchError, match=r"with size 3, but .* with size 2 by 'first'"):
+            await asker.join(size=3)
+        with pytest.raises(JoinError, match="give size="):
+            await asker.join(size=None)
+        with pytest.raises(ValueError, match=r"JoinRequest message needs .* in lease"):
+            await asker.join(size=2, lease=0.0)
+        view = await asker.join(size=2)
+        assert await joining == view
+        with pytest.raises(JoinError, match="joined already"):
+            await asker.join(size=2)
+        late = await site.process(coordinator.address)
+        with pytest.raises(GroupCompleteError, match="all 2 ranks are members"):
+            await late.join(size=2)
+        assert waiting.events.empty()
+        assert asker.events.empty()
+
+
+def test_a_join_that_ran_out_of_time_names_who_is_missing(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        process = await site.process(coordinator.address)
+        with pytest.raises(
+            JoinTimeoutError, match=r"after 0.01 s: .* 1 of 3 .*: ranks 0, 2"
+        ) as info:
+            await process.join(timeout=0.01, rank=1, size=3)
+        assert isinstance(info.value, TimeoutError)
+        assert info.value.group == "g"
+        assert coordinator.status()["groups"] == []
+        assert await process.join(size=1)
+
+
+def test_a_view_that_comes_with_the_deadline_counts(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        process = await site.process(coordinator.address)
+        view = await process.join(timeout=0, size=1)
+        assert isinstance(view, View)
+        assert len(coordinator.status()["groups"]) == 1
+
+
+def test_cancelling_a_join_withdraws(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        process = await site.process(coordinator.address)
+        joining = asyncio.create_task(process.join(rank=0))
+        await until(lambda: coordinator.status()["groups"])
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+        assert not process.client.is_open
+        await until(lambda: not coordinator.status()["groups"])
+        await site.members(coordinator.address, 2)
+
+
+def test_the_others_hear_of_who_is_lost_and_who_left(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        members = await site.members(coordinator.address, 4)
+        members[2].client.abort()
+        for rank in (0, 1, 3):
+            event = await members[rank].event()
+            assert event == MemberLost(1, (2,), event.reason)
+            assert "it disconnected" in event.reason or "it broke" in event.reason
+        assert await members[0].client.leave(30)
+        assert await members[1].event() == MemberLeft(1, (0,))
+        members[1].client.close()
+        members[1].client.close()
+        assert await members[3].event() == MemberLeft(1, (0,))
+        assert await members[3].event() == MemberLeft(1, (1,))
+        assert not await members[1].client.leave(30)
+        with pytest.raises(GroupClosedError, match="closed here"):
+            await members[1].store.get("k")
+        with pytest.raises(GroupClosedError, match="aborted here"):
+            await members[2].store.get("k")
+
+
+def test_epochs_of_a_name_grow(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        for epoch in (1, 2, 3):
+            [member] = await site.members(coordinator.address, 1)
+            assert member.view.epoch == epoch
+            await member.client.leave(30)
+
+
+def test_silence_ends_a_membership(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        raw = await site.raw(coordinator.address)
+        await raw.greet()
+        raw.say(JoinRequest(group="g", id="silent", rank=0, size=2, lease=0.05))
+        other = await site.process(coordinator.address)
+        joining = asyncio.create_task(other.join(rank=1))
+        heard = [await raw.hear()]
+        while not isinstance(heard[-1], Evicted):
+            heard.append(await raw.hear())
+        assert heard[-1] == Evicted("no sign of life for 0.05 s")
+        assert await raw.ended()
+        if isinstance(heard[0], View):
+            await joining
+            assert await other.event() == MemberLost(1, (0,), "no sign of life for 0.05 s")
+        else:  # it did not even live to see the group complete
+            joining.cancel()
+
+
+def test_an_evicted_member_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        process = await site.process(coordinator.address)
+        monkeypatch.setattr(process.client, "_renew_lease", lambda lease: None)
+        await process.join(size=1, lease=0.05)
+        event = await process.event()
+        assert event == CoordinatorGone(
+            "it ruled this member lost: no sign of life for 0.05 s", evicted=True
+        )
+        with pytest.raises(CoordinatorLostError, match="ruled this member lost"):
+            await process.store.get("k")
+
+
+def test_a_pause_of_the_coordinator_kills_nobody(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        monkeypatch.setattr(coordinator_module, "LATE_SECONDS", 0.05)
+        raw = await site.raw(coordinator.address)
+        await raw.greet()
+        raw.say(JoinRequest(group="g", id="quiet", size=1, lease=0.2))
+        assert isinstance(await raw.hear(), View)
+        time.sleep(0.5)  # noqa: ASYNC251 - all stood still, as in a paused machine
+        for _ in range(20):
+            await asyncio.sleep(0)
+        raw.say(StoreGet("k"))
+        assert await raw.hear() == Result(None)
+
+
+def test_a_busy_member_keeps_its_lease() -> None:
+    started = threading.Event()
+    box: dict[str, Any] = {}
+
+    async def serve() -> None:
+        async with Coordinator() as coordinator:
+            box["address"] = coordinator.address
+            box["loop"] = asyncio.get_running_loop()
+            box["stop"] = asyncio.Event()
+            started.set()
+            await box["stop"].wait()
+
+    async def member() -> None:
+        client = await ControlClient.open(box["address"])
+        await client.join(JoinRequest(group="g", id="busy", size=1, lease=1.0), 30)
+        time.sleep(2.2)  # noqa: ASYNC251 - what is tested
+        assert (await client.status())["groups"][0]["lost"] == {}
+        client.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert started.wait(30)
+    try:
+        asyncio.run(member())
+    finally:
+        box["loop"].call_soon_threadsafe(box["stop"].set)
+        thread.join(30)
+
+
+def test_members_hear_when_the_coordinator_stops(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        member, other = await site.members(coordinator.address, 2)
+        waiting = asyncio.create_task(member.store.wait("never"))
+        joiner = await site.process(coordinator.address)
+        joining = asyncio.create_task(joiner.join(group="other"))
+        await until(lambda: len(coordinator.status()["groups"]) == 2)
+        await coordinator.stop()
+        assert await member.event() == CoordinatorGone("it was shut down", orderly=True)
+        with pytest.raises(CoordinatorLostError, match="is gone: it was shut down"):
+            await waiting
+        with pytest.raises(CoordinatorLostError, match="it was shut down"):
+            await joining
+        with pytest.raises(CoordinatorLostError):
+            await other.store.get("k")
+        assert not await other.client.leave(1)
+        await coordinator.stop()
+
+
+def test_a_coordinator_that_dies_is_noticed(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        [member] = await site.members(coordinator.address, 1)
+        for connection in list(coordinator._connections.values()):
+            connection.abort()
+        event = await member.event()
+        assert isinstance(event, CoordinatorGone)
+        assert (event.orderly, event.evicted) == (False, False)
+
+
+def test_draining_waits_for_the_groups_to_end(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        member, other = await site.members(coordinator.address, 2)
+        joiner = await site.process(coordinator.address)
+        joining = asyncio.create_task(joiner.join(group="other"))
+        await until(lambda: len(coordinator.status()["groups"]) == 2)
+        draining = asyncio.create_task(coordinator.stop(drain=30))
+        assert await member.event() == Draining()
+        with pytest.raises(JoinError, match="shutting down"):
+            await joining
+        with pytest.raises(JoinError, match="shutting down"):
+            await joiner.join(group="other")
+        await member.store.set("k", b"still works")
+        await member.client.leave(30)
+        assert await other.store.get("k") == b"still works"
+        assert not draining.done()
+        await other.client.leave(30)
+        await draining
+        assert await joiner.event() == CoordinatorGone("it was shut down", orderly=True)
+
+
+def test_a_drain_ends_with_its_deadline(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        [member] = await site.members(coordinator.address, 1)
+        await coordinator.stop(drain=0.01)
+        assert await member.event() == Draining()
+        assert await member.event() == CoordinatorGone("it was shut down", orderly=True)
+
+
+def test_a_second_stop_does_not_wait(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        [member] = await site.members(coordinator.address, 1)
+        draining = asyncio.create_task(coordinator.stop(drain=1000))
+        assert await member.event() == Draining()
+        await coordinator.stop()
+        await draining
+        assert await member.event() == CoordinatorGone("it was shut down", orderly=True)
+
+
+def test_stopping_does_not_wait_for_who_does_not_read(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "GOODBYE_SECONDS", 0.01)
+    monkeypatch.setattr(coordinator_connection, "CLOSE_SECONDS", 1e6)
+    monkeypatch.setattr(coordinator_connection, "MAX_BACKLOG", 2**30)
+
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        raw = await site.raw(coordinator.address)
+        await raw.greet()
+        raw.say(JoinRequest(group="g", id="raw", size=1))
+        assert isinstance(await raw.hear(), View)
+        raw.writer.transport.pause_reading()
+        raw.say(StoreSet("k", bytes(2**20)))
+        for _ in range(20):
+            raw.say(StoreGet("k"))
+        [connection] = coordinator._connections.values()
+        await until(lambda: connection._transport.get_write_buffer_size() > 2**20)
+        async with asyncio.timeout(30):
+            await coordinator.stop()
+
+
+def test_a_failing_callback_harms_nothing(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        seen: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: seen.append(str(context["exception"]))
+        )
+        member, other = await site.members(coordinator.address, 2)
+
+        def fail(event: object) -> None:
+            raise RuntimeError("the callback is broken")
+
+        member.client.on_event = fail
+        await other.client.leave(30)
+        assert await member.store.get("k") is None
+        assert seen == ["the callback is broken"]
+
+
+def test_epochs_outlive_the_coordinator(play: Play, tmp_path: Path) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        state = tmp_path / "state"
+        for epoch in (1, 2):
+            async with Coordinator(state=state) as coordinator:
+                [member] = await site.members(coordinator.address, 1)
+                assert member.view.epoch == epoch
+        assert json.loads(state.read_text()) == {"highest_epoch": 2}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"highest_epoch": "1"}'])
+def test_a_state_file_that_is_none_is_refused(play: Play, tmp_path: Path, text: str) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        state = tmp_path / "state"
+        state.write_text(text)
+        with pytest.raises(ValueError, match="state is no state file of a coordinator"):
+            await Coordinator(state=state).start()
+
+
+def test_a_state_file_that_cannot_be_written_is_logged(
+    play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        async with Coordinator(state=tmp_path / "missing" / "state") as coordinator:
+            await site.members(coordinator.address, 1)
+        assert [one.levelno for one in caplog.records if "cannot write" in one.message] == [
+            logging.ERROR
+        ]

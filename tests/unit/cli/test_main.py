@@ -1,0 +1,105 @@
+"""The commands in this process: help, versions, wrong usage."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from aiodist_cli.main import app
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> tuple[Result, str]:
+        """The result, and all that was shown without the frames and line ends."""
+        result = CliRunner().invoke(app, arguments, prog_name="aiodist")
+        return result, re.sub(r"[│╭╮╰╯─\s]+", " ", result.output)
+
+    return run
+
+
+def test_version(invoke) -> None:  # type: ignore[no-untyped-def]
+    result, text = invoke("--version")
+    assert result.exit_code == 0
+    assert text.strip() == f"aiodist {importlib.metadata.version('aiodist')}"
+
+
+@pytest.mark.parametrize("command", ["run", "coordinator", "status", "doctor"])
+def test_help_has_an_example_and_the_exit_statuses(invoke, command: str) -> None:  # type: ignore[no-untyped-def]
+    result, text = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert f" aiodist {command} " in text.partition("Usage:")[2].partition(command)[2]
+    assert "Exit status: 0 if" in text
+
+
+def test_no_command_shows_help(invoke) -> None:  # type: ignore[no-untyped-def]
+    _, text = invoke()
+    assert "Usage: aiodist [OPTIONS] COMMAND" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("no-such-command",), "No such command 'no-such-command'"),
+        (("run", "-n", "1", "no_such.py"), "there is no script 'no_such.py' here"),
+        (("run", "-n", "1", "no.mod"), "for a module: aiodist run … -m no.mod"),
+        (("run", "-n", "0", "x.py"), "for '-n' / '--nprocs': Input should be greater"),
+        (("run", "x.py"), "Missing option '-n' / '--nprocs'"),
+        (("run", "-n", "1"), "Missing argument 'SCRIPT'"),
+        (
+            ("run", "-n", "1", "--nnodes", "2", "--node-rank", "0", "x.py"),
+            "several nodes need a --coordinator that all of them can reach",
+        ),
+        (
+            ("run", "-n", "1", "--nnodes", "2", "--coordinator", "tcp://x:1", "x.py"),
+            "say with --node-rank which of the 2 nodes this one is: 0 to 1",
+        ),
+        (("run", "-n", "1", "--node-rank", "1", "x.py"), "--node-rank is 0 to 0 with --nnodes 1"),
+        (("status",), "Missing argument 'ADDRESS'"),
+        (("coordinator", "extra"), "extra"),
+    ],
+)
+def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:  # type: ignore[no-untyped-def]
+    result, text = invoke(*arguments)
+    assert result.exit_code == 2
+    assert problem in text
+
+
+def test_bad_address_is_said_to_be_bad(invoke) -> None:  # type: ignore[no-untyped-def]
+    result, text = invoke("status", "nonsense")
+    assert result.exit_code == 1
+    assert "aiodist status:" in text
+    assert "nonsense" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--listen", "nonsense"), "the address 'nonsense' has no scheme"),
+        (("--listen", "tcp://0.0.0.0:0"), "there is no token"),
+        (("--drain", "-1"), "drain_seconds: Input should be greater than or equal to 0"),
+    ],
+)
+def test_coordinator_refuses_what_makes_no_sense(  # type: ignore[no-untyped-def]
+    invoke, arguments: tuple[str, ...], problem: str
+) -> None:
+    result, text = invoke("coordinator", *arguments)
+    assert result.exit_code == 2
+    assert problem in text
+    assert "Value error" not in text
+
+
+def test_coordinator_without_the_server_extra(  # type: ignore[no-untyped-def]
+    invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiodist_server", None)
+    result, text = invoke("coordinator")
+    assert result.exit_code == 1
+    assert "pip install 'aiodist[server]'" in text

@@ -1,0 +1,59 @@
+"""Which rank is to blame, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist_cli.summary import Exit, cause, headline, last_words
+
+LOST = (b"Traceback (most recent call last):", b"aiodist.errors.PeerLostError: rank 1 died [x]")
+OWN = (b"Traceback (most recent call last):", b"ValueError: no")
+GROUPED = (
+    b"  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
+    b"  +-+---------------- 1 ----------------",
+    b"    | aiodist.errors.CollectiveAbortedError: rank 1 gave up",
+    b"    +------------------------------------",
+)
+
+
+def test_nobody_failed() -> None:
+    assert cause([]) is None
+    assert cause([Exit(0, 0), Exit(1, 0, LOST)]) is None
+
+
+def test_first_failure_counts() -> None:
+    assert cause([Exit(3, 0), Exit(2, 1, OWN), Exit(0, 7, OWN)]) == Exit(2, 1, OWN)
+
+
+@pytest.mark.parametrize("tail", [LOST, GROUPED, (*LOST, b"")])
+def test_consequences_come_last(tail: tuple[bytes, ...]) -> None:
+    victim = Exit(0, 1, tail)
+    assert victim.is_consequence
+    assert cause([victim, Exit(1, 1, OWN)]) == Exit(1, 1, OWN)
+    assert cause([victim]) == victim
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [
+        Exit(0, 1),
+        Exit(0, 1, OWN),
+        Exit(0, -9, LOST),  # killed, whatever it said before
+        Exit(0, 1, (*LOST, b"ValueError: while handling that")),
+        Exit(0, 1, (b"aiodist.errors.CollectiveTimeoutError: rank 2 did not come",)),
+        Exit(0, 1, (b"aiodist.errors.PeerLostErrorOfMine: x",)),
+    ],
+)
+def test_causes(exit: Exit) -> None:
+    assert not exit.is_consequence
+
+
+def test_texts() -> None:
+    failed = Exit(2, -11, (b"Fatal",))
+    assert headline(failed, 4) == "rank 2 of 4 failed with signal SIGSEGV"
+    assert headline(Exit(0, 3), 1) == "rank 0 of 1 failed with exit code 3"
+    assert last_words("SIGINT", [1, 0]) == "aiodist run: SIGINT; ranks 0 and 1 stopped"
+    assert last_words("x", [], failed) == "aiodist run: x; the end of its stderr:"
+    assert last_words("x", [3], Exit(0, 1)) == (
+        "aiodist run: x; rank 3 stopped; it wrote nothing to stderr"
+    )

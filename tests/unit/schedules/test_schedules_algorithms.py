@@ -1,0 +1,491 @@
+"""Every algorithm, run by the simulator over sizes, lengths, windows and interleavings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist.schedules import (
+    all_gather,
+    chain,
+    direct_exchange,
+    dissemination,
+    recursive_doubling,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_all_gather,
+)
+from aiodist.schedules.cuts import even_bounds, pieces
+from aiodist.schedules.plan import OUT, Plan, Recv, Reduce, Send, X
+from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
+
+SIZES = range(1, 18)
+sizes = pytest.mark.parametrize("size", SIZES)
+
+
+windows = pytest.mark.parametrize(
+    ("size", "window"),
+    [(size, w) for size in SIZES for w in ((1, 2, 3, 4, 7) if size < 5 else (2 + size % 3,))],
+)
+
+
+def lengths(size: int) -> list[int]:
+    """Empty, fewer units than ranks, even, odd, one and several segments a rank."""
+    if size > 4:
+        return [size - 1, 2 * size + 1]
+    return sorted({0, 1, size - 1, size, 2 * size + 1, 5 * size + 3})
+
+
+def roots(size: int) -> set[int]:
+    return {size // 2} if size > 4 else {0, size // 2, size - 1}
+
+
+def run(
+    plan: Callable[[int], Plan],
+    size: int,
+    inputs: int | Sequence[int] = 0,
+    outputs: int | Sequence[int] = 0,
+    *,
+    in_place: Collection[int] = (),
+    segment: int | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """The outcome, which must not depend on the interleaving: of a few ranks, as early and as late
+    as can be, and one at random; of many, one at random."""
+    plans = [plan(rank) for rank in range(size)]
+    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
+    shuffled = Random(seed).randrange
+    outcomes = {
+        simulate(
+            plans,
+            inputs=[inputs] * size if isinstance(inputs, int) else inputs,
+            outputs=[outputs] * size if isinstance(outputs, int) else outputs,
+            in_place=in_place,
+            segment=segment,
+            order=order,
+        )
+        for order in ([lambda n: 0, lambda n: n - 1, shuffled] if size < 5 else [shuffled])
+    }
+    assert len(outcomes) == 1
+    return outcomes.pop()
+
+
+def assert_reduced(values: Iterable[Value], units: Iterable[int], ranks: range) -> None:
+    """`values` are the final reductions of `units` of X of `ranks`, in rank order."""
+    found, expected = list(values), list(units)
+    assert len(found) == len(expected)
+    for value, unit in zip(found, expected, strict=True):
+        assert isinstance(value, Reduced)
+        assert value.final
+        assert contributors(value) == tuple(Unit(rank, X, unit) for rank in ranks)
+
+
+def span(rank: int, buffer: int, start: int, stop: int) -> tuple[Unit, ...]:
+    return tuple(Unit(rank, buffer, at) for at in range(start, stop))
+
+
+def bounds_of(lengths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths, initial=0))
+
+
+def uneven(size: int) -> tuple[int, ...]:
+    """Bounds of slices of 0 to 4 units."""
+    return bounds_of((3 * rank + 2) % 5 for rank in range(size))
+
+
+# -- whole values -----------------------------------------------------------------------------
+
+
+@sizes
+def test_dissemination(size: int) -> None:
+    outcome = run(lambda rank: dissemination.all_gather(rank, size), size, outputs=size)
+    for out in outcome.out:
+        assert out == tuple(Unit(rank, OUT, rank) for rank in range(size))
+    assert outcome.rounds == (size - 1).bit_length()
+    assert set(outcome.frames) == {outcome.rounds}
+    assert set(outcome.units) == {size - 1}
+
+
+@sizes
+def test_dissemination_is_a_barrier(size: int) -> None:
+    assert_barrier([dissemination.all_gather(rank, size) for rank in range(size)])
+
+
+@sizes
+def test_recursive_doubling_is_a_barrier(size: int) -> None:
+    assert_barrier([recursive_doubling.all_reduce(rank, size) for rank in range(size)])
+
+
+def assert_barrier(plans: list[Plan]) -> None:
+    """While one rank does nothing, no other comes to its end."""
+    for slow in range(len(plans)):
+        sent: Counter[tuple[int, int]] = Counter()
+        left = {plan.rank: list(plan.steps) for plan in plans if plan.rank != slow}
+        moved = True
+        while moved:
+            moved = False
+            for rank, steps in left.items():
+                while steps:
+                    step = steps[0]
+                    if isinstance(step, Send):
+                        sent[rank, step.peer] += 1
+                    elif isinstance(step, Recv):
+                        if not sent[step.peer, rank]:
+                            break
+                        sent[step.peer, rank] -= 1
+                    steps.pop(0)
+                    moved = True
+        assert all(left.values())
+
+
+@sizes
+@pytest.mark.parametrize("in_place", [False, True])
+def test_recursive_doubling(size: int, in_place: bool) -> None:
+    outcome = run(
+        lambda rank: recursive_doubling.all_reduce(rank, size),
+        size,
+        1,
+        1,
+        in_place=range(size) if in_place else (),
+    )
+    for out in outcome.out:
+        assert_reduced(out, [0], range(size))
+    assert len(set(outcome.out)) == 1, "all ranks evaluate one expression"
+    if size & (size - 1) == 0:
+        assert outcome.rounds == max(outcome.frames) == size.bit_length() - 1
+    else:
+        assert outcome.rounds <= size.bit_length() + 1
+        assert max(outcome.frames) == size.bit_length()
+
+
+@sizes
+@pytest.mark.parametrize("in_place", [False, True])
+def test_recursive_doubling_of_large_wholes(size: int, in_place: bool) -> None:
+    for length in lengths(size):
+        plans = [recursive_doubling.all_reduce_whole(r, size, length, 3) for r in range(size)]
+        outcome = run(
+            plans.__getitem__,
+            size,
+            length,
+            length,
+            in_place=range(size) if in_place else (),
+            segment=3,
+        )
+        for out in outcome.out:
+            assert_reduced(out, range(length), range(size))
+        assert len(set(outcome.out)) == 1
+        for plan in plans:
+            assert plan.scratch <= length
+            assert all(s.into.length == length for s in plan.steps if isinstance(s, Reduce))
+        assert max(outcome.units) <= length * ((size - 1).bit_length() + 1)
+
+
+# -- reductions by slices ---------------------------------------------------------------------
+
+
+@windows
+@pytest.mark.parametrize("in_place", [False, True])
+def test_reduce_scatter_all_gather(size: int, in_place: bool, window: int) -> None:
+    for length in lengths(size):
+        outcome = run(
+            lambda rank, n=length: reduce_scatter_all_gather.all_reduce(rank, size, n, 2, window),
+            size,
+            length,
+            length,
+            in_place=range(size) if in_place else (),
+            segment=2,
+            seed=length,
+        )
+        for out in outcome.out:
+            assert_reduced(out, range(length), range(size))
+        assert len(set(outcome.out)) <= 1 or size == 1
+        if length % size == 0:
+            assert set(outcome.units) == {2 * (size - 1) * length // size}
+        if size == length > 1:
+            assert outcome.rounds == 2
+
+
+@windows
+def test_reduce_scatter(size: int, window: int) -> None:
+    for bounds in (uneven(size), even_bounds(5 * size + 3, size)):
+        for plan in (
+            lambda rank, b=bounds: reduce_scatter.direct(rank, size, b, 2, window),
+            lambda rank, b=bounds: reduce_scatter.whole(rank, size, b, 2),
+        ):
+            slices = [bounds[r + 1] - bounds[r] for r in range(size)]
+            outcome = run(plan, size, bounds[-1], slices, segment=2)
+            for rank, out in enumerate(outcome.out):
+                assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
+                assert outcome.units[rank] == bounds[-1] - slices[rank]
+            assert outcome.rounds == 0 or window == 1 or outcome.rounds <= max(slices)
+
+
+@sizes
+def test_whole_slots_are_reduced_at_once(size: int) -> None:
+    bounds = uneven(size)
+    for rank in range(size):
+        plan = reduce_scatter.whole(rank, size, bounds, 2)
+        assert [len(s.operands) for s in plan.steps if isinstance(s, Reduce)] == [size]
+
+
+@windows
+def test_reduce(size: int, window: int) -> None:
+    for root in roots(size):
+        for length in lengths(size):
+            for in_place in ((), (root,)):
+                outcome = run(
+                    lambda rank, n=length, to=root: reduce.scatter_gather(
+                        rank, size, to, n, 1, window
+                    ),
+                    size,
+                    length,
+                    [length if rank == root else 0 for rank in range(size)],
+                    in_place=in_place,
+                    segment=1,
+                    seed=root,
+                )
+                assert_reduced(outcome.out[root], range(length), range(size))
+                assert all(n <= length for n in outcome.units)
+                if length % size == 0:
+                    assert outcome.units[root] == (size - 1) * length // size
+
+
+@sizes
+def test_scratch_is_bounded_by_the_window_not_by_the_array(size: int) -> None:
+    segment, window, length = 3, 4, 50 * size
+    for rank in range(size):
+        everyone = reduce_scatter_all_gather.all_reduce(rank, size, length, segment, window)
+        assert everyone.scratch == (size - 1) * window * segment
+        slices = reduce_scatter.direct(rank, size, even_bounds(length, size), segment, window)
+        assert slices.scratch == (size - 1) * window * segment
+        one = reduce.scatter_gather(rank, size, 0, length, segment, window)
+        ring = window * segment if rank else 0
+        assert one.scratch == (size - 1) * window * segment + ring
+
+
+def test_windows_have_at_least_one_segment() -> None:
+    with pytest.raises(ValueError, match="at least one segment, not 0"):
+        reduce_scatter_all_gather.all_reduce(0, 2, 4, 1, 0)
+    with pytest.raises(ValueError, match="at least one segment, not 0"):
+        chain.scan(0, 2, 4, 1, False, window=0)
+
+
+# -- exchanges --------------------------------------------------------------------------------
+
+
+def message(source: int, target: int, size: int) -> int:
+    """Units that `source` sends `target`: some none, some several segments."""
+    return (source * 5 + target * 3 + size) % 7
+
+
+@sizes
+def test_all_to_all(size: int) -> None:
+    sends = [bounds_of(message(a, b, size) for b in range(size)) for a in range(size)]
+    recvs = [bounds_of(message(a, b, size) for a in range(size)) for b in range(size)]
+    outcome = run(
+        lambda rank: direct_exchange.all_to_all(rank, size, sends[rank], recvs[rank], 2),
+        size,
+        [bounds[-1] for bounds in sends],
+        [bounds[-1] for bounds in recvs],
+        segment=2,
+    )
+    for b, out in enumerate(outcome.out):
+        assert out == tuple(
+            unit for a in range(size) for unit in span(a, X, sends[a][b], sends[a][b + 1])
+        )
+        assert outcome.units[b] == sends[b][-1] - message(b, b, size)
+    assert outcome.rounds <= 1
+
+
+@sizes
+def test_gather(size: int) -> None:
+    bounds = uneven(size)
+    own = [bounds[rank + 1] - bounds[rank] for rank in range(size)]
+    for root in roots(size):
+        outcome = run(
+            lambda rank, to=root: direct_exchange.gather(rank, size, to, bounds, 2),
+            size,
+            own,
+            [bounds[-1] if rank == root else 0 for rank in range(size)],
+            segment=2,
+        )
+        assert outcome.out[root] == tuple(
+            unit for rank in range(size) for unit in span(rank, X, 0, own[rank])
+        )
+
+
+@sizes
+def test_scatter(size: int) -> None:
+    bounds = uneven(size)
+    own = [bounds[rank + 1] - bounds[rank] for rank in range(size)]
+    for root in roots(size):
+        outcome = run(
+            lambda rank, src=root: direct_exchange.scatter(rank, size, src, bounds, 2),
+            size,
+            [bounds[-1] if rank == root else 0 for rank in range(size)],
+            own,
+            segment=2,
+        )
+        for rank, out in enumerate(outcome.out):
+            assert out == span(root, X, bounds[rank], bounds[rank + 1])
+
+
+@sizes
+def test_all_gather(size: int) -> None:
+    for bounds in (uneven(size), *(even_bounds(length, size) for length in lengths(size))):
+        outcome = run(
+            lambda rank, b=bounds: all_gather.direct(rank, size, b, 2),
+            size,
+            0,
+            bounds[-1],
+            segment=2,
+        )
+        everything = tuple(
+            unit for r in range(size) for unit in span(r, OUT, bounds[r], bounds[r + 1])
+        )
+        assert outcome.out == (everything,) * size
+        assert outcome.units == tuple((size - 1) * (bounds[r + 1] - bounds[r]) for r in range(size))
+
+
+def test_exchanges_start_with_different_targets() -> None:
+    size = 5
+    bounds = even_bounds(20, size)
+    firsts = [all_gather.direct(rank, size, bounds, 2) for rank in range(size)]
+    targets = [next(s.peer for s in p.steps if isinstance(s, Send)) for p in firsts]
+    assert sorted(targets) == list(range(size))
+
+
+# -- chains -----------------------------------------------------------------------------------
+
+
+@sizes
+@pytest.mark.parametrize("in_place", [False, True])
+def test_broadcast(size: int, in_place: bool) -> None:
+    for root in roots(size):
+        for length in lengths(size):
+            outcome = run(
+                lambda rank, src=root, n=length: chain.broadcast(rank, size, src, n, 3),
+                size,
+                length,
+                length,
+                in_place=range(size) if in_place else (),
+                segment=3,
+            )
+            for rank, out in enumerate(outcome.out):
+                buffer = OUT if rank == root and not in_place else X
+                assert out == span(root, buffer, 0, length)
+            assert sorted(outcome.units) == [0] + [length] * (size - 1)
+            assert outcome.rounds == (size - 1 if length else 0)
+
+
+@sizes
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_scan(size: int, in_place: bool, exclusive: bool, whole: bool) -> None:
+    for window in (1, 2, 4) if size < 5 else (2,):
+        for length in lengths(size):
+            plans = [
+                chain.scan(r, size, length, 2, exclusive, whole=whole, window=window)
+                for r in range(size)
+            ]
+            outcome = run(
+                plans.__getitem__,
+                size,
+                length,
+                length,
+                in_place=range(size) if in_place else (),
+                segment=2,
+                seed=window,
+            )
+            for rank, out in enumerate(outcome.out):
+                if exclusive and rank == 0:
+                    assert out == span(0, X, 0, length)
+                else:
+                    stop = rank if exclusive else rank + 1
+                    assert_reduced(out, range(length), range(stop))
+            assert outcome.units == (length,) * (size - 1) + (0,)
+            if whole:
+                assert all(
+                    s.into.length == length
+                    for plan in plans
+                    for s in plan.steps
+                    if isinstance(s, Reduce)
+                )
+            else:
+                assert all(plan.scratch <= (2 * window + 1) * 2 for plan in plans)
+
+
+# -- all of it, at random ---------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_and_interleaving(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 7), "size")
+    segment = data.draw(st.integers(1, 5), "segment")
+    window = data.draw(st.integers(1, 6), "window")
+    slices = data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size), "slices")
+    root = data.draw(st.integers(0, size - 1), "root")
+    seed = data.draw(st.integers(0, 2**32), "seed")
+    bounds, length = bounds_of(slices), sum(slices)
+    in_place = data.draw(st.sampled_from([(), (root,), range(size)]), "in_place")
+
+    everywhere = run(
+        lambda rank: reduce_scatter_all_gather.all_reduce(rank, size, length, segment, window),
+        size, length, length, in_place=in_place, segment=segment, seed=seed,
+    )  # fmt: skip
+    for out in everywhere.out:
+        assert_reduced(out, range(length), range(size))
+
+    there = run(
+        lambda rank: reduce.scatter_gather(rank, size, root, length, segment, window),
+        size, length, [length if rank == root else 0 for rank in range(size)],
+        in_place=[rank for rank in in_place if rank == root], segment=segment, seed=seed,
+    )  # fmt: skip
+    assert_reduced(there.out[root], range(length), range(size))
+
+    apart = run(
+        lambda rank: reduce_scatter.direct(rank, size, bounds, segment, window),
+        size, length, slices, segment=segment, seed=seed,
+    )  # fmt: skip
+    for rank, out in enumerate(apart.out):
+        assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
+
+    prefixes = run(
+        lambda rank: chain.scan(rank, size, length, segment, False, window=window),
+        size, length, length, in_place=in_place, segment=segment, seed=seed,
+    )  # fmt: skip
+    for rank, out in enumerate(prefixes.out):
+        assert_reduced(out, range(length), range(rank + 1))
+
+
+# -- cuts -------------------------------------------------------------------------------------
+
+
+@settings(derandomize=True)
+@given(length=st.integers(0, 200), size=st.integers(1, 20))
+def test_even_bounds_cut_as_array_split_does(length: int, size: int) -> None:
+    np = pytest.importorskip("numpy")
+    parts = np.array_split(np.arange(length), size)
+    assert even_bounds(length, size) == bounds_of(len(part) for part in parts)
+
+
+def test_pieces() -> None:
+    assert pieces(3, 10, 3) == [(3, 6), (6, 9), (9, 10)]
+    assert pieces(3, 3, 3) == []
+    with pytest.raises(ValueError, match="at least one unit, not 0"):
+        pieces(0, 4, 0)
+
+
+def test_a_large_plan_is_made_quickly_enough_to_be_of_no_weight() -> None:
+    plan = reduce_scatter_all_gather.all_reduce(0, 4, 1 << 24, 1 << 16)
+    # 64 segments a slice: to three peers, pieces and results; as much back; a reduction each; and
+    # a grant for every second pair of frames.
+    assert len(plan.steps) == 64 * 3 * 4 + 64 + 96

@@ -1,0 +1,147 @@
+"""What launchers say through environment variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.environment import Settings, settings_from
+
+ADDRESS = {"AIODIST_ADDRESS": "tcp://10.0.0.1:1"}
+MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "77"}
+OMPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-node-42@1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+
+
+def test_our_own_variables_give_everything() -> None:
+    settings = settings_from(
+        {
+            "AIODIST_ADDRESS": "unix:///run/a.sock",
+            "AIODIST_RANK": "2",
+            "AIODIST_SIZE": "4",
+            "AIODIST_GROUP": "train",
+            "AIODIST_TOKEN": "secret",
+            "AIODIST_TRANSPORTS": "tcp, unix,",
+            "AIODIST_RUN_ID": "run",
+        }
+    )
+    assert settings == Settings(
+        address="unix:///run/a.sock",
+        rank=2,
+        size=4,
+        group="train",
+        token="secret",
+        transports=("tcp", "unix"),
+        run_id="run",
+        embed=True,
+    )
+
+
+def test_the_variables_of_torchrun() -> None:
+    torchrun = {
+        **MASTER,
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    assert settings_from(torchrun) == Settings(
+        address="tcp://node0:29500", rank=0, size=2, run_id="job#3", embed=True, agent_store=True
+    )
+    del torchrun["TORCHELASTIC_RESTART_COUNT"]
+    torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    assert settings_from(torchrun) == Settings(
+        address="tcp://node0:29500", rank=0, size=2, run_id="job#0", embed=True
+    )
+
+
+def test_each_setting_is_taken_from_the_first_that_has_it() -> None:
+    settings = settings_from(
+        {**SLURM, **MASTER, **ADDRESS, "AIODIST_RUN_ID": "mine", "TORCHELASTIC_RUN_ID": "torch"}
+    )
+    assert settings == Settings("tcp://10.0.0.1:1", 1, 2, run_id="mine", embed=True)
+    settings = settings_from({**SLURM, **MASTER, "RANK": "0", "WORLD_SIZE": "9"})
+    assert (settings.rank, settings.size, settings.address) == (0, 9, "tcp://node0:29500")
+
+
+def test_rank_and_size_come_from_one_source() -> None:
+    settings = settings_from({**ADDRESS, **SLURM, "AIODIST_SIZE": "8"})
+    assert (settings.rank, settings.size) == (None, 8)
+    settings = settings_from({**ADDRESS, **SLURM, "RANK": "5"})
+    assert (settings.rank, settings.size) == (5, None)
+
+
+def test_an_address_alone_will_do() -> None:
+    assert settings_from(ADDRESS) == Settings("tcp://10.0.0.1:1", embed=True)
+    assert settings_from({"AIODIST_ADDRESS": "tls://h:1"}) == Settings("tls://h:1", embed=False)
+
+
+def test_empty_variables_count_as_not_set() -> None:
+    settings = settings_from({**ADDRESS, "AIODIST_TOKEN": "", "RANK": " ", "MASTER_ADDR": ""})
+    assert settings == Settings("tcp://10.0.0.1:1", embed=True)
+
+
+def test_an_ipv6_master() -> None:
+    assert settings_from({**MASTER, "MASTER_ADDR": "::1"}).address == "tcp://[::1]:29500"
+    assert settings_from({**MASTER, "MASTER_ADDR": "[::1]"}).address == "tcp://[::1]:29500"
+
+
+@pytest.mark.parametrize("job", [SLURM, OMPI, MPICH], ids=["slurm", "openmpi", "mpich"])
+def test_a_job_on_one_host_needs_no_address(job: dict[str, str]) -> None:
+    settings = settings_from(job)
+    assert (settings.rank, settings.size, settings.embed) == (1, 2, True)
+    assert settings.address.startswith("tcp://127.0.0.1:2")
+    assert settings == settings_from(dict(job))
+
+
+def test_jobs_on_one_host_are_apart() -> None:
+    one, other = settings_from(SLURM), settings_from({**SLURM, "SLURM_STEP_ID": "1"})
+    assert (one.run_id, other.run_id) == ("77", "77.1")
+    assert one.address != other.address
+    assert settings_from(OMPI).run_id == "prterun-node-42@1"
+    assert settings_from(MPICH) == Settings("tcp://127.0.0.1:29500", 1, 2, embed=True)
+    assert settings_from({**SLURM, "AIODIST_RUN_ID": "mine"}).run_id == "mine"
+
+
+def test_job_ids_matter_only_without_an_address() -> None:
+    assert settings_from({**SLURM, **ADDRESS}).run_id == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({}, "names no coordinator: set AIODIST_ADDRESS .*, or MASTER_ADDR"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "names no coordinator"),
+        ({**SLURM, "SLURM_NNODES": "2"}, "Slurm gives .* on one host .SLURM_NNODES=2.: set"),
+        (
+            {**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            "Open MPI gives .*OMPI_COMM_WORLD_LOCAL_SIZE=1",
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPICH gives .*MPI_LOCALNRANKS=not set"),
+        ({"MASTER_ADDR": "h"}, "MASTER_ADDR='h' is set but MASTER_PORT is not"),
+        ({"MASTER_PORT": "1"}, "MASTER_PORT='1' is set but MASTER_ADDR is not"),
+        ({**MASTER, "MASTER_PORT": "http"}, "MASTER_PORT='http': expected an integer"),
+        ({**MASTER, "MASTER_PORT": "0"}, "MASTER_PORT='0': expected an integer of at least 1"),
+        ({**MASTER, "MASTER_PORT": "70000"}, "MASTER_PORT=70000: expected a port"),
+        ({"AIODIST_ADDRESS": "nonsense"}, "AIODIST_ADDRESS: the address 'nonsense' has no scheme"),
+        ({**ADDRESS, "AIODIST_RANK": "-1"}, "AIODIST_RANK='-1': expected an integer of at least 0"),
+        ({**ADDRESS, "AIODIST_SIZE": "0"}, "AIODIST_SIZE='0': expected an integer of at least 1"),
+        ({**ADDRESS, "RANK": "²"}, "RANK='²': expected an integer"),
+        ({**ADDRESS, "RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 with WORLD_SIZE=2: expected a rank"),
+        (
+            {**MASTER, "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "x"},
+            "TORCHELASTIC_RESTART_COUNT='x'",
+        ),
+    ],
+)
+def test_what_is_wrong_names_variable_value_and_what_was_expected(
+    environ: dict[str, str], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        settings_from(environ)

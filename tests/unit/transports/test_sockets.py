@@ -1,0 +1,312 @@
+"""TCP and Unix listeners and dialling."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from aiodist.testing.links import Ends, connected
+from aiodist.transports import unix
+from aiodist.transports.base import Link
+from aiodist.transports.inproc import InprocTransport
+from aiodist.transports.sockets import SocketListener
+from aiodist.transports.stream import StreamLink
+from aiodist.transports.tcp import TcpTransport, parse_address
+from aiodist.transports.unix import UnixTransport
+
+
+def test_addresses() -> None:
+    assert parse_address("tcp://10.0.0.1:4711") == ("10.0.0.1", 4711)
+    assert parse_address("tcp://[::1]:4711") == ("::1", 4711)
+    assert parse_address("tcp://localhost:1") == ("localhost", 1)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "10.0.0.1:4711", "udp://10.0.0.1:1", "tcp://10.0.0.1", "tcp://:1", "tcp://h:99999",
+     "tcp://h:x", "tcp://h:1/path"],
+)  # fmt: skip
+def test_bad_addresses(address: str) -> None:
+    with pytest.raises(ValueError, match=r"tcp://10\.0\.0\.1:4711"):
+        parse_address(address)
+
+
+async def test_bad_addresses_of_the_others() -> None:
+    ends = Ends()
+    with pytest.raises(ValueError, match="unix-abstract:"):
+        await UnixTransport().dial("tcp://10.0.0.1:1", ends.at_a)
+    with pytest.raises(ValueError, match="inproc://"):
+        await InprocTransport().dial("tcp://10.0.0.1:1", ends.at_a)
+
+
+async def test_tcp_options_and_names() -> None:
+    async with connected(TcpTransport()) as ends:
+        for link in (ends.a, ends.b):
+            assert isinstance(link, StreamLink)
+            sock = link._socket
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            # It would end connections to ranks that live, but do not read for a while.
+            assert not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert not sock.getblocking()
+            assert not sock.get_inheritable()
+        assert ends.a.peer_name.startswith("127.0.0.1:")
+        assert ends.a.peer_name != ends.b.peer_name
+
+
+async def test_tcp_over_ipv6() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    ends = Ends()
+
+    def accept(link: Link) -> None:
+        link.receiver = ends.at_b
+        ends.b = link
+        ends.news.set()
+
+    listener = await TcpTransport().listen(accept, host="::1")
+    assert listener.address.startswith("tcp://[::1]:")
+    link = await TcpTransport().dial(listener.address, ends.at_a)
+    link.send(b"h")
+    await ends.until(lambda: ends.at_b.headers == [b"h"])
+    await link.finish(20.0)
+    await ends.until(lambda: bool(ends.at_b.ends))
+    listener.close()
+
+
+async def test_tcp_listens_at_the_port_it_is_given() -> None:
+    first = await TcpTransport().listen(lambda link: None, host="127.0.0.1")
+    port = parse_address(first.address)[1]
+    with pytest.raises(OSError, match="in use"):
+        await TcpTransport().listen(lambda link: None, host="127.0.0.1", port=port)
+    first.close()
+    again = await TcpTransport().listen(lambda link: None, host="127.0.0.1", port=port)
+    assert again.address == first.address
+    again.close()
+
+
+async def test_unix_leaves_nothing_behind() -> None:
+    async with connected(UnixTransport()) as ends:
+        assert isinstance(ends.a, StreamLink)
+        name = ends.a._socket.getpeername()
+        assert bytes(name).startswith(b"\0aiodist-")
+        assert f"pid {os.getpid()}" in ends.b.peer_name
+
+
+async def test_unix_refuses_other_users(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accepted: list[Link] = []
+    listener = await UnixTransport().listen(accepted.append)
+    uid = os.getuid()
+    monkeypatch.setattr(unix, "_CREDENTIALS", FakeCredentials(uid + 1))
+    with pytest.raises(PermissionError, match=f"runs as user {uid + 1}: expected user {uid}"):
+        await UnixTransport().dial(listener.address, Ends().at_a)
+    assert isinstance(listener, SocketListener)
+    listener._ready()  # and so does the listener, of that same connection
+    assert "refused a connection" in caplog.text
+    assert not accepted
+    listener.close()
+
+
+class FakeCredentials:
+    """Credentials of another user than the kernel says."""
+
+    size = 12
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+
+    def unpack(self, raw: bytes) -> tuple[int, int, int]:
+        assert len(raw) == self.size
+        return 4711, self.uid, 0
+
+
+async def test_unix_waits_for_room_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unix, "BACKLOG", 0)
+    links: list[Link] = []
+    listener = await UnixTransport().listen(links.append)
+    assert isinstance(listener, SocketListener)
+    listener._loop.remove_reader(listener._socket.fileno())  # nobody accepts
+    dials = [
+        asyncio.ensure_future(UnixTransport().dial(listener.address, Ends().at_a)) for _ in range(4)
+    ]
+    await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
+    assert not all(dial.done() for dial in dials)
+    listener._loop.add_reader(listener._socket.fileno(), listener._ready)
+    dialled = await asyncio.gather(*dials)
+    for link in [*dialled, *links]:
+        link.close()
+    listener.close()
+
+
+async def test_a_cancelled_dial_closes_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unix, "BACKLOG", 0)
+    listener = await UnixTransport().listen(lambda link: None)
+    assert isinstance(listener, SocketListener)
+    listener._loop.remove_reader(listener._socket.fileno())
+    before = len(os.listdir("/proc/self/fd"))
+    dials = [
+        asyncio.ensure_future(UnixTransport().dial(listener.address, Ends().at_a)) for _ in range(4)
+    ]
+    await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
+    for dial in dials:
+        dial.cancel()
+    for result in await asyncio.gather(*dials, return_exceptions=True):
+        if isinstance(result, StreamLink):
+            result.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    listener._loop.add_reader(listener._socket.fileno(), listener._ready)
+    listener.close()
+
+
+class FakeListening:
+    """A listening socket whose `accept` raises and gives what it is told."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self.results = results
+        self.pair = socket.socketpair()
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self.pair[0].fileno()
+
+    def accept(self) -> tuple[Any, str]:
+        result = self.results.pop(0) if self.results else BlockingIOError()
+        if isinstance(result, BaseException):
+            raise result
+        return result, ""
+
+    def close(self) -> None:
+        self.closed = True
+        for sock in self.pair:
+            sock.close()
+
+
+def listening(results: list[Any], accept: Any) -> tuple[FakeListening, SocketListener]:
+    loop = asyncio.get_running_loop()
+    fake = FakeListening(results)
+
+    def admit(sock: socket.socket) -> StreamLink:
+        return StreamLink(loop, sock, kind="tcp", peer_name="p")
+
+    return fake, SocketListener(loop, fake, "tcp://x:1", admit, accept)  # type: ignore[arg-type]
+
+
+async def test_out_of_file_descriptors_backs_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aiodist.transports.sockets.PAUSE", 0.0)
+    ours, theirs = socket.socketpair()
+    accepted: list[Link] = []
+    came = asyncio.Event()
+
+    def accept(link: Link) -> None:
+        accepted.append(link)
+        came.set()
+
+    fake, listener = listening(
+        [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError(), ours], accept
+    )
+    fake.pair[1].send(b"x")  # "readable" from now on
+    async with asyncio.timeout(20):
+        await came.wait()
+    assert "Too many open files; trying again" in caplog.text
+    assert len(caplog.records) == 1
+    accepted[0].close()
+    listener.close()
+    theirs.close()
+
+
+async def test_closing_while_backing_off(caplog: pytest.LogCaptureFixture) -> None:
+    fake, listener = listening([OSError(errno.ENFILE, "full")], lambda link: None)
+    listener._ready()
+    listener.close()
+    listener.close()
+    assert fake.closed
+
+
+async def test_a_broken_listening_socket_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    fake, listener = listening([OSError(errno.EBADF, "bad")], lambda link: None)
+    listener._ready()
+    assert fake.closed
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+async def test_an_error_in_accept_closes_that_link(caplog: pytest.LogCaptureFixture) -> None:
+    links: list[Link] = []
+
+    def accept(link: Link) -> None:
+        links.append(link)
+        raise LookupError("a mistake")
+
+    ours, theirs = socket.socketpair()
+    _fake, listener = listening([ours], accept)
+    listener._ready()
+    assert links[0].is_closed
+    assert theirs.recv(1) == b""
+    assert "could not take the connection" in caplog.text
+    listener.close()
+    theirs.close()
+
+
+async def test_closing_a_listener_in_a_forked_child_leaves_the_loop_alone() -> None:
+    fake, listener = listening([], lambda link: None)
+    fileno = fake.fileno()
+    listener.close_in_child()
+    listener.close_in_child()
+    listener.close()
+    assert fake.closed
+    assert asyncio.get_running_loop().remove_reader(fileno), "the loop was told"
+
+
+async def test_a_connection_that_is_gone_at_once_is_no_error() -> None:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    fake = FakeListening([ours])
+
+    def admit(sock: socket.socket) -> StreamLink:
+        raise OSError(errno.ENOTCONN, "gone")
+
+    listener = SocketListener(loop, fake, "tcp://x:1", admit, lambda link: None)  # type: ignore[arg-type]
+    listener._ready()
+    assert theirs.recv(1) == b""
+    theirs.close()
+    listener.close()
+    assert fake.closed
+
+
+def test_inproc_serves_one_loop_only() -> None:
+    async def listen() -> Any:
+        return await InprocTransport().listen(lambda link: None)
+
+    async def dial(address: str) -> None:
+        with pytest.raises(ConnectionRefusedError, match="in this event loop"):
+            await InprocTransport().dial(address, Ends().at_a)
+
+    listener = asyncio.run(listen())
+    asyncio.run(dial(listener.address))
+    listener.close_in_child()
+
+
+async def test_inproc_accept_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def accept(link: Link) -> None:
+        raise LookupError("a mistake")
+
+    ends = Ends()
+    listener = await InprocTransport().listen(accept)
+    link = await InprocTransport().dial(listener.address, ends.at_a)
+    await ends.until(lambda: bool(ends.at_a.ends))
+    assert isinstance(ends.at_a.ends[0], ConnectionResetError)
+    assert link.is_closed
+    assert "could not take the connection" in caplog.text
+    listener.close()

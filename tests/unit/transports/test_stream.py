@@ -1,0 +1,389 @@
+"""A stream link against a raw socket: chunking, garbage, every way to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodist.errors import ProtocolError
+from aiodist.testing.links import Ends
+from aiodist.transports.base import Link
+from aiodist.transports.stream import BYE, StreamLink
+from aiodist.wire import frames
+
+
+@asynccontextmanager
+async def wired(**limits: int) -> AsyncIterator[Any]:
+    """`.link` over one end of a socket pair, `.raw` the other, `.seen` what the link brought."""
+    raw, sock = socket.socketpair()
+    raw.setblocking(False)
+    sock.setblocking(False)
+    ends = Ends()
+    link = StreamLink(
+        asyncio.get_running_loop(), sock, kind="unix", peer_name="raw", receiver=ends.at_a
+    )
+    link.max_payload = limits.get("max_payload", 1 << 20)
+    link.max_header = limits.get("max_header", frames.MAX_HEADER)
+    link.start()
+    try:
+        yield SimpleNamespace(link=link, raw=raw, seen=ends.at_a, until=ends.until, ends=ends)
+    finally:
+        link.close()
+        await ends.until(lambda: bool(ends.at_a.ends))
+        raw.close()
+    assert len(ends.at_a.ends) == 1
+    assert not ends.at_a.mistakes
+
+
+async def read(raw: socket.socket, count: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    async with asyncio.timeout(20):
+        while len(data) < count:
+            chunk = await loop.sock_recv(raw, count - len(data))
+            if not chunk:
+                break
+            data += chunk
+    return data
+
+
+async def test_what_is_sent_is_frames() -> None:
+    async with wired() as w:
+        w.link.send(b"small", [memoryview(b"ab"), memoryview(b"c")])
+        w.link.send(b"empty")
+        w.link.send(b"large", [memoryview(bytes(9000))])
+        expected = (
+            frames.encode(b"small", b"abc")
+            + frames.encode(b"empty")
+            + frames.encode(b"large", bytes(9000))
+        )
+        assert await read(w.raw, len(expected)) == expected
+
+
+async def test_one_byte_at_a_time() -> None:
+    sent = [(b"a" * 5, b"payload"), (b"b", b""), (b"c" * 300, b"x" * 20)]
+    async with wired() as w:
+        for header, payload in sent:
+            for byte in frames.encode(header, payload):
+                w.raw.send(bytes([byte]))
+                w.link.poll()
+        assert w.seen.frames == sent
+
+
+async def test_random_chunks() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        sent = [
+            (rng.randbytes(rng.randrange(1, 400)), rng.randbytes(rng.choice((0, 9, 700, 40_000))))
+            for _ in range(12)
+        ]
+        stream = b"".join(frames.encode(header, payload) for header, payload in sent)
+        async with wired() as w:
+            at = 0
+            while at < len(stream):
+                size = rng.choice((1, 3, 50, 511, 512, 513, 16384, 30_000))
+                at += w.raw.send(stream[at : at + size])
+                while w.link.poll():
+                    pass
+            assert w.seen.frames == sent, f"seed {seed}"
+
+
+async def test_a_payload_longer_than_one_read() -> None:
+    payload = random.Random(1).randbytes(1_000_000)
+    stream = frames.encode(b"h", payload) + frames.encode(b"next", b"n")
+    async with wired() as w:
+        sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(w.raw, stream))
+        await w.until(lambda: len(w.seen.frames) == 2)
+        await sending
+        assert w.seen.frames == [(b"h", payload), (b"next", b"n")]
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_garbage_closes_with_protocol_error(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = random.Random(seed)
+    good = frames.encode(b"header", b"payload")
+    garbage = rng.randbytes(rng.randrange(4, 3000))
+    if seed % 4 == 1:  # begins well
+        garbage = good + garbage
+    elif seed % 4 == 2:  # the right start, then random lengths
+        garbage = b"\x92\xc5" + garbage
+    elif seed % 4 == 3:  # one byte of a prefix is wrong
+        wrong = bytearray(good)
+        at = rng.choice((0, 1, 10))
+        wrong[at] ^= rng.randrange(1, 256)
+        garbage = bytes(wrong)
+    async with wired(max_header=16, max_payload=64) as w:
+        tracemalloc.start()
+        try:
+            w.raw.send(garbage)
+            await w.until(lambda: bool(w.seen.ends))
+            assert tracemalloc.get_traced_memory()[1] < 200_000
+        finally:
+            tracemalloc.stop()
+        assert isinstance(w.seen.ends[0], ProtocolError)
+        assert len(w.seen.frames) == (1 if seed % 4 == 1 else 0)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+async def test_a_forged_length_allocates_nothing() -> None:
+    async with wired(max_payload=1 << 32) as w:
+        w.seen.on_frame = lambda header, nbytes: None
+        tracemalloc.start()
+        try:
+            w.raw.send(frames.prefix(b"h", 0xFFFFFFFF))
+            for _ in range(200):
+                w.raw.send(bytes(65536))
+                assert w.link.poll()
+            assert tracemalloc.get_traced_memory()[1] < 200_000
+        finally:
+            tracemalloc.stop()
+        assert w.seen.headers == [b"h"]
+        assert not w.seen.frames
+
+
+async def test_end_of_file_without_bye_is_a_broken_connection() -> None:
+    for before in (b"", frames.encode(b"h", b"p"), b"\x92", frames.prefix(b"h", 100) + b"x"):
+        async with wired() as w:
+            if before:
+                w.raw.send(before)
+            w.raw.close()
+            await w.until(lambda: bool(w.seen.ends))
+            assert isinstance(w.seen.ends[0], ConnectionResetError)
+            assert "raw closed the connection" in str(w.seen.ends[0])
+
+
+async def test_bye_closes_after_the_frames_before_it_and_is_answered() -> None:
+    async with wired() as w:
+        w.raw.send(frames.encode(b"h", b"p") + BYE)
+        await w.until(lambda: bool(w.seen.ends))
+        assert w.seen.frames == [(b"h", b"p")]
+        assert w.seen.ends == [None]
+        assert await read(w.raw, 100) == BYE
+
+
+async def test_bye_while_much_is_queued() -> None:
+    async with wired() as w:
+        w.link.send(b"large", [memoryview(bytes(1 << 24))])
+        w.raw.send(BYE)
+        await w.until(lambda: bool(w.seen.ends))
+        assert w.seen.ends == [None]
+
+
+@pytest.mark.parametrize("after", [b"x", BYE, frames.encode(b"h")])
+async def test_bytes_after_bye_break_the_protocol(after: bytes) -> None:
+    async with wired() as w:
+        w.raw.send(BYE + after)
+        await w.until(lambda: bool(w.seen.ends))
+        assert isinstance(w.seen.ends[0], ProtocolError)
+
+
+async def test_a_bye_with_payload_breaks_the_protocol() -> None:
+    async with wired() as w:
+        w.raw.send(frames.encode(b"", b"x"))
+        await w.until(lambda: bool(w.seen.ends))
+        assert isinstance(w.seen.ends[0], ProtocolError)
+
+
+async def test_finish_sends_bye_last_and_takes_end_of_file_for_the_end() -> None:
+    async with wired() as w:
+        w.link.send(b"h", [memoryview(b"p")])
+        finishing = asyncio.ensure_future(w.link.finish(20.0))
+        assert await read(w.raw, 100) == frames.encode(b"h", b"p") + BYE  # and end of file
+        w.raw.send(frames.encode(b"late", b"but heard"))
+        await w.until(lambda: bool(w.seen.frames))
+        w.raw.close()
+        await finishing
+        assert w.seen.ends == [None]
+        assert w.seen.frames == [(b"late", b"but heard")]
+
+
+async def test_finish_goes_on_sending_after_the_peers_bye() -> None:
+    payload = random.Random(2).randbytes(1 << 22)
+    async with wired() as w:
+        w.link.send(b"h", [memoryview(payload)])
+        finishing = asyncio.ensure_future(w.link.finish(20.0))
+        w.raw.send(BYE)
+        expected = frames.encode(b"h", payload) + BYE
+        assert await read(w.raw, len(expected)) == expected
+        await finishing
+        assert w.seen.ends == [None]
+
+
+async def test_finish_gives_up_on_a_silent_peer() -> None:
+    async with wired() as w:
+        await w.link.finish(0.0)
+        assert isinstance(w.seen.ends[0], TimeoutError)
+        assert "raw did not end" in str(w.seen.ends[0])
+
+
+async def test_finish_when_the_peer_dies_with_data_unsent() -> None:
+    async with wired() as w:
+        w.link.send(b"large", [memoryview(bytes(1 << 24))])
+        finishing = asyncio.ensure_future(w.link.finish(20.0))
+        await asyncio.sleep(0)
+        w.raw.close()
+        await finishing
+        assert isinstance(w.seen.ends[0], OSError)
+
+
+async def test_what_a_dead_peer_sent_is_still_received() -> None:
+    async with wired() as w:
+        w.raw.send(frames.encode(b"last words", b"!"))
+        w.raw.close()
+        w.link.send(b"to the dead")  # fails, here
+        assert not w.link.is_closed
+        w.link.send(b"and again")
+        assert w.link.backlog == 0
+        await w.until(lambda: bool(w.seen.ends))
+        assert w.seen.frames == [(b"last words", b"!")]
+        assert isinstance(w.seen.ends[0], BrokenPipeError)
+
+
+async def test_broken_while_much_is_queued() -> None:
+    async with wired() as w:
+        calls: list[object] = []
+        w.link.send(b"large", [memoryview(bytes(1 << 24))], done=w.ends.done(calls, 1))
+        w.raw.send(frames.encode(b"last words"))
+        w.raw.close()
+        w.link.poll()
+        await w.until(lambda: bool(w.seen.ends))
+        assert w.seen.headers == [b"last words"]
+        assert isinstance(w.seen.ends[0], OSError)
+        assert not calls
+
+
+async def test_urgent_goes_right_behind_the_frame_under_way() -> None:
+    large = bytes(1 << 22)
+    async with wired() as w:
+        for name in (b"1", b"2"):
+            w.link.send(name, [memoryview(large)])
+        w.link.send(b"!", urgent=True)
+        expected = frames.encode(b"1", large) + frames.encode(b"!") + frames.encode(b"2", large)
+        assert await read(w.raw, len(expected)) == expected
+
+
+async def test_a_wrong_size_to_divert_into_is_refused() -> None:
+    async with wired() as w:
+        w.raw.send(frames.prefix(b"h", 100) + b"x" * 10)
+        w.link.poll()
+        with pytest.raises(ValueError, match="100 bytes into 99"):
+            w.link.divert(memoryview(bytearray(99)))
+        new = bytearray(100)
+        assert w.link.divert(memoryview(new)) == 10
+        w.raw.send(b"y" * 90)
+        w.link.poll()
+        assert bytes(new) == bytes(10) + b"y" * 90
+        assert len(w.seen.frames) == 1
+
+
+async def test_diverting_with_the_prefix_of_the_next_frame_behind() -> None:
+    async with wired() as w:
+        w.raw.send(frames.prefix(b"h", 100_000) + b"x" * 50_000)
+        while w.link.poll():
+            pass
+        assert w.link.divert(None) == 50_000
+        w.raw.send(b"y" * 50_000 + frames.encode(b"next", b"n")[:7])
+        while w.link.poll():
+            pass
+        w.raw.send(frames.encode(b"next", b"n")[7:])
+        w.link.poll()
+        assert w.seen.frames == [(b"next", b"n")]
+        assert w.link.received_bytes == 100_001
+
+
+async def test_the_loop_gets_its_turn_while_much_arrives() -> None:
+    loop = asyncio.get_running_loop()
+    async with wired() as w:
+        block = bytes(1 << 20)
+        stream = frames.encode(b"h", block) * 16
+        sending = asyncio.ensure_future(loop.sock_sendall(w.raw, stream))
+        turns = 0
+        largest = last = 0
+        while len(w.seen.frames) < 16:
+            await asyncio.sleep(0)
+            turns += 1
+            largest = max(largest, w.link.received_bytes - last)
+            last = w.link.received_bytes
+        await sending
+        assert largest <= 2 << 20
+
+
+async def test_closing_in_a_forked_child_leaves_the_loop_alone() -> None:
+    raw, sock = socket.socketpair()
+    touched: list[str] = []
+
+    class Loop:
+        def __getattr__(self, name: str) -> Any:
+            touched.append(name)
+            raise AssertionError(name)
+
+    ends = Ends()
+    link = StreamLink(
+        Loop(),  # type: ignore[arg-type]
+        sock,
+        kind="unix",
+        peer_name="raw",
+        receiver=ends.at_a,
+    )
+    link.close_in_child()
+    link.close_in_child()
+    link.send(b"h")
+    link.close()
+    assert not link.poll()
+    assert link.is_closed
+    assert raw.recv(1) == b""
+    raw.close()
+    assert not touched
+    assert not ends.at_a.ends
+
+
+async def test_nobody_receives_on_a_link_without_receiver() -> None:
+    raw, sock = socket.socketpair()
+    sock.setblocking(False)
+    link = StreamLink(asyncio.get_running_loop(), sock, kind="unix", peer_name="raw")
+    link.start()
+    raw.send(frames.encode(b"h"))
+    assert link.poll()
+    assert link.is_closed
+    raw.close()
+
+
+async def test_limits_before_hello_are_small() -> None:
+    raw, sock = socket.socketpair()
+    sock.setblocking(False)
+    link = StreamLink(asyncio.get_running_loop(), sock, kind="unix", peer_name="raw")
+    assert link.max_header == link.max_payload == frames.MAX_HEADER_BEFORE_HELLO
+    assert "unix to raw open" in repr(link)
+    link.close()
+    raw.close()
+
+
+async def test_an_error_in_closed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Careless:
+        def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+            return None
+
+        def payload(self, link: Link) -> None: ...
+
+        def closed(self, link: Link, error: BaseException | None) -> None:
+            raise LookupError("a mistake")
+
+    raw, sock = socket.socketpair()
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    link = StreamLink(loop, sock, kind="unix", peer_name="raw", receiver=Careless())
+    link.close()
+    await link.finish(20.0)
+    assert "failed in closed()" in caplog.text
+    raw.close()

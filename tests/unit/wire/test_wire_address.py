@@ -1,0 +1,46 @@
+"""Addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.wire.address import Address, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "loopback"),
+    [
+        ("tcp://10.0.0.1:29500", Address("tcp", "10.0.0.1", 29500), False),
+        ("tcp://localhost:0", Address("tcp", "localhost", 0), True),
+        ("tcp://127.0.0.2:1", Address("tcp", "127.0.0.2", 1), True),
+        ("tls://node-3.example:443", Address("tls", "node-3.example", 443), False),
+        ("tcp://[::1]:80", Address("tcp", "::1", 80), True),
+        ("tcp://[2001:db8::1]:80", Address("tcp", "2001:db8::1", 80), False),
+        ("unix:///run/a.sock", Address("unix", path="/run/a.sock"), True),
+        ("inproc://name", Address("inproc", "name"), True),
+    ],
+)
+def test_every_form_is_read_and_written(text: str, address: Address, loopback: bool) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+    assert address.is_loopback is loopback
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("10.0.0.1:29500", "has no scheme"),
+        ("http://10.0.0.1:80", "unknown scheme 'http'"),
+        ("tcp://10.0.0.1", "needs host and port"),
+        ("tcp://:80", "needs host and port"),
+        ("tcp://::1:80", "around an IPv6 host"),
+        ("tcp://host:http", "port 'http': expected 0 to 65535"),
+        ("tcp://host:65536", "port '65536'"),
+        ("tcp://host:²", "port"),
+        ("unix://relative", "absolute path"),
+        ("inproc://", "needs a name"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_address(text)

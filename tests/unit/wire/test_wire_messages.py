@@ -1,0 +1,235 @@
+"""Control messages: what is sent arrives, and nothing else gets through."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiodist.errors import MessageTooLargeError, ProtocolError
+from aiodist.wire import messages as m
+from aiodist.wire.frames import Decoder, Frame, pack_fields
+from aiodist.wire.limits import MAX_REPLY, MAX_VALUE
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+blobs = st.binary(max_size=40)
+ranks = st.integers(0, 4095)
+sizes = st.none() | st.integers(1, 4096)
+ttls = st.none() | st.floats(1e-3, 1e6)
+leaves = st.none() | st.integers(-(2**63), 2**63) | texts | st.lists(blobs, max_size=3)
+trees = st.dictionaries(texts, leaves, max_size=3)
+addresses = st.lists(names, max_size=3).map(tuple)
+epochs = st.integers(1, 2**62)
+numbers = st.integers(-(2**63), 2**63 - 1)
+infos = st.builds(
+    m.MemberInfo,
+    rank=ranks,
+    id=names,
+    host=texts,
+    pid=st.integers(0, 2**22),
+    name=texts,
+    metadata=trees,
+    joined_at=st.floats(0, 1e10),
+    host_id=texts,
+    addresses=addresses,
+)
+
+BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
+    m.Hello: st.builds(m.Hello, blobs, names, st.integers(0, 9)),
+    m.Challenge: st.builds(m.Challenge, blobs, st.booleans()),
+    m.Proof: st.builds(m.Proof, blobs),
+    m.Welcome: st.builds(m.Welcome, texts, blobs),
+    m.Failed: st.builds(m.Failed, st.sampled_from(m.Failure), texts),
+    m.JoinRequest: st.builds(
+        m.JoinRequest,
+        group=names,
+        id=names,
+        rank=st.none() | ranks,
+        size=sizes,
+        min_size=sizes,
+        max_size=sizes,
+        join_window=st.floats(0, 100),
+        lease=st.floats(0.05, 100),
+        pid=st.integers(0, 2**22),
+        host=texts,
+        host_id=texts,
+        name=texts,
+        metadata=trees,
+        addresses=addresses,
+        run_id=texts,
+    ),
+    m.View: st.builds(m.View, names, epochs, st.lists(infos, max_size=3).map(tuple)),
+    m.Withdraw: st.just(m.Withdraw()),
+    m.Withdrawn: st.builds(m.Withdrawn, texts),
+    m.Leave: st.just(m.Leave()),
+    m.Left: st.just(m.Left()),
+    m.Renew: st.just(m.Renew()),
+    m.MemberLost: st.builds(m.MemberLost, epochs, st.lists(ranks, max_size=3).map(tuple), texts),
+    m.MemberLeft: st.builds(m.MemberLeft, epochs, st.lists(ranks, max_size=3).map(tuple)),
+    m.Evicted: st.builds(m.Evicted, texts),
+    m.Draining: st.just(m.Draining()),
+    m.Goodbye: st.just(m.Goodbye()),
+    m.StatusRequest: st.just(m.StatusRequest()),
+    m.Status: st.builds(m.Status, trees),
+    m.StoreGet: st.builds(m.StoreGet, names),
+    m.StoreSet: st.builds(m.StoreSet, names, blobs, ttls),
+    m.StoreWait: st.builds(m.StoreWait, addresses),
+    m.StoreAdd: st.builds(m.StoreAdd, names, numbers, ttls),
+    m.StoreCompareSet: st.builds(m.StoreCompareSet, names, st.none() | blobs, blobs, ttls),
+    m.StoreDelete: st.builds(m.StoreDelete, names),
+    m.StoreWatch: st.builds(m.StoreWatch, names),
+    m.StoreCancel: st.builds(m.StoreCancel, st.integers(0, 2**32 - 1)),
+    m.StoreChanged: st.builds(m.StoreChanged, names, st.none() | blobs),
+    m.Result: st.builds(m.Result, st.none() | st.booleans() | numbers | blobs),
+}
+any_message = st.one_of(*BY_TYPE.values())
+
+
+def frame_of(message: m.Message, *fields: object) -> Frame:
+    return Frame(pack_fields(message.code, 1), msgpack.packb(fields))
+
+
+def test_every_message_is_tried() -> None:
+    made = [cls for cls in m.Message.__subclasses__() if hasattr(cls, "code")]
+    assert {cls.code for cls in BY_TYPE} == {cls.code for cls in made}
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), any_message), max_size=4),
+    st.lists(st.integers(0, 10_000), max_size=10),
+)
+def test_what_is_sent_arrives(sent: list[tuple[int, m.Message]], cuts: list[int]) -> None:
+    data = b"".join(m.encode_message(message, request) for request, message in sent)
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    decoder = Decoder()
+    got = []
+    for start, stop in pairwise(edges):
+        got += [m.decode_message(frame) for frame in decoder.feed(data[start:stop])]
+    assert got == sent
+    assert [type(message) for _, message in got] == [type(message) for _, message in sent]
+
+
+@pytest.mark.parametrize("cls", BY_TYPE, ids=lambda cls: cls.__name__)
+@settings(max_examples=10)
+@given(st.data())
+def test_each_type_survives(cls: type[m.Message], data: st.DataObject) -> None:
+    message = data.draw(BY_TYPE[cls])
+    [frame] = Decoder().feed(m.encode_message(message, 1))
+    assert m.decode_message(frame) == (1, message)
+
+
+@pytest.mark.parametrize("value", [None, True, False, 0, -7, b"", b"bytes"])
+def test_results_keep_their_type(value: Any) -> None:
+    [frame] = Decoder().feed(m.encode_message(m.Result(value)))
+    _, result = m.decode_message(frame)
+    assert isinstance(result, m.Result)
+    assert result.value == value
+    assert type(result.value) is type(value)
+
+
+@given(st.binary(max_size=40), st.binary(max_size=200))
+def test_garbage_raises_protocol_error_and_nothing_else(header: bytes, payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        m.decode_message(Frame(header, payload))
+
+
+@given(
+    st.sampled_from(sorted(BY_TYPE, key=lambda cls: cls.code)),
+    st.lists(st.booleans() | leaves | st.floats() | st.lists(leaves, max_size=2), max_size=16),
+)
+def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields: list[Any]) -> None:
+    try:
+        _, message = m.decode_message(Frame(pack_fields(cls.code, 0), msgpack.packb(fields)))
+    except ProtocolError:
+        return
+    m.encode_message(message, max_body=MAX_REPLY)
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (Frame(pack_fields(1), b"\x90"), "header is .type, request."),
+        (Frame(pack_fields(999, 0), b"\x90"), "unknown type 999"),
+        (Frame(pack_fields("1", 0), b"\x90"), "unknown type '1'"),
+        (Frame(pack_fields(True, 0), b"\x90"), "unknown type True"),
+        (Frame(pack_fields(14, -1), b"\x90"), "an integer from 0"),
+        (Frame(pack_fields(14, 0), b"\x80"), "msgpack array, not dict"),
+        (Frame(pack_fields(14, 0), b"\x91\x01"), "0 fields of a Leave, not 1"),
+        (frame_of(m.Proof(b""), "text"), "at most 64 bytes in mac"),
+        (frame_of(m.Challenge(b"", True), b"", 1, "aiodist", 1), "a boolean in token_needed"),
+        (frame_of(m.Status({}), None), "a map with text keys"),
+        (frame_of(m.Proof(b""), bytes(65)), "at most 64 bytes in mac"),
+        (frame_of(m.Welcome("", b""), 7, b""), "0 to 256 characters in seen_host"),
+        (frame_of(m.Failed(m.Failure.INVALID, ""), "nonsense", ""), "one of rank_taken"),
+        (frame_of(m.MemberLost(1, (), ""), 1, 7, ""), "an array of at most 4096 in ranks"),
+        (frame_of(m.MemberLost(1, (), ""), 1, [5000], ""), "from 0 to 4095 in ranks"),
+        (frame_of(m.View("g", 1, ()), "g", 0, []), "an integer from 1 to .* in epoch"),
+        (frame_of(m.View("g", 1, ()), "g", 1, [7]), "the fields of a MemberInfo in members"),
+        (frame_of(m.View("g", 1, ()), "g", 1, [[7]]), "9 fields of a MemberInfo, not 1"),
+        (frame_of(m.Status({}), []), "a map with text keys"),
+        (frame_of(m.Status({}), {b"key": 1}), "a map with text keys"),
+        (frame_of(m.StoreSet("k", b""), "", b"", None), "1 to 1024 characters in key"),
+        (frame_of(m.StoreSet("k", b""), "k", b"", float("nan")), "seconds from 0.001 .* in ttl"),
+        (frame_of(m.StoreSet("k", b""), "k", bytes(MAX_VALUE + 1), None), "1048576 bytes in value"),
+        (frame_of(m.Result(None), 2**63), "a boolean or an integer .* or at most"),
+    ],
+)
+def test_each_field_is_checked(frame: Frame, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        m.decode_message(frame)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91\xdd\x00\x10\x00\x00",
+        b"\x91\xdf\x00\x10\x00\x00",
+        b"\x91\xc6\xff\xff\xff\xff",
+        b"\x91\xdb\xff\xff\xff\xff",
+        b"\x91\xc9\xff\xff\xff\xff\x01",
+    ],
+)
+def test_forged_lengths_are_refused(body: bytes) -> None:
+    with pytest.raises(ProtocolError, match="not msgpack"):
+        m.decode_message(Frame(pack_fields(23, 0), body))
+
+
+def test_metadata_is_bounded() -> None:
+    join = m.JoinRequest(group="g", id="i", size=1, metadata={"blob": bytes(9000)})
+    with pytest.raises(ValueError, match="JoinRequest message needs a map of at most 8192 bytes"):
+        m.encode_message(join)
+
+
+def test_what_the_other_side_would_refuse_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="1 to 1024 characters in key"):
+        m.encode_message(m.StoreGet(""))
+    with pytest.raises(ValueError, match="not msgpack"):
+        m.encode_message(m.Status({"list": list(range(5000))}))
+    with pytest.raises(TypeError, match=r"object .* cannot be sent"):
+        m.encode_message(m.Status({"thing": object()}))
+
+
+def test_the_size_of_a_message_is_bounded() -> None:
+    with pytest.raises(MessageTooLargeError, match=r"StoreSet message of 2[0-9]* bytes"):
+        m.encode_message(m.StoreSet("k", bytes(200)), max_body=100)
+
+
+def test_the_largest_request_fits() -> None:
+    whole = m.StoreCompareSet("k" * 1024, bytes(MAX_VALUE), bytes(MAX_VALUE))
+    [frame] = Decoder(max_payload=10**7).feed(m.encode_message(whole, 7))
+    assert m.decode_message(frame) == (7, whole)
+
+
+def test_a_view_knows_ranks_by_id() -> None:
+    info = m.MemberInfo(3, "me", "", 0, "", {}, 0.0, "", ())
+    view = m.View("g", 1, (info,))
+    assert view.rank_of("me") == 3
+    with pytest.raises(KeyError):
+        view.rank_of("you")

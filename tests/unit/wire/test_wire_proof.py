@@ -1,0 +1,28 @@
+"""Proofs of a token."""
+
+from __future__ import annotations
+
+from aiodist.wire.proof import check_proof, make_proof
+
+ONE, TWO = bytes(32), b"2" * 32
+
+
+def test_the_right_token_is_proved() -> None:
+    mac = make_proof(b"secret", "member", ONE, TWO)
+    assert len(mac) == 32
+    assert check_proof(mac, b"secret", "member", ONE, TWO)
+
+
+def test_nothing_else_is() -> None:
+    mac = make_proof(b"secret", "member", ONE, TWO)
+    assert not check_proof(mac, b"other", "member", ONE, TWO)
+    assert not check_proof(mac, b"secret", "coordinator", ONE, TWO)
+    assert not check_proof(mac, b"secret", "member", TWO, ONE)
+    assert not check_proof(b"", b"secret", "member", ONE, TWO)
+
+
+def test_short_nonces_prove_nothing() -> None:
+    mac = make_proof(b"secret", "member", b"", TWO)
+    assert not check_proof(mac, b"secret", "member", b"", TWO)
+    mac = make_proof(b"secret", "member", ONE, b"")
+    assert not check_proof(mac, b"secret", "member", ONE, b"")
