@@ -34,8 +34,9 @@ _FIRST_PORT, _PORTS = 20000, 10000
 class Settings:
     """What the environment says; None (or empty) where it says nothing.
 
-    `embed`: rank 0 may serve `address` itself. `agent_store`: torchrun keeps a TCPStore at
-    MASTER_ADDR:MASTER_PORT, so the address is not free.
+    `listen`: where rank 0 may serve `address` itself ("": it may not); MASTER_ADDR is rank 0's host
+    under the name that others know it by, so it listens on all interfaces there. `agent_store`:
+    torchrun keeps a TCPStore at MASTER_ADDR:MASTER_PORT, so the address is not free.
     """
 
     address: str = ""
@@ -45,7 +46,7 @@ class Settings:
     token: str | None = None
     transports: tuple[str, ...] | None = None
     run_id: str = ""
-    embed: bool = False
+    listen: str = ""
     agent_store: bool = False
 
 
@@ -112,10 +113,17 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         token=environ.get("AIODIST_TOKEN"),
         transports=transports,
         run_id=run_id,
-        # A TLS listener needs a certificate, which no variable gives.
-        embed=address.scheme != "tls",
+        listen=_listening_at(address, master="AIODIST_ADDRESS" not in environ),
         agent_store=agent_store,
     )
+
+
+def _listening_at(address: Address, *, master: bool) -> str:
+    if address.scheme == "tls":
+        return ""  # that needs a certificate, which no variable gives
+    if master and not address.is_loopback:
+        address = Address("tcp", "::" if ":" in address.host else "0.0.0.0", address.port)
+    return str(address)
 
 
 def _rank_and_size(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import logging
 import os
@@ -17,9 +16,9 @@ from types import TracebackType
 from typing import Any
 
 from aiodist import environment
-from aiodist.errors import JoinError
+from aiodist.errors import CoordinatorLostError
 from aiodist.group import Group
-from aiodist.runtime import agent_store
+from aiodist.runtime import finding
 from aiodist.runtime.context import Context
 from aiodist.runtime.control import ControlClient, ControlEvent
 from aiodist.runtime.coordinator import Coordinator
@@ -27,7 +26,7 @@ from aiodist.runtime.endpoint import Endpoint, Identity
 from aiodist.runtime.seat import Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
-from aiodist.wire.address import Address, parse_address
+from aiodist.wire.address import is_loopback, parse_address
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.messages import JoinRequest, MemberInfo, View
 
@@ -39,16 +38,15 @@ MAX_MESSAGE_BYTES = 16 << 30
 _PROCESS = "process:"
 """Marks the process among the addresses of a member, which tells peers that share it."""
 
-_NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
-"""Binding fails so where the address is another's: then there is a coordinator to be found."""
+_PAUSE = 0.2
+"""Seconds before a coordinator that went away during a join is looked for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
     """The arguments of `connect`, with the environment looked up."""
 
-    address: str
-    embed: bool
+    coordinator: finding.Wanted
     group: str
     rank: int | None
     size: int | None
@@ -58,7 +56,6 @@ class _Options:
     timeout: float
     op_timeout: float
     lease: float
-    token: str | bytes | None
     ssl: tls.SSLContext | None
     transports: tuple[str, ...]
     bind: str | None
@@ -68,7 +65,6 @@ class _Options:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     allow_pickle: bool = False
     run_id: str = ""
-    agent_store: bool = False
 
 
 def connect(
@@ -135,11 +131,17 @@ def connect(
         size = found.size
     if size is None and not elastic:
         raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
+    name_of_group = group or found.group or "world"
     return Connecting(
         _Options(
-            address=address,
-            embed=found.embed and rank == 0,
-            group=group or found.group or "world",
+            coordinator=finding.Wanted(
+                address,
+                serve=found.listen if rank == 0 else "",
+                through_agent=found.agent_store,
+                key=f"aiodist/{found.run_id}/{name_of_group}",
+                token=token if token is not None else found.token,
+            ),
+            group=name_of_group,
             rank=rank,
             size=size,
             min_size=min_size,
@@ -148,7 +150,6 @@ def connect(
             timeout=timeout,
             op_timeout=op_timeout,
             lease=lease,
-            token=token if token is not None else found.token,
             ssl=ssl,
             transports=registry.choose(
                 transports
@@ -162,7 +163,6 @@ def connect(
             max_message_bytes=max_message_bytes,
             allow_pickle=allow_pickle,
             run_id=found.run_id,
-            agent_store=found.agent_store,
         )
     )
 
@@ -194,46 +194,25 @@ class Connecting:
 async def _connect(options: _Options) -> Group:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + options.timeout
-    address, coordinator = await _find(options)
-    control: ControlClient | None = None
-    endpoint = Endpoint(loop)
-    listeners: list[Listener] = []
-    events: list[ControlEvent] = []
+    address, coordinator = await finding.find(options.coordinator, options.timeout)
     try:
-        control = await ControlClient.open(
-            address, token=options.token, ssl=options.ssl, timeout=options.timeout
-        )
-        listeners = await _listen(options, endpoint, control)
-        request = _request(options, control, listeners, loop)
-        control.on_event = events.append
-        view = await control.join(request, deadline - loop.time())
+        while True:
+            try:
+                seat = await _join(options, address, coordinator, deadline - loop.time())
+                break
+            except CoordinatorLostError as error:
+                # Perhaps that of a run that was just ending, and ours is about to come up.
+                if coordinator is not None or loop.time() + _PAUSE >= deadline:
+                    raise
+                log.debug("looking for the coordinator again: %s", error)
+                await asyncio.sleep(_PAUSE)
     except BaseException:
-        for listener in listeners:
-            listener.close()
-        await endpoint.finish(0)
-        if control is not None:
-            control.abort()
         if coordinator is not None:
             await coordinator.stop()
         raise
-    rank = view.rank_of(request.id)
-    own = _reach(view.members[rank], options.transports)
-    endpoint.activate(
-        Identity(view.group, view.epoch, rank, tuple(member.id for member in view.members)),
-        lambda peer, receiver: _dial(own, view.members[peer], receiver),
-    )
-    seat = Seat(
-        address=address,
-        view=view,
-        control=control,
-        endpoint=endpoint,
-        listeners=listeners,
-        coordinator=coordinator,
-        drain_timeout=options.op_timeout,
-        events=events,
-    )
+    view = seat.view
     context = Context(
-        endpoint,
+        seat.endpoint,
         id=_context_id(view),
         group=view.group,
         epoch=view.epoch,
@@ -246,47 +225,55 @@ async def _connect(options: _Options) -> Group:
     return Group(seat, context, name=view.group)
 
 
-async def _find(options: _Options) -> tuple[str, Coordinator | None]:
-    """The coordinator's address, and the coordinator if this rank is to serve it."""
-    if options.agent_store:
-        return await _through_agent(options)
-    coordinator = await _embed(options.address, options) if options.embed else None
-    return (options.address if coordinator is None else coordinator.address), coordinator
-
-
-async def _through_agent(options: _Options) -> tuple[str, Coordinator | None]:
-    """As `_find`, where torchrun's own store is at the address."""
-    at = parse_address(options.address)
-    key = f"aiodist/{options.run_id}/{options.group}"
-    if not options.embed:
-        found = await agent_store.look_up(at.host, at.port, key, options.timeout)
-        return found, None
-    coordinator = await _embed(str(Address("tcp", at.host, 0)), options)
-    if coordinator is None:
-        raise JoinError(f"rank 0 cannot serve at {at.host}: is MASTER_ADDR another host's?")
+async def _join(
+    options: _Options, address: str, coordinator: Coordinator | None, timeout: float
+) -> Seat:
+    """Become a member, reachable by the others."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    control: ControlClient | None = None
+    endpoint = Endpoint(loop)
+    listeners: list[Listener] = []
+    events: list[ControlEvent] = []
     try:
-        await agent_store.publish(at.host, at.port, key, coordinator.address, options.timeout)
+        control = await ControlClient.open(
+            address, token=options.coordinator.token, ssl=options.ssl, timeout=timeout
+        )
+        listeners = await _listen(options, endpoint, control)
+        request = _request(options, control, listeners, loop)
+        control.on_event = events.append
+        view = await control.join(request, deadline - loop.time())
     except BaseException:
-        await coordinator.stop()
+        for listener in listeners:
+            listener.close()
+        await endpoint.finish(0)
+        if control is not None:
+            control.abort()
         raise
-    return coordinator.address, coordinator
-
-
-async def _embed(address: str, options: _Options) -> Coordinator | None:
-    """The coordinator of rank 0 at an address of the environment; None where one is there."""
-    coordinator = Coordinator(address, token=options.token)
-    try:
-        await coordinator.start()
-    except OSError as error:
-        if error.errno not in _NOT_OURS:
-            raise
-        log.debug("not serving %s (%s): looking for its coordinator", address, error)
-        return None
-    return coordinator
+    rank = view.rank_of(request.id)
+    own = _reach(view.members[rank], options.transports)
+    coordinator_host = parse_address(address).host
+    endpoint.activate(
+        Identity(view.group, view.epoch, rank, tuple(member.id for member in view.members)),
+        lambda peer, receiver: _dial(own, view.members[peer], coordinator_host, receiver),
+    )
+    return Seat(
+        address=address,
+        view=view,
+        control=control,
+        endpoint=endpoint,
+        listeners=listeners,
+        coordinator=coordinator,
+        op_timeout=options.op_timeout,
+        events=events,
+    )
 
 
 async def _listen(options: _Options, endpoint: Endpoint, control: ControlClient) -> list[Listener]:
     host = options.bind or control.local_host or "127.0.0.1"
+    if not options.bind and is_loopback(host) and not parse_address(control.address).is_loopback:
+        # The coordinator runs on this host, but others come to it from elsewhere: see `_dial`.
+        host = "::" if ":" in host else "0.0.0.0"
     return [
         await registry.make(kind).listen(endpoint.accept, host=host) for kind in options.transports
     ]
@@ -342,11 +329,16 @@ def _kind(address: str) -> str:
     return "unix" if scheme == "unix-abstract" else scheme
 
 
-async def _dial(own: registry.Endpoint, member: MemberInfo, receiver: Receiver) -> Link:
+async def _dial(
+    own: registry.Endpoint, member: MemberInfo, coordinator_host: str, receiver: Receiver
+) -> Link:
     """A link to `member` over the best transport that gets through. Raises OSError."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
     for kind, address in registry.candidates(own, peer):
+        if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
+            # The coordinator sees it come from its own host, which we know by another name.
+            address = _advertised(address, coordinator_host)
         try:
             return await registry.make(kind).dial(address, receiver)
         except OSError as error:

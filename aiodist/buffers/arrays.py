@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +19,8 @@ Kind = Literal["numpy", "torch", "scalar", "other"]
 """numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`."""
 
 
-def shown(name: str, shape: Sequence[int]) -> str:
+@lru_cache(maxsize=1024)
+def shown(name: str, shape: tuple[int, ...]) -> str:
     """How texts show an array: `float32[3,4]`."""
     return f"{name}[{','.join(map(str, shape))}]"
 

@@ -73,6 +73,10 @@ class Operand:
         naming the place, for what cannot be reduced, for a read-only array where the result goes
         in place, and for an `out` that does not fit.
         """
+        if in_place and out is None and op.function is None:
+            simple = Operand._of_one_flat(x, op)
+            if simple is not None:
+                return simple
         if _is_scalar(x):
             _refuse_out(out)
             value = check_scalar(x, op)
@@ -126,6 +130,22 @@ class Operand:
             for part in self._own
         ]
         return made if self._listed else made[0]
+
+    @staticmethod
+    def _of_one_flat(x: object, op: ReduceOp) -> Operand | None:
+        """The common case, without the detours of the others: one array, in place, as it is."""
+        item = None if _is_list(x) else view(x, "x")
+        if item is None or not item.is_flat or item.kind not in ("numpy", "torch"):
+            return None
+        check_writable(item, "x")
+        flat = item.read()
+        vector = Vector.of(flat)
+        operand = Operand("arrays", str(item))
+        kernel = Kernel.of(op, item.name)
+        operand.groups.append(Group(item.name, kernel, vector, vector, [0, vector.length]))
+        operand._own.append(_Part(0, item, flat))
+        operand._given = x
+        return operand
 
     def _build(self, op: ReduceOp, slots: list[list[Array]], own: int, places: list[Array]) -> None:
         """Make the groups. `places`: where the arrays of slot `own` go."""

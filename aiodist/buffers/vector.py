@@ -40,6 +40,18 @@ class Vector:
         self._bytes = [array.view(np.uint8).data for array in self.arrays]
         self.length = self._offsets[-1]
 
+    @classmethod
+    def of(cls, array: Flat) -> Vector:
+        """The vector of one flat contiguous array."""
+        vector = cls.__new__(cls)
+        vector.dtype = array.dtype
+        vector.itemsize = array.itemsize
+        vector.length = len(array)
+        vector.arrays = [array] if vector.length else []
+        vector._offsets = [0, vector.length]
+        vector._bytes = [array.view(np.uint8).data] if vector.length else []
+        return vector
+
     def __len__(self) -> int:
         return self.length
 

@@ -86,7 +86,6 @@ class Context:
         self.max_message_bytes = max_message_bytes
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
-        self.bytes_sent = 0
         self.p2p = PointToPoint(self, self.loop)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self._ops: dict[Key, Operation] = {}
@@ -180,8 +179,6 @@ class Context:
     def send_message(
         self, op: Operation, peer: int, slot: int, views: Sequence[memoryview]
     ) -> None:
-        for view in views:
-            self.bytes_sent += view.nbytes
         self.endpoint.send(
             self.ranks[peer],
             pack_fields(kinds.MESSAGE, self.id, op.tag, op.seq, slot, op.call),
@@ -234,14 +231,16 @@ class Context:
     # -- ends of operations -----------------------------------------------------------------------
 
     def _forget(self, op: Operation, *, failed: bool) -> None:
-        for peer in list(op.unsolicited):
-            self.refund(op, peer)
+        if op.unsolicited:
+            for peer in list(op.unsolicited):
+                self.refund(op, peer)
         if self._ops.pop((op.tag, op.seq), None) is not None:
             self._tags.release(op.tag, failed=failed)
         if op.timer is not None:
             op.timer.cancel()
             op.timer = None
-        self._send_about_tags(self._tags.propose())
+        if self._tags.many:
+            self._send_about_tags(self._tags.propose())
 
     def _withdraw(self, op: Operation) -> None:
         """Let go of all buffers of `op`: nothing is read or written for it from here on."""
@@ -574,8 +573,6 @@ class Context:
         urgent: bool = False,
     ) -> None:
         """Send one point-to-point frame to rank `dst`."""
-        for view in payload:
-            self.bytes_sent += view.nbytes
         self.endpoint.send(
             self.ranks[dst],
             pack_fields(kinds.P2P, self.id, *fields),

@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     receives: dict[int, list[Spans]]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
     """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
     plan = algorithm(*args)
@@ -351,8 +351,8 @@ class Operation:
         self._consumed = [0] * size
         if not plan.eager:
             self.urgent = False
-        # Slots are counted over the whole operation, and so are grants.
-        self._allowed = [max(a, b) for a, b in zip(self._allowed, self._base, strict=True)]
+            # Slots are counted over the whole operation, and so are grants.
+            self._allowed = [max(a, b) for a, b in zip(self._allowed, self._base, strict=True)]
         for src, early in list(self._early.items()):
             slot = self._arrived[src] - len(early)
             while early:

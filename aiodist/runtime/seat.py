@@ -41,7 +41,7 @@ class Seat:
         endpoint: Endpoint,
         listeners: Sequence[Listener],
         coordinator: Coordinator | None,
-        drain_timeout: float,
+        op_timeout: float,
         events: Iterable[ControlEvent] = (),
     ) -> None:
         """`events`: what the coordinator has told since the view."""
@@ -50,11 +50,11 @@ class Seat:
         self.view = view
         self.control = control
         self.endpoint = endpoint
-        self.store = Store(control)
+        self.store = Store(control, timeout=op_timeout)
         self.context: Context | None = None
         self._listeners = list(listeners)
         self._coordinator = coordinator
-        self._drain_timeout = drain_timeout
+        self._op_timeout = op_timeout
         self._leaving: asyncio.Task[None] | None = None
         for event in events:
             self._on_event(event)
@@ -102,7 +102,7 @@ class Seat:
         self._close_listeners()
         await self.control.leave(GOODBYE_TIMEOUT)
         if self._coordinator is not None:
-            await self._coordinator.stop(drain=self._drain_timeout)
+            await self._coordinator.stop(drain=self._op_timeout)
         _seats.discard(self)
 
     def abort(self, reason: str) -> None:

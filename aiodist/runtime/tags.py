@@ -89,9 +89,14 @@ class TagCounts:
 
     # -- rounds -----------------------------------------------------------------------------------
 
+    @property
+    def many(self) -> bool:
+        """Whether there are so many idle tags that something should be done about it."""
+        return len(self._idle) > MANY
+
     def propose(self) -> Sends:
         """At rank 0: start a round if there are many idle tags."""
-        if self._rank or self._named or len(self._idle) <= MANY:
+        if self._rank or self._named or not self.many:
             return []
         named: list[object] = []
         room = BATCH_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isqrt
 from typing import Final, Literal
 
@@ -24,6 +25,7 @@ Reduce = Literal["recursive_doubling", "scatter_gather", "whole"]
 Scan = Literal["gather", "chain"]
 
 
+@lru_cache(maxsize=1024)
 def choose_all_reduce(
     nbytes: int, size: int, sliceable: bool, network: Network = ONE_HOST_TCP
 ) -> AllReduce:
@@ -41,6 +43,7 @@ def choose_all_reduce(
     return "recursive_doubling"
 
 
+@lru_cache(maxsize=1024)
 def choose_reduce(
     nbytes: int, size: int, sliceable: bool, network: Network = ONE_HOST_TCP
 ) -> Reduce:
@@ -63,6 +66,7 @@ def choose_scan(nbytes: int, size: int) -> Scan:
     return "gather" if nbytes * size <= EAGER_LIMIT else "chain"
 
 
+@lru_cache(maxsize=1024)
 def segment_for(nbytes: int, itemsize: int, network: Network = ONE_HOST_TCP) -> int:
     """Units of `itemsize` bytes in a segment of a stream of `nbytes`: what one rank sends to one
     peer in all (of an all-reduce a slice, of a broadcast the whole).

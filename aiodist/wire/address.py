@@ -30,11 +30,12 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether only this host can reach it (by its name; nothing is resolved)."""
-        return (
-            self.scheme in ("unix", "inproc")
-            or self.host in ("localhost", "::1")
-            or self.host.startswith("127.")
-        )
+        return self.scheme in ("unix", "inproc") or is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` means this host, whoever reads it (by its name; nothing is resolved)."""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def parse_address(text: str) -> Address:

@@ -154,15 +154,15 @@ def test_broadcast_of_many_arrays(run, groups, everyone, size):
     """The metadata alone is larger than a frame."""
 
     async def main():
-        value = [np.full(3, index, np.int16) for index in range(20_000)]
+        value = [np.full(3, index, np.int16) for index in range(8_000)]
         async with groups(size) as ranks:
             results = await everyone(ranks, lambda g: g.broadcast(None if g.rank else value))
             for result in results:
                 assert_same(result, value)
-            gathered = await everyone(ranks, lambda g: g.all_gather(value[: 9_000 * (g.rank % 3)]))
+            gathered = await everyone(ranks, lambda g: g.all_gather(value[: 4_000 * (g.rank % 3)]))
             for result in gathered:
                 for rank, part in enumerate(result):
-                    assert_same(part, value[: 9_000 * (rank % 3)])
+                    assert_same(part, value[: 4_000 * (rank % 3)])
 
     run(main())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -53,20 +55,27 @@ def hosts() -> Iterator[list[tuple[str, str]]]:
             ip("-n", name, "addr", "add", f"10.231.7.{number}/24", "dev", device)
             ip("-n", name, "link", "set", device, "up")
             ip("-n", name, "link", "set", "lo", "up")
+        for name, master in zip(names, ["127.0.1.1", "10.231.7.1"], strict=True):
+            # What `ip netns exec` shows as /etc/hosts.
+            Path(f"/etc/netns/{name}").mkdir(parents=True)
+            Path(f"/etc/netns/{name}/hosts").write_text(f"{master} aiodist-master\n")
         yield [(names[0], "10.231.7.1"), (names[1], "10.231.7.2")]
     finally:
         for name in names:
+            shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def test_ranks_of_two_hosts(hosts):
+@pytest.mark.parametrize("master", ["address", "name"])
+def test_ranks_of_two_hosts(hosts, master):
+    """The name of rank 0's host leads to 127.0.1.1 on that host itself, as on Debian."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
     ranks = []
     try:
         for rank in range(4):
             namespace, _ = hosts[rank // 2]
             variables = {
-                "MASTER_ADDR": hosts[0][1],
+                "MASTER_ADDR": hosts[0][1] if master == "address" else "aiodist-master",
                 "MASTER_PORT": "29500",
                 "RANK": str(rank),
                 "WORLD_SIZE": "4",
@@ -88,7 +97,11 @@ def test_ranks_of_two_hosts(hosts):
                 "none" if peer == rank else "unix" if peer // 2 == mine else "tcp"
                 for peer in range(4)
             ]
-            assert out.split() == [str(rank), str(rank % 2), "2", hosts[mine][1], *expected]
+            number, local_rank, local_size, host, *kinds = out.split()
+            assert [number, local_rank, local_size] == [str(rank), str(rank % 2), "2"]
+            assert kinds == expected
+            if master == "address" or mine:
+                assert host == hosts[mine][1]
     finally:
         for process in ranks:
             process.kill()

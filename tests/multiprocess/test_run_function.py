@@ -189,7 +189,7 @@ import asyncio, os, sys
 import aiodist
 
 async def main(group):
-    print("pid", os.getpid(), flush=True)
+    os.write(1, b"pid %d\\n" % os.getpid())  # at once, so that two do not mix
     await asyncio.Event().wait()
 
 {guard}aiodist.run(main, 2)

@@ -38,7 +38,7 @@ def test_our_own_variables_give_everything() -> None:
         token="secret",
         transports=("tcp", "unix"),
         run_id="run",
-        embed=True,
+        listen="unix:///run/a.sock",
     )
 
 
@@ -52,12 +52,17 @@ def test_the_variables_of_torchrun() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     assert settings_from(torchrun) == Settings(
-        address="tcp://node0:29500", rank=0, size=2, run_id="job#3", embed=True, agent_store=True
+        address="tcp://node0:29500",
+        rank=0,
+        size=2,
+        run_id="job#3",
+        listen="tcp://0.0.0.0:29500",
+        agent_store=True,
     )
     del torchrun["TORCHELASTIC_RESTART_COUNT"]
     torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     assert settings_from(torchrun) == Settings(
-        address="tcp://node0:29500", rank=0, size=2, run_id="job#0", embed=True
+        address="tcp://node0:29500", rank=0, size=2, run_id="job#0", listen="tcp://0.0.0.0:29500"
     )
 
 
@@ -65,7 +70,7 @@ def test_each_setting_is_taken_from_the_first_that_has_it() -> None:
     settings = settings_from(
         {**SLURM, **MASTER, **ADDRESS, "AIODIST_RUN_ID": "mine", "TORCHELASTIC_RUN_ID": "torch"}
     )
-    assert settings == Settings("tcp://10.0.0.1:1", 1, 2, run_id="mine", embed=True)
+    assert settings == Settings("tcp://10.0.0.1:1", 1, 2, run_id="mine", listen="tcp://10.0.0.1:1")
     settings = settings_from({**SLURM, **MASTER, "RANK": "0", "WORLD_SIZE": "9"})
     assert (settings.rank, settings.size, settings.address) == (0, 9, "tcp://node0:29500")
 
@@ -78,24 +83,27 @@ def test_rank_and_size_come_from_one_source() -> None:
 
 
 def test_an_address_alone_will_do() -> None:
-    assert settings_from(ADDRESS) == Settings("tcp://10.0.0.1:1", embed=True)
-    assert settings_from({"AIODIST_ADDRESS": "tls://h:1"}) == Settings("tls://h:1", embed=False)
+    assert settings_from(ADDRESS) == Settings("tcp://10.0.0.1:1", listen="tcp://10.0.0.1:1")
+    assert settings_from({"AIODIST_ADDRESS": "tls://h:1"}) == Settings("tls://h:1", listen="")
 
 
 def test_empty_variables_count_as_not_set() -> None:
     settings = settings_from({**ADDRESS, "AIODIST_TOKEN": "", "RANK": " ", "MASTER_ADDR": ""})
-    assert settings == Settings("tcp://10.0.0.1:1", embed=True)
+    assert settings == Settings("tcp://10.0.0.1:1", listen="tcp://10.0.0.1:1")
 
 
 def test_an_ipv6_master() -> None:
     assert settings_from({**MASTER, "MASTER_ADDR": "::1"}).address == "tcp://[::1]:29500"
+    assert settings_from({**MASTER, "MASTER_ADDR": "::1"}).listen == "tcp://[::1]:29500"
+    assert settings_from({**MASTER, "MASTER_ADDR": "fd00::1"}).listen == "tcp://[::]:29500"
     assert settings_from({**MASTER, "MASTER_ADDR": "[::1]"}).address == "tcp://[::1]:29500"
 
 
 @pytest.mark.parametrize("job", [SLURM, OMPI, MPICH], ids=["slurm", "openmpi", "mpich"])
 def test_a_job_on_one_host_needs_no_address(job: dict[str, str]) -> None:
     settings = settings_from(job)
-    assert (settings.rank, settings.size, settings.embed) == (1, 2, True)
+    assert (settings.rank, settings.size) == (1, 2)
+    assert settings.listen == settings.address
     assert settings.address.startswith("tcp://127.0.0.1:2")
     assert settings == settings_from(dict(job))
 
@@ -105,7 +113,9 @@ def test_jobs_on_one_host_are_apart() -> None:
     assert (one.run_id, other.run_id) == ("77", "77.1")
     assert one.address != other.address
     assert settings_from(OMPI).run_id == "prterun-node-42@1"
-    assert settings_from(MPICH) == Settings("tcp://127.0.0.1:29500", 1, 2, embed=True)
+    assert settings_from(MPICH) == Settings(
+        "tcp://127.0.0.1:29500", 1, 2, listen="tcp://127.0.0.1:29500"
+    )
     assert settings_from({**SLURM, "AIODIST_RUN_ID": "mine"}).run_id == "mine"
 
 

@@ -213,22 +213,29 @@ class Wholes:
 
     def reduce(self, step: Reduce) -> None:
         cells = [self._load(operand) for operand in step.operands]
-        total = cells[0]
-        for cell in cells[1:]:
-            combined: list[Array] = []
-            for (kernel, _, _), a, b in zip(self._groups, total, cell, strict=True):
-                into = np.empty_like(a)
-                kernel.combine(into, a, b)
-                combined.append(into)
-            total = combined
-        if step.into.buffer == TMP:
-            self._partials[step.into.start] = total
-            return
-        for (kernel, _, out), partial in zip(self._groups, total, strict=True):
+        into_out = step.into.buffer != TMP
+        results: list[Array] = []
+        for index, (kernel, _, out) in enumerate(self._groups):
+            partials = [cell[index] for cell in cells]
+            total = partials[0]
+            last = len(partials) - 1
+            pieces = out.pieces(0, out.length) if into_out else []
+            for number, partial in enumerate(partials[1:], 1):
+                if number == last and len(pieces) == 1 and not kernel.stores:
+                    # Accumulators are what is stored: no detour.
+                    kernel.combine(pieces[0], total, partial)
+                    pieces = []
+                    break
+                into = np.empty_like(total)
+                kernel.combine(into, total, partial)
+                total = into
             at = 0
-            for piece in out.pieces(0, out.length):
-                kernel.store(partial[at : at + len(piece)], piece, self._size)
+            for piece in pieces:
+                kernel.store(total[at : at + len(piece)], piece, self._size)
                 at += len(piece)
+            results.append(total)
+        if not into_out:
+            self._partials[step.into.start] = results
 
     def _load(self, span: Span) -> list[Array]:
         if span.buffer == TMP:

@@ -1,0 +1,84 @@
+"""Finding the coordinator, or serving it: what rank 0 does with an address of the environment."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass
+
+from aiodist.errors import JoinError
+from aiodist.runtime import agent_store
+from aiodist.runtime.coordinator import Coordinator
+from aiodist.wire.address import Address, parse_address
+
+log = logging.getLogger("aiodist.session")
+
+_NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""Binding fails so where the address is another's: then there is a coordinator to be found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`address`: where the coordinator is to be found. `serve`: where to listen for it, if this
+    rank may serve it ("": it may not). `through_agent`: torchrun's own store is at `address`, and
+    says under `key` where the coordinator is."""
+
+    address: str
+    serve: str = ""
+    through_agent: bool = False
+    key: str = ""
+    token: str | bytes | None = None
+
+
+async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
+    """The coordinator's address, and the coordinator if this rank serves it.
+
+    Nobody is asked first whether there is a coordinator: who can bind the address serves it.
+    Raises JoinError, JoinTimeoutError, OSError.
+    """
+    if wanted.through_agent:
+        return await _through_agent(wanted, timeout)
+    if not wanted.serve:
+        return wanted.address, None
+    coordinator = await _serve(wanted.serve, wanted.token)
+    if coordinator is None:
+        return wanted.address, None
+    return _reached_at(wanted.address, coordinator), coordinator
+
+
+async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
+    at = parse_address(wanted.address)
+    if not wanted.serve:
+        return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
+    host = parse_address(wanted.serve).host
+    coordinator = await _serve(str(Address("tcp", host, 0)), wanted.token)
+    if coordinator is None:
+        raise JoinError(f"rank 0 cannot listen at {host}: is MASTER_ADDR another host's?")
+    address = _reached_at(wanted.address, coordinator)
+    try:
+        await agent_store.publish(at.host, at.port, wanted.key, address, timeout)
+    except BaseException:
+        await coordinator.stop()
+        raise
+    return address, coordinator
+
+
+def _reached_at(address: str, coordinator: Coordinator) -> str:
+    """`address` with the port that the coordinator got."""
+    wanted, served = parse_address(address), parse_address(coordinator.address)
+    if served.scheme not in ("tcp", "tls"):
+        return coordinator.address
+    return str(Address(served.scheme, wanted.host, served.port))
+
+
+async def _serve(address: str, token: str | bytes | None) -> Coordinator | None:
+    """A coordinator at `address`; None where the address is another's."""
+    coordinator = Coordinator(address, token=token)
+    try:
+        await coordinator.start()
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        log.debug("not serving %s (%s): looking for its coordinator", address, error)
+        return None
+    return coordinator
