@@ -6,13 +6,10 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Tag
-
-if TYPE_CHECKING:
-    from aiodist.group import Group, Op
-    from aiodist.runtime.p2p import Envelope
+from aiodist.runtime.p2p import Envelope
+from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag
 
 
 class BlockingGroup:
@@ -22,19 +19,22 @@ class BlockingGroup:
     Concurrent calls from several threads need tags to tell them apart, as concurrent tasks do.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """`group`: the `Group` whose methods are called in its `loop`."""
         self._group = group
-        self._loop = group._loop
+        self._loop = loop
 
     @property
     def rank(self) -> int:
         """This rank, 0 to size - 1."""
-        return self._group.rank
+        rank: int = self._group.rank
+        return rank
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self._group.size
+        size: int = self._group.size
+        return size
 
     def all_reduce(
         self, x: Any, op: Op = SUM, *, out: Any = None, tag: Tag = None,
@@ -135,20 +135,18 @@ class BlockingGroup:
 
     def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> BlockingGroup:
         """See `Group.subgroup`."""
-        group: Group = self._run(self._group.subgroup, ranks, timeout=timeout)
-        return BlockingGroup(group)
+        return BlockingGroup(self._run(self._group.subgroup, ranks, timeout=timeout), self._loop)
 
     def split(
         self, color: str | int | None, key: int | None = None, *, timeout: float | None = None
     ) -> BlockingGroup | None:
         """See `Group.split`."""
-        group: Group | None = self._run(self._group.split, color, key, timeout=timeout)
-        return None if group is None else BlockingGroup(group)
+        group = self._run(self._group.split, color, key, timeout=timeout)
+        return None if group is None else BlockingGroup(group, self._loop)
 
     def dup(self, *, timeout: float | None = None) -> BlockingGroup:
         """See `Group.dup`."""
-        group: Group = self._run(self._group.dup, timeout=timeout)
-        return BlockingGroup(group)
+        return BlockingGroup(self._run(self._group.dup, timeout=timeout), self._loop)
 
     def close(self) -> None:
         """See `Group.close`."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiodist.blocking import BlockingGroup
 from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
@@ -16,12 +17,7 @@ from aiodist.runtime.p2p import Envelope
 from aiodist.runtime.seat import Seat
 from aiodist.runtime.store import Store
 from aiodist.runtime.work import Work
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Member, ReduceOp, Tag
-
-if TYPE_CHECKING:
-    from aiodist.blocking import BlockingGroup
-
-Op = ReduceOp | Callable[[Any, Any], Any]
+from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Member, Op, ReduceOp, Tag
 
 
 class Group:
@@ -441,9 +437,7 @@ class Group:
 
     def blocking(self) -> BlockingGroup:
         """The same operations as ordinary calls, for other threads than the event loop's."""
-        from aiodist.blocking import BlockingGroup
-
-        return BlockingGroup(self)
+        return BlockingGroup(self, self._loop)
 
     # -- the end ----------------------------------------------------------------------------------
 

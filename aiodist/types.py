@@ -120,3 +120,6 @@ for _name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAN
     setattr(ReduceOp, _name, ReduceOp(_name))
 
 SUM: Final = ReduceOp.SUM
+
+Op = ReduceOp | Callable[[Any, Any], Any]
+"""What operations take as their operator: a plain function stands for a custom one."""

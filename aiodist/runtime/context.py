@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiodist.errors import (
     AiodistError,
@@ -21,6 +21,7 @@ from aiodist.errors import (
     ProtocolError,
 )
 from aiodist.runtime import failures
+from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.operation import Operation, Program
 from aiodist.runtime.p2p import PointToPoint
@@ -30,33 +31,9 @@ from aiodist.transports.base import Done, Link
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
-Key = tuple[object, int]
-
 MAX_UNSOLICITED = 4 << 20
 """Most bytes that a rank sends another for collectives of which it does not know whether the other
 has entered them. Beyond that it knocks first, and waits to be admitted."""
-
-
-class Ahead(NamedTuple):
-    """A frame of a collective that was not called here when it began to come."""
-
-    key: Key
-    src: int
-    slot: int
-    call: bytes
-    data: bytearray
-
-
-class Early:
-    """What came for a collective that was not called here yet."""
-
-    __slots__ = ("frames", "grants", "inquirers", "knockers")
-
-    def __init__(self) -> None:
-        self.frames: list[Ahead] = []
-        self.grants: dict[int, tuple[int, bytes]] = {}
-        self.inquirers: set[int] = set()
-        self.knockers: set[int] = set()
 
 
 class Context:
@@ -160,11 +137,17 @@ class Context:
             self._mismatch(operation, wrong)
             return False
         for frame in early.frames:
-            operation.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
-            operation.payload(frame.src)
+            self._hand_over(operation, frame)
         for src, (upto, _) in early.grants.items():
             operation.granted(src, upto)
         return True
+
+    def _hand_over(self, operation: Operation, frame: Ahead) -> None:
+        try:
+            operation.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
+            operation.payload(frame.src)
+        except ProtocolError as error:  # its link can no longer be blamed: it has moved on
+            self.endpoint.lose(self.ranks[frame.src], str(error))
 
     def _link_of(self, peer: int | None) -> Link | None:
         return None if peer is None else self.endpoint.link(self.ranks[peer])
@@ -373,7 +356,7 @@ class Context:
         if kind == kinds.TAGS:
             self._about_tags(src, fields[2:])
             return None
-        key = self._key(fields)
+        key = key_of(fields)
         if kind == kinds.MESSAGE or kind == kinds.GRANT:
             self._tags.contributed(*key)
         op = self._ops.get(key)
@@ -417,17 +400,14 @@ class Context:
             op = self._ops.get(receiver.key)
             if op is not None:  # called here while the payload was coming
                 if self._agrees(op, src, receiver.call):
-                    op.message(src, receiver.slot, len(receiver.data))[:] = receiver.data
-                    op.payload(src)
+                    self._hand_over(op, receiver)
             elif self._tags.is_ahead(*receiver.key):
                 self._early.setdefault(receiver.key, Early()).frames.append(receiver)
 
     def _message(
         self, src: int, key: Key, op: Operation | None, fields: list[Any], nbytes: int
     ) -> memoryview | None:
-        if len(fields) != 6 or type(fields[4]) is not int or type(fields[5]) is not bytes:
-            raise ProtocolError("malformed MESSAGE frame")
-        slot, call = fields[4], fields[5]
+        slot, call = slot_and_call(fields)
         if op is not None:
             if not self._agrees(op, src, call):
                 return None
@@ -446,9 +426,7 @@ class Context:
         return False
 
     def _grant(self, src: int, key: Key, op: Operation | None, fields: list[Any]) -> None:
-        if len(fields) != 6 or type(fields[4]) is not int or type(fields[5]) is not bytes:
-            raise ProtocolError("malformed GRANT frame")
-        upto, call = fields[4], fields[5]
+        upto, call = slot_and_call(fields)
         if op is not None:
             if self._agrees(op, src, call):
                 op.granted(src, upto)
@@ -466,21 +444,12 @@ class Context:
             self._early.pop(key, None)
 
     def _status(self, src: int, op: Operation | None, fields: list[Any]) -> None:
-        if len(fields) != 6 or type(fields[4]) is not bool or type(fields[5]) is not str:
-            raise ProtocolError("malformed STATUS frame")
+        entered, text = entered_and_text(fields)
         if op is not None:
-            if fields[4]:
+            if entered:
                 op.heard.add(src)
             else:
-                op.seen[src] = fields[5]
-
-    def _key(self, fields: list[Any]) -> Key:
-        if len(fields) < 4 or type(fields[3]) is not int or fields[3] < 0:
-            raise ProtocolError("a collective's frame has a tag and a sequence number")
-        tag = fields[2]
-        if tag is not None and type(tag) not in (str, int, bytes):
-            raise ProtocolError(f"a tag is a str or an int, not {type(tag).__name__}")
-        return tag, fields[3]
+                op.seen[src] = text
 
     # -- forgetting tags --------------------------------------------------------------------------
 

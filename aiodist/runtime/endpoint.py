@@ -10,16 +10,13 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from aiodist.errors import ProtocolError
+from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.progress import Progress
 from aiodist.transports.base import Done, Link, Receiver
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -33,6 +30,23 @@ MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
 Dial = Callable[[int, Receiver], Awaitable[Link]]
+
+
+class Inbox(Protocol):
+    """Takes the frames of one group: a context."""
+
+    ended: AiodistError | None
+
+    @property
+    def id(self) -> bytes: ...
+
+    def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
+
+    def payload(self, root: int) -> None: ...
+
+    def rank_lost(self, root: int, reason: str) -> None: ...
+
+    def close(self, error: AiodistError) -> None: ...
 
 
 class Identity(NamedTuple):
@@ -68,7 +82,7 @@ class Peer:
         self.dialing: asyncio.Task[None] | None = None
         self._endpoint = endpoint
         self._queue: list[Outgoing] = []
-        self._target: Context | Stray | None = None
+        self._target: Inbox | Stray | None = None
         self._early_bytes = 0
 
     def send(self, frame: Outgoing) -> None:
@@ -162,7 +176,7 @@ class Endpoint:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.progress = Progress(loop)
-        self.contexts: dict[bytes, Context] = {}
+        self.contexts: dict[bytes, Inbox] = {}
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
         self.closing = False
@@ -188,7 +202,7 @@ class Endpoint:
 
     # -- for contexts -----------------------------------------------------------------------------
 
-    def add(self, context: Context) -> None:
+    def add(self, context: Inbox) -> None:
         """Let frames for `context` through, the ones that came early first."""
         self.contexts[context.id] = context
         for stray in self._strays.pop(context.id, ()):
@@ -198,7 +212,7 @@ class Endpoint:
                 view[:] = stray.data
             context.payload(stray.rank)
 
-    def remove(self, context: Context) -> None:
+    def remove(self, context: Inbox) -> None:
         """Drop further frames for `context`."""
         self.contexts.pop(context.id, None)
         self.closed_contexts[context.id] = None

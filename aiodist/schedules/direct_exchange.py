@@ -52,6 +52,8 @@ def all_to_all(
 ) -> Plan:
     """Send a message to each rank and receive one from each. Bulk.
 
+    Also gather, scatter and all_gather, where some messages are empty, or are the same.
+
     X[send_bounds[p]:send_bounds[p + 1]] goes to rank p, and what comes from it to
     OUT[recv_bounds[p]:recv_bounds[p + 1]]; the own message is copied. Lengths may differ, also be
     zero (then nothing is sent), but must be known at both ends. X must not be OUT.
@@ -63,38 +65,3 @@ def all_to_all(
     incoming = [spans(OUT, recv_bounds[p], recv_bounds[p + 1], segment) for p in range(size)]
     steps = exchange(rank, size, outgoing, incoming)
     return Plan("direct_exchange.all_to_all", rank, size, tuple(steps), eager=False)
-
-
-def gather(rank: int, size: int, root: int, bounds: Sequence[int], segment: int) -> Plan:
-    """Gather one message a rank at `root`. Bulk.
-
-    X[0:bounds[rank + 1] - bounds[rank]] is the own message; OUT[bounds[p]:bounds[p + 1]] at `root`
-    is that of rank p. Ranks other than `root` use the difference alone. X must not be OUT.
-
-    Rounds: 1. On the wire: each message once. Scratch: none.
-    """
-    outgoing: list[list[Span]] = [[] for _ in range(size)]
-    incoming: list[list[Span]] = [[] for _ in range(size)]
-    outgoing[root] = spans(X, 0, bounds[rank + 1] - bounds[rank], segment)
-    if rank == root:
-        incoming = [spans(OUT, bounds[p], bounds[p + 1], segment) for p in range(size)]
-    steps = exchange(rank, size, outgoing, incoming)
-    return Plan("direct_exchange.gather", rank, size, tuple(steps), eager=False)
-
-
-def scatter(rank: int, size: int, root: int, bounds: Sequence[int], segment: int) -> Plan:
-    """Send each rank its message from `root`. Bulk.
-
-    X[bounds[p]:bounds[p + 1]] at `root` is the message to rank p, which gets it in
-    OUT[0:bounds[p + 1] - bounds[p]]. Ranks other than `root` use the difference alone. X must not
-    be OUT.
-
-    Rounds: 1. On the wire: each message once. Scratch: none.
-    """
-    outgoing: list[list[Span]] = [[] for _ in range(size)]
-    incoming: list[list[Span]] = [[] for _ in range(size)]
-    incoming[root] = spans(OUT, 0, bounds[rank + 1] - bounds[rank], segment)
-    if rank == root:
-        outgoing = [spans(X, bounds[p], bounds[p + 1], segment) for p in range(size)]
-    steps = exchange(rank, size, outgoing, incoming)
-    return Plan("direct_exchange.scatter", rank, size, tuple(steps), eager=False)

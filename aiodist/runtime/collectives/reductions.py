@@ -28,9 +28,9 @@ from aiodist.schedules import (
 from aiodist.schedules import reduce as reduce_to_root
 from aiodist.schedules import reduce_scatter as reduce_scatter_plans
 from aiodist.schedules.selection import (
-    EAGER_LIMIT,
     choose_all_reduce,
     choose_reduce,
+    choose_scan,
     segment_for,
 )
 from aiodist.types import ReduceOp
@@ -114,7 +114,7 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
             values = yield from _share_numbers(place, [operand.value])
             return reduce_scalars([value[0] for value in values[:stop]], op) if stop else x
         groups = operand.groups
-        if _nbytes(groups) * place.size <= EAGER_LIMIT:
+        if choose_scan(_nbytes(groups), place.size) == "gather":
             blobs = yield from share(place, b"".join(_bytes_of(groups)))
             _fold(groups, blobs[:stop])
         else:

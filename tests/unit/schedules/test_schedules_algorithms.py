@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.schedules import (
-    all_gather,
     chain,
     direct_exchange,
     dissemination,
@@ -303,60 +302,10 @@ def test_all_to_all(size: int) -> None:
     assert outcome.rounds <= 1
 
 
-@sizes
-def test_gather(size: int) -> None:
-    bounds = uneven(size)
-    own = [bounds[rank + 1] - bounds[rank] for rank in range(size)]
-    for root in roots(size):
-        outcome = run(
-            lambda rank, to=root: direct_exchange.gather(rank, size, to, bounds, 2),
-            size,
-            own,
-            [bounds[-1] if rank == root else 0 for rank in range(size)],
-            segment=2,
-        )
-        assert outcome.out[root] == tuple(
-            unit for rank in range(size) for unit in span(rank, X, 0, own[rank])
-        )
-
-
-@sizes
-def test_scatter(size: int) -> None:
-    bounds = uneven(size)
-    own = [bounds[rank + 1] - bounds[rank] for rank in range(size)]
-    for root in roots(size):
-        outcome = run(
-            lambda rank, src=root: direct_exchange.scatter(rank, size, src, bounds, 2),
-            size,
-            [bounds[-1] if rank == root else 0 for rank in range(size)],
-            own,
-            segment=2,
-        )
-        for rank, out in enumerate(outcome.out):
-            assert out == span(root, X, bounds[rank], bounds[rank + 1])
-
-
-@sizes
-def test_all_gather(size: int) -> None:
-    for bounds in (uneven(size), *(even_bounds(length, size) for length in lengths(size))):
-        outcome = run(
-            lambda rank, b=bounds: all_gather.direct(rank, size, b, 2),
-            size,
-            0,
-            bounds[-1],
-            segment=2,
-        )
-        everything = tuple(
-            unit for r in range(size) for unit in span(r, OUT, bounds[r], bounds[r + 1])
-        )
-        assert outcome.out == (everything,) * size
-        assert outcome.units == tuple((size - 1) * (bounds[r + 1] - bounds[r]) for r in range(size))
-
-
 def test_exchanges_start_with_different_targets() -> None:
     size = 5
     bounds = even_bounds(20, size)
-    firsts = [all_gather.direct(rank, size, bounds, 2) for rank in range(size)]
+    firsts = [direct_exchange.all_to_all(rank, size, bounds, bounds, 2) for rank in range(size)]
     targets = [next(s.peer for s in p.steps if isinstance(s, Send)) for p in firsts]
     assert sorted(targets) == list(range(size))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from aiodist.schedules import (
-    all_gather,
     chain,
     direct_exchange,
     dissemination,
@@ -38,12 +37,9 @@ ALGORITHMS: dict[str, Callable[[int], Plan]] = {
     "reduce_scatter.direct": lambda r: reduce_scatter.direct(r, SIZE, SLICES, LENGTH),
     "reduce_scatter.whole": lambda r: reduce_scatter.whole(r, SIZE, SLICES, LENGTH),
     "reduce.scatter_gather": lambda r: reduce.scatter_gather(r, SIZE, 0, LENGTH, LENGTH),
-    "all_gather.direct": lambda r: all_gather.direct(r, SIZE, SLICES, LENGTH),
     "direct_exchange.all_to_all": lambda r: direct_exchange.all_to_all(
         r, SIZE, SLICES, SLICES, LENGTH
     ),
-    "direct_exchange.gather": lambda r: direct_exchange.gather(r, SIZE, 0, SLICES, LENGTH),
-    "direct_exchange.scatter": lambda r: direct_exchange.scatter(r, SIZE, 0, SLICES, LENGTH),
     "chain.broadcast": lambda r: chain.broadcast(r, SIZE, 0, LENGTH, LENGTH),
     "chain.scan": lambda r: chain.scan(r, SIZE, LENGTH, LENGTH, False),
 }

@@ -1,0 +1,61 @@
+"""Headers of collectives' frames, checked; and what came before its collective was called here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from aiodist.errors import ProtocolError
+
+Key = tuple[object, int]
+"""The tag and the number of a collective."""
+
+
+class Ahead(NamedTuple):
+    """A frame of a collective that was not called here when it began to come."""
+
+    key: Key
+    src: int
+    slot: int
+    call: bytes
+    data: bytearray
+
+
+class Early:
+    """All that came for one collective that was not called here yet.
+
+    `grants`: by rank, up to which slot it takes frames, and its call. `inquirers` and `knockers`
+    are the ranks that asked whether it was called here, to be answered when it is.
+    """
+
+    __slots__ = ("frames", "grants", "inquirers", "knockers")
+
+    def __init__(self) -> None:
+        self.frames: list[Ahead] = []
+        self.grants: dict[int, tuple[int, bytes]] = {}
+        self.inquirers: set[int] = set()
+        self.knockers: set[int] = set()
+
+
+def key_of(fields: Sequence[Any]) -> Key:
+    """The key in a header ``[kind, context, tag, seq, …]``. Raises ProtocolError."""
+    if len(fields) < 4 or type(fields[3]) is not int or fields[3] < 0:
+        raise ProtocolError("a collective's frame has a tag and a sequence number")
+    tag = fields[2]
+    if tag is not None and type(tag) not in (str, int, bytes):
+        raise ProtocolError(f"a tag is a str or an int, not {type(tag).__name__}")
+    return tag, fields[3]
+
+
+def slot_and_call(fields: Sequence[Any]) -> tuple[int, bytes]:
+    """The rest of MESSAGE and GRANT headers. Raises ProtocolError."""
+    if len(fields) != 6 or type(fields[4]) is not int or type(fields[5]) is not bytes:
+        raise ProtocolError("a MESSAGE or GRANT frame ends in a slot and a call")
+    return fields[4], fields[5]
+
+
+def entered_and_text(fields: Sequence[Any]) -> tuple[bool, str]:
+    """The rest of a STATUS header. Raises ProtocolError."""
+    if len(fields) != 6 or type(fields[4]) is not bool or type(fields[5]) is not str:
+        raise ProtocolError("a STATUS frame ends in a flag and a text")
+    return fields[4], fields[5]
