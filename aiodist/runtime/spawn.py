@@ -23,7 +23,7 @@ CONSEQUENCES: tuple[type[AiodistError], ...] = (
 )
 """What ranks raise because another one failed: not the cause that a user looks for."""
 
-SETTLE = 1.0
+SETTLE = 3.0
 """Seconds that a failure which looks like a consequence waits for its cause to show."""
 
 GRACE = 5.0
