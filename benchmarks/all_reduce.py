@@ -115,28 +115,29 @@ def main() -> int:
     parser.add_argument("-n", type=int, action="append", help="ranks (default: 2 and 4)")
     parser.add_argument("--rounds", type=int, default=5, help="blocks of each (default: 5)")
     parser.add_argument("--size", action="append", choices=SIZES, help="default: all")
-    parser.add_argument("--transport", default="tcp", help="tcp (default), unix")
+    parser.add_argument(
+        "--transport", action="append", help="tcp, unix (the default on one host); default: both"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     sizes = arguments.size or list(SIZES)
-    report: dict[str, Any] = {"transport": arguments.transport, "cores": os.cpu_count()}
-    console = Console()
-    for n in arguments.n or [2, 4]:
-        ranks = aiodist.run(
-            measure, n, (arguments.rounds, sizes), transports=(arguments.transport,)
-        )
-        rows = {
-            label: {name: summary(values) for name, values in ranks[0]["times"][label].items()}
-            for label in sizes
-        }
-        growth = max(rank["memory"] for rank in ranks)
-        report[f"n={n}"] = {"all_reduce": rows, "memory_mib": growth}
-        if not arguments.json:
-            console.print(table(n, arguments.transport, rows))
-            console.print(
-                f"Memory beyond the tensors, all_reduce of 256 MiB at n={n}: "
-                f"{growth:.1f} MiB a rank\n"
-            )
+    report: dict[str, Any] = {"cores": os.cpu_count()}
+    console = Console(width=100)
+    for transport in arguments.transport or ["tcp", "unix"]:
+        for n in arguments.n or [2, 4]:
+            ranks = aiodist.run(measure, n, (arguments.rounds, sizes), transports=(transport,))
+            rows = {
+                label: {name: summary(values) for name, values in ranks[0]["times"][label].items()}
+                for label in sizes
+            }
+            growth = max(rank["memory"] for rank in ranks)
+            report[f"{transport} n={n}"] = {"all_reduce": rows, "memory_mib": growth}
+            if not arguments.json:
+                console.print(table(n, transport, rows))
+                console.print(
+                    f"Memory beyond the tensors, all_reduce of 256 MiB at n={n}: "
+                    f"{growth:.1f} MiB a rank\n"
+                )
     if arguments.json:
         print(json.dumps(report, indent=2))
     return 0
