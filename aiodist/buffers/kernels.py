@@ -112,10 +112,9 @@ class Kernel:
     def load(self, x: Flat, into: Flat | None = None) -> Flat:
         """Elements of `x` as accumulators: in `into` (which is returned) or a new array."""
         if into is None:
+            if not self.loads:
+                return x.copy()
             into = np.empty(len(x), self.wire_dtype)
-        if not self.loads:
-            into[:] = x
-            return into
         with np.errstate(all="ignore"):
             self._load(x, into)
         return into

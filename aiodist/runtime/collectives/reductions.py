@@ -127,13 +127,13 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
 
 
 def _call(op: str, arguments: str, program: Program, operand: Operand) -> Call:
-    nbytes = sum(group.x.nbytes for group in operand.groups) if operand.groups else 8
+    nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
     return Call(op, f"{op}({arguments})", program, nbytes)
 
 
 def _nbytes(groups: Sequence[Group]) -> int:
     """Bytes of the partial results that a small reduction sends."""
-    return sum(group.x.length * group.kernel.wire_dtype.itemsize for group in groups)
+    return sum([group.x.length * group.kernel.wire_dtype.itemsize for group in groups])
 
 
 def _sliceable(groups: Sequence[Group]) -> bool:
