@@ -74,6 +74,7 @@ class Context:
         self._verdicts: dict[Key, failures.Verdict] = {}
         self._receiving: dict[int, Operation | Ahead | PointToPoint] = {}
         self._derived: dict[bytes, int] = {}
+        self._gone: dict[int, str] = {}
         self._last = "nothing yet"
         endpoint.add(self)
 
@@ -206,7 +207,7 @@ class Context:
         self._give_up(op, failures.verdict_of(error, self.rank), error)
 
     def why_lost(self, peer: int) -> BaseException | None:
-        reason = self.endpoint.lost.get(self.ranks[peer])
+        reason = self._gone.get(peer) or self.endpoint.lost.get(self.ranks[peer])
         if reason is None:
             return None
         return PeerLostError(f"rank {peer} is lost: {reason}", ranks=[peer])
@@ -477,10 +478,11 @@ class Context:
     # -- ends -------------------------------------------------------------------------------------
 
     def rank_lost(self, root: int, reason: str) -> None:
-        """`root` is gone: fail what needs it."""
+        """`root` is gone, at least from this group: fail what needs it."""
         src = self._local.get(root)
-        if src is None:
+        if src is None or src in self._gone:
             return
+        self._gone[src] = reason
         self._receiving.pop(src, None)
         self._tags.disband()
         self._thaw()
@@ -519,7 +521,10 @@ class Context:
         self._early.clear()
         self._verdicts.clear()
         self._receiving.clear()
-        self.endpoint.remove(self)
+        if abort:
+            self.endpoint.remove(self, error.message)
+        else:
+            self.endpoint.remove(self)
 
     def derive(self, kind: str, ranks: Sequence[int]) -> bytes:
         """The id of a child context: the same on all of its ranks, different from all others."""
@@ -553,11 +558,12 @@ class Context:
 
     def lost(self) -> Mapping[int, str]:
         """The ranks that are lost, and why."""
-        return {
+        lost = {
             self._local[root]: reason
             for root, reason in self.endpoint.lost.items()
             if root in self._local
         }
+        return lost | self._gone
 
     def discard(self, dst: int, token: object) -> None:
         self.endpoint.discard(self.ranks[dst], token)

@@ -26,6 +26,7 @@ FAREWELL_TIMEOUT = 1.0
 """Seconds for peers to hear that we leave at once."""
 MAX_EARLY_BYTES = 8 << 20
 """Most bytes that one peer may send for groups that were not made here yet."""
+CLOSED = "it closed the group"
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
@@ -125,8 +126,8 @@ class Peer:
         if len(fields) < 2 or type(fields[1]) is not bytes or type(fields[0]) is not int:
             raise ProtocolError("a header has a kind and a context")
         endpoint = self._endpoint
-        if fields[0] == kinds.FAREWELL and len(fields) == 3 and type(fields[2]) is str:
-            endpoint.lose(self.rank, f"it aborted: {fields[2]}")
+        if fields[0] == kinds.FAREWELL:
+            self._farewell(fields)
             return None
         context = endpoint.contexts.get(fields[1])
         if context is not None:
@@ -134,15 +135,27 @@ class Peer:
             return context.frame(self.rank, fields, nbytes)
         self._target = None
         if fields[1] in endpoint.closed_contexts:
+            # Nobody takes it here any more, and the peer may not know.
+            link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
             return None
-        self._early_bytes += nbytes + len(header) + 100
+        stray = Stray(self.rank, fields, bytearray(nbytes), nbytes + len(header) + 100)
+        self._early_bytes += stray.cost
         if self._early_bytes > MAX_EARLY_BYTES:
             raise ProtocolError(
                 f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
             )
-        stray = Stray(self.rank, fields, bytearray(nbytes))
         self._target = stray
         return memoryview(stray.data)
+
+    def _farewell(self, fields: list[Any]) -> None:
+        if len(fields) != 3 or type(fields[2]) is not str:
+            raise ProtocolError("a FAREWELL frame ends in a text")
+        if not fields[1]:
+            self._endpoint.lose(self.rank, f"it aborted: {fields[2]}")
+            return
+        context = self._endpoint.contexts.get(fields[1])
+        if context is not None:
+            context.rank_lost(self.rank, fields[2])
 
     def payload(self, link: Link) -> None:
         target, self._target = self._target, None
@@ -159,7 +172,7 @@ class Peer:
 
     def settle(self, stray: Stray) -> None:
         """A stray frame has found its group."""
-        self._early_bytes -= len(stray.data) + 100
+        self._early_bytes -= stray.cost
 
 
 class Stray(NamedTuple):
@@ -168,6 +181,7 @@ class Stray(NamedTuple):
     rank: int
     fields: list[Any]
     data: bytearray
+    cost: int
 
 
 class Endpoint:
@@ -212,8 +226,12 @@ class Endpoint:
                 view[:] = stray.data
             context.payload(stray.rank)
 
-    def remove(self, context: Inbox) -> None:
-        """Drop further frames for `context`."""
+    def remove(self, context: Inbox, reason: str = CLOSED) -> None:
+        """Drop further frames for `context`, and tell those who may wait for some of ours."""
+        farewell = pack_fields(kinds.FAREWELL, context.id, reason[:1000])
+        for peer in self._peers:
+            if peer.link is not None:
+                peer.link.send(farewell)  # behind all that was sent before
         self.contexts.pop(context.id, None)
         self.closed_contexts[context.id] = None
         if len(self.closed_contexts) > MAX_CLOSED:

@@ -12,7 +12,7 @@ KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have 
 ADMIT      [kind, context, tag, seq]: the answer, then
 P2P        [kind, context, …]: point to point, see `aiodist.runtime.p2p`
 TAGS       [kind, context, …]: which tags can be forgotten, see `aiodist.runtime.tags`
-FAREWELL   [kind, b"", reason]: I leave at once; fail what needs me
+FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
 ========== =================================================================================
 
 `context` (8 bytes) names one group in one epoch. `tag` is the user's (None, str or int), or bytes

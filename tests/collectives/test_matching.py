@@ -85,6 +85,21 @@ def test_subgroups(run, groups, everyone):
     run(main())
 
 
+def test_a_subgroup_that_a_rank_closed(run, groups, everyone):
+    async def main():
+        async with groups(3) as ranks:
+            pairs = await asyncio.gather(*[g.subgroup([0, 1]) for g in ranks[:2]])
+            await pairs[0].close()
+            with pytest.raises(aiodist.PeerLostError, match="rank 0 is lost: it closed the group"):
+                await pairs[1].barrier()
+            with pytest.raises(aiodist.PeerLostError):
+                await pairs[1].recv(src=0)
+            # Elsewhere rank 0 is as alive as before.
+            assert await everyone(ranks, lambda g: g.all_reduce(1)) == [3] * 3
+
+    run(main())
+
+
 def test_split_and_dup(run, groups, everyone):
     async def main():
         async with groups(5) as ranks:
