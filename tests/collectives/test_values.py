@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.runtime.collectives import values
 
 SIZES = [1, 2, 3, 5]
 LARGE = 70_001  # elements of 8 bytes: over two frames
@@ -182,6 +183,23 @@ def test_all_to_all(run, groups, everyone, size, length):
                 assert_same(
                     result, [np.full(length + rank, src * 100 + rank) for src in range(size)]
                 )
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_to_all_of_many_ranks(run, groups, everyone, monkeypatch, size):
+    """Where there are so many that offers travel apart."""
+    monkeypatch.setattr(values, "MANY_RANKS", 0)
+
+    async def main():
+        async with groups(size) as ranks:
+            results = await everyone(
+                ranks,
+                lambda g: g.all_to_all([[np.full(i, g.rank), g.rank, i] for i in range(size)]),
+            )
+            for rank, result in enumerate(results):
+                assert_same(result, [[np.full(rank, src), src, rank] for src in range(size)])
 
     run(main())
 

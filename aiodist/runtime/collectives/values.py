@@ -7,6 +7,7 @@ travels directly into its destination.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,12 @@ from aiodist.wire.frames import MAX_PAYLOAD
 
 ROOM = 64 * 1024
 """Most bytes of data that travel within the offers, over all ranks."""
+
+
+MANY_RANKS = 64
+"""With more ranks, what all offer to all is too much for the frames of one all-gather."""
+
+_HEAD = struct.Struct(">QQ")
 
 
 class Offer(NamedTuple):
@@ -66,6 +73,33 @@ def _sound(offer: Offer) -> bool:
         and (type(offer.meta) is bytes or (type(offer.meta) is int and offer.meta > 0))
         and (offer.data is None or (type(offer.data) is bytes and len(offer.data) == offer.nbytes))
     )
+
+
+def offers_of_all(place: Place, own: Sequence[Encoded]) -> Part[tuple[list[Offer], list[Offer]]]:
+    """What this rank offers to each other one, and what each other one offers to it."""
+    if place.size > MANY_RANKS:
+        return (yield from _offers_apart(place, own))
+    blobs = yield from share(place, pack_offers(own, ROOM // place.size))
+    offers = [unpack_offers(blob, place.size, src) for src, blob in enumerate(blobs)]
+    return offers[place.rank], [theirs[place.rank] for theirs in offers]
+
+
+def _offers_apart(place: Place, own: Sequence[Encoded]) -> Part[tuple[list[Offer], list[Offer]]]:
+    """The same where the offers of all to all fill more than a frame: sizes alone, to each."""
+    yield from share(place, b"")
+    mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
+    others = [rank for rank in range(place.size) if rank != place.rank]
+    heads = {rank: bytearray(_HEAD.size) for rank in others}
+    yield from exchange(
+        place,
+        {rank: [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes))] for rank in others},
+        {rank: [memoryview(head)] for rank, head in heads.items()},
+    )
+    theirs = list(mine)
+    for rank, head in heads.items():
+        meta, nbytes = _HEAD.unpack(head)
+        theirs[rank] = Offer(meta, nbytes, None)
+    return mine, theirs
 
 
 def exchange(
@@ -300,13 +334,12 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
     outs = slots_of(out, place.size, None)
 
     def program() -> Program:
-        blobs = yield from share(place, pack_offers(own, ROOM // place.size))
-        offers = [unpack_offers(blob, place.size, src) for src, blob in enumerate(blobs)]
+        mine, theirs = yield from offers_of_all(place, own)
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
-            {dst: (own[dst], offers[place.rank][dst]) for dst in others},
-            {src: offers[src][place.rank] for src in others},
+            {dst: (own[dst], mine[dst]) for dst in others},
+            {src: theirs[src] for src in others},
             outs,
             "out",
         )
