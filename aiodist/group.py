@@ -13,7 +13,7 @@ from aiodist.blocking import BlockingGroup
 from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
-from aiodist.runtime.p2p import Envelope
+from aiodist.runtime.p2p import Envelope, as_tag
 from aiodist.runtime.seat import Seat
 from aiodist.runtime.store import Store
 from aiodist.runtime.work import Work
@@ -24,8 +24,8 @@ class Group:
     """Ranks that communicate. Get one from `aiodist.connect`, `run`, `local`, or another group.
 
     Every operation starts when it is called and returns a `Work`: await it for the result. All
-    take `tag=` (str, int or None), by which operations of the ranks are matched, in the order of
-    the calls within one tag; and `timeout=` in seconds (None: the group's `op_timeout`,
+    take `tag=` (None, a str of at most 1024 bytes, or an int of 64 bits), by which operations of
+    the ranks are matched, in the order of the calls within one tag; and `timeout=` in seconds (None: the group's `op_timeout`,
     `math.inf`: none).
 
     Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
@@ -497,9 +497,8 @@ class Group:
             )
 
     def _launch(self, call: base.Call, tag: Tag, timeout: float | None) -> Work[Any]:
-        if tag is not None and (isinstance(tag, bool) or not isinstance(tag, (str, int))):
-            call.program.close()
-            raise TypeError(f"tag is a str, an int or None, not {tag!r}")
+        if tag is not None:
+            tag = as_tag(tag)
         self._check_timeout(timeout)
         return self._context.launch(
             call.op, call.text, call.program, tag=tag, timeout=timeout, nbytes=call.nbytes

@@ -12,6 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
+from aiodist.runtime.collectives import reductions
 
 SIZES = [1, 2, 3, 4, 5]
 SMALL, LARGE = 7, 40_009  # the latter goes in slices, of several segments for 8-byte elements
@@ -350,7 +351,7 @@ def test_torch_reductions(run, groups, everyone):
     run(main())
 
 
-def test_what_makes_no_sense_is_refused_at_once(run, groups, everyone):
+def test_what_makes_no_sense_is_refused_at_once(run, groups, everyone, monkeypatch):
     async def main():
         async with groups(2) as ranks:
             group = ranks[0]
@@ -368,6 +369,9 @@ def test_what_makes_no_sense_is_refused_at_once(run, groups, everyone):
                 group.all_reduce(np.ones(3), "sum")
             with pytest.raises(ValueError, match="dst=0"):
                 ranks[1].reduce(np.ones(3), 0, out=np.ones(3))
+            with pytest.raises(ValueError, match="one array, it is split"):
+                monkeypatch.setattr(reductions, "MANY_RANKS", 1)
+                group.reduce_scatter([1, 2])
             with pytest.raises(TypeError, match="AVG has no meaning"):
                 group.scan(np.ones(3), ReduceOp.AVG)
             out = [np.zeros(3) for _ in ranks]

@@ -277,6 +277,8 @@ def test_bad_arguments_start_nothing(run, groups, everyone):
                 group.scatter([1, 2, 3])
             with pytest.raises(TypeError, match="tag"):
                 group.barrier(tag=True)
+            with pytest.raises(ValueError, match="tag"):
+                group.barrier(tag="x" * 2000)
             with pytest.raises(ValueError, match="timeout"):
                 group.barrier(timeout=0)
             with pytest.raises(ValueError, match="pass None here"):

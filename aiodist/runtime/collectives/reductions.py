@@ -35,6 +35,9 @@ from aiodist.schedules.selection import (
 )
 from aiodist.types import ReduceOp
 
+MANY_RANKS = 128
+"""With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
+
 
 def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     """The reduction of `x`, on every rank."""
@@ -85,6 +88,11 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
     """The reduction of slot `rank` of `xs`."""
     operand = Operand.of_slots(xs, op, rank=place.rank, size=place.size, out=out)
+    if operand.kind == "scalars" and place.size > MANY_RANKS:
+        raise ValueError(
+            f"a list of numbers is for up to {MANY_RANKS} ranks, this group has {place.size}: "
+            "give one array, it is split among the ranks"
+        )
 
     def program() -> Program:
         if operand.kind == "scalars":
