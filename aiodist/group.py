@@ -25,8 +25,8 @@ class Group:
 
     Every operation starts when it is called and returns a `Work`: await it for the result. All
     take `tag=` (None, a str of at most 1024 bytes, or an int of 64 bits), by which operations of
-    the ranks are matched, in the order of the calls within one tag; and `timeout=` in seconds (None: the group's `op_timeout`,
-    `math.inf`: none).
+    the ranks are matched, in the order of the calls within one tag; and `timeout=` in seconds
+    (None: the group's `op_timeout`, `math.inf`: none).
 
     Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
     tuple, str, bytes, None, bool, int, float, complex and arrays.
@@ -442,7 +442,11 @@ class Group:
     # -- the end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Wait for what is pending, then leave the group. Idempotent."""
+        """Wait for what is pending, then leave the group. Idempotent.
+
+        A rank that closes the group it got from `connect` closes with it, for itself, all groups
+        that were made of it.
+        """
         self._check_loop()
         if self._closing is None:
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
@@ -451,11 +455,16 @@ class Group:
     async def _close(self) -> None:
         context = self._context
         if context.ended is None:
-            while pending := [work for work in context.pending if not work.done()]:
+            while pending := self._pending():
                 await asyncio.wait(pending)
             context.close(self._closed_error("the group was closed"))
         if context is self._seat.context:
             await self._seat.leave()
+
+    def _pending(self) -> list[Work[Any]]:
+        is_root = self._context is self._seat.context
+        contexts = self._seat.endpoint.contexts.values() if is_root else [self._context]
+        return [work for context in contexts for work in context.pending if not work.done()]
 
     def abort(self, reason: str = "aborted") -> None:
         """Leave at once: what is pending fails, here and on the other ranks. Idempotent."""

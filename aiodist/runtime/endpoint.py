@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.progress import Progress
+from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link, Receiver
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
@@ -40,6 +41,9 @@ class Inbox(Protocol):
 
     @property
     def id(self) -> bytes: ...
+
+    @property
+    def pending(self) -> list[Work[Any]]: ...
 
     def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
 

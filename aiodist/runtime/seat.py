@@ -86,9 +86,15 @@ class Seat:
             group=self.view.group,
             epoch=self.view.epoch,
         )
+        self._close_contexts(error)
+        self.abort("evicted")
+
+    def _close_contexts(self, error: GroupClosedError) -> None:
         for context in list(self.endpoint.contexts.values()):
             context.close(error)
-        self.abort("evicted")
+
+    def _end_with(self) -> GroupClosedError:
+        return GroupClosedError("the group that it was made of was closed", group=self.view.group)
 
     async def leave(self) -> None:
         """Say goodbye to peers and coordinator, and close everything. Idempotent."""
@@ -97,6 +103,7 @@ class Seat:
         await asyncio.shield(self._leaving)
 
     async def _leave(self) -> None:
+        self._close_contexts(self._end_with())
         # Peers first: what is queued for them must be on its way before they hear that we left.
         await self.endpoint.finish(GOODBYE_TIMEOUT)
         self._close_listeners()
@@ -110,6 +117,7 @@ class Seat:
         if self._leaving is not None:
             return
         self.endpoint.abort(reason)
+        self._close_contexts(self._end_with())
         self._close_listeners()
         self._leaving = self.loop.create_task(self._stop(), name="aiodist abort")
 

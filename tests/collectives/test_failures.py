@@ -194,6 +194,38 @@ def test_closing_waits_for_what_is_pending(run, groups, everyone):
     run(main())
 
 
+def test_closing_takes_groups_made_of_it_along(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            parts = await everyone(ranks, lambda g: g.dup())
+            work = parts[0].all_reduce(1)
+            closing = asyncio.ensure_future(ranks[0].close())
+            await asyncio.sleep(0)
+            assert await parts[1].all_reduce(1) == 2
+            await closing
+            assert work.result() == 2
+            with pytest.raises(aiodist.GroupClosedError, match="made of was closed"):
+                parts[0].barrier()
+            with pytest.raises(aiodist.PeerLostError):
+                await parts[1].barrier()
+
+    run(main())
+
+
+def test_aborting_fails_what_is_pending_in_groups_made_of_it(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            parts = await everyone(ranks, lambda g: g.dup())
+            mine, other = parts[0].barrier(), parts[1].recv(src=0)
+            ranks[0].abort("enough")
+            with pytest.raises(aiodist.GroupClosedError):
+                await mine
+            with pytest.raises(aiodist.PeerLostError, match="enough"):
+                await other
+
+    run(main())
+
+
 def test_a_loop_of_its_own(run, groups):
     async def main():
         async with groups(2) as ranks:
