@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench clean
+.PHONY: help setup demo test coverage lint format docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ demo: $(READY)  ## train on handwritten digits with 4 ranks
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
+
+PURE := wire membership buffers schedules
+
+coverage: $(READY)  ## the pure layers, every branch of them
+	$(BIN)/python -m pytest -q $(PURE:%=tests/unit/%) $(PURE:%=--cov=aiodist/%) --cov-branch \
+	  --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 lint: $(READY)  ## ruff, mypy, pyright and the import contracts
 	$(BIN)/ruff check .
