@@ -142,13 +142,13 @@ class Peer:
             # Nobody takes it here any more, and the peer may not know.
             link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
             return None
-        stray = Stray(self.rank, fields, bytearray(nbytes), nbytes + len(header) + 100)
-        self._early_bytes += stray.cost
+        cost = nbytes + len(header) + 100
+        self._early_bytes += cost
         if self._early_bytes > MAX_EARLY_BYTES:
             raise ProtocolError(
                 f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
             )
-        self._target = stray
+        self._target = stray = Stray(self.rank, fields, bytearray(nbytes), cost)
         return memoryview(stray.data)
 
     def _farewell(self, fields: list[Any]) -> None:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import ProtocolError
 from aiodist.runtime.work import Work
-from aiodist.schedules.plan import Copy, Grant, Plan, Recv, Reduce, Send, Span
+from aiodist.schedules.plan import Grant, Plan, Recv, Reduce, Send, Span
 
 Spans = tuple[Span, ...]
 
 
 class Memory(Protocol):
-    """What the spans of a plan mean."""
+    """What the spans of a plan mean. Where the plan has `Copy` and `Reduce` steps, the memory has
+    ``copy(step)`` and ``reduce(step)``, too."""
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         """The bytes to send. They must not change until the frame has left."""
@@ -33,10 +34,6 @@ class Memory(Protocol):
     def arrived(self, spans: Spans) -> None:
         """The frame for `spans` is complete."""
         ...
-
-    def reduce(self, step: Reduce) -> None: ...
-
-    def copy(self, step: Copy) -> None: ...
 
 
 class Prepared(NamedTuple):

@@ -7,6 +7,7 @@ import itertools
 import random
 from array import array
 from collections.abc import Callable
+from functools import partial
 
 from aiodist.testing.links import LARGE, Ends, LinkTests, scenario
 from aiodist.transports.base import Link
@@ -104,9 +105,7 @@ class FrameTests(LinkTests):
                     rng.choice((ends.a, ends.b)).poll()
                 if rng.random() < 0.1:
                     await asyncio.sleep(0)
-            await ends.until(
-                lambda: len(ends.at_a.frames) + len(ends.at_b.frames) == sum(before) + count  # noqa: B023
-            )
+            await ends.until(partial(_have_come, ends, sum(before) + count))
             for link, recorder, old in (
                 (ends.b, ends.at_a, before[0]),
                 (ends.a, ends.at_b, before[1]),
@@ -368,3 +367,7 @@ class FrameTests(LinkTests):
         await ends.until(lambda: len(ends.at_b.frames) == len(expected) + 1)
         # An empty payload is complete whatever was given for it.
         assert ends.at_b.frames == [(b"skip", b""), *expected]
+
+
+def _have_come(ends: Ends, count: int) -> bool:
+    return len(ends.at_a.frames) + len(ends.at_b.frames) == count

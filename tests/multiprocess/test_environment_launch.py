@@ -84,6 +84,25 @@ def test_by_hand(script, start, names, order):
         assert (process.returncode, out) == (0, f"{rank} 3 6\n"), err
 
 
+def test_a_token_keeps_strangers_out(script, start):
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    members = [
+        start([sys.executable, str(script)], **where, RANK=str(rank), AIODIST_TOKEN="secret")
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(members):
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (0, f"{rank} 2 3\n"), err
+    # A rank with the token serves; one without it is told why it may not join.
+    server = start([sys.executable, str(script)], **where, RANK="0", AIODIST_TOKEN="secret")
+    stranger = start([sys.executable, str(script)], **where, RANK="1")
+    _, err = stranger.communicate(timeout=30)
+    assert stranger.returncode == 1
+    assert "AuthenticationError" in err
+    assert "secret" not in err
+    server.kill()
+
+
 def test_torchrun(script, start):
     pytest.importorskip("torch")
     process = start(

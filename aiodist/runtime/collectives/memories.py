@@ -51,12 +51,6 @@ class Blobs:
         if at != len(data):
             raise ProtocolError("a frame of blobs has bytes to spare")
 
-    def reduce(self, step: Reduce) -> None:
-        raise NotImplementedError("blobs are not reduced")
-
-    def copy(self, step: Copy) -> None:
-        raise NotImplementedError("blobs are not copied")
-
 
 class Regions:
     """Regions of arrays. X and OUT are vectors of one dtype; TMP is scratch of the same dtype."""
@@ -96,9 +90,6 @@ class Regions:
             for view in self.outgoing(spans):
                 view[:] = data[at : at + view.nbytes]
                 at += view.nbytes
-
-    def reduce(self, step: Reduce) -> None:
-        raise NotImplementedError("these regions are not reduced")
 
     def copy(self, step: Copy) -> None:
         for into, source in self._aligned(step.into, step.source):
