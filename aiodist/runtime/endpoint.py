@@ -332,7 +332,7 @@ class Endpoint:
                 if not answered and identity.rank > peer.rank:
                     # Both dialled at once, and the connection of the lower rank is kept.
                     await peer.attached.wait()
-        except (OSError, TimeoutError) as error:
+        except Exception as error:  # also an address that makes no sense: the others must hear
             if link is not None and peer.link is not link:
                 link.close()
             if peer.link is None:
