@@ -12,6 +12,11 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
+from hypothesis import settings
+
+# The same examples in every run. Others: `pytest --hypothesis-profile=default`.
+settings.register_profile("replayed", derandomize=True)
+settings.load_profile("replayed")
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]

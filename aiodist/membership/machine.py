@@ -198,6 +198,8 @@ class Membership:
         self._send(conn, request, Withdrawn(text))
 
     def _on_leave(self, conn: int, request: int, _: Leave) -> None:
+        # First of all: whoever waited for its place may be let in by what follows.
+        self._send(conn, request, Left())
         group = self._places.get(conn)
         if group is not None and conn in group.joiners:
             self._forget_joiner(group, conn, "withdrew")
@@ -210,7 +212,6 @@ class Membership:
             for other in group.members:
                 self._send(other, 0, message)
             self._settle(group)
-        self._send(conn, request, Left())
 
     def _on_renew(self, conn: int, request: int, _: Renew) -> None:
         """Every message renews the lease: nothing is left to do."""
@@ -289,14 +290,14 @@ class Membership:
     def _evict(self, group: Group, reasons: dict[int, str]) -> None:
         """Rule connections of one group lost, and close them."""
         for conn, reason in reasons.items():
+            # First of all, as in `_on_leave`.
+            self._send(conn, 0, Evicted(reason))
+            self._effects.append(Close(conn, reason))
             if conn in group.joiners:
                 self._forget_joiner(group, conn, reason)
         members = {conn: reason for conn, reason in reasons.items() if conn in group.members}
         if members:
             self._lose(group, members)
-        for conn, reason in reasons.items():
-            self._send(conn, 0, Evicted(reason))
-            self._effects.append(Close(conn, reason))
 
     def _lose(self, group: Group, reasons: dict[int, str]) -> None:
         assert group.view is not None

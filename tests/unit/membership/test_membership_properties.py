@@ -89,16 +89,16 @@ class Histories(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         conn = self.pick(data, self.waiting | set(self.members))
         self.step(Received(conn, 8, Leave()))
-        self.forget(conn)
+        assert conn not in self.waiting | set(self.members)
 
     @precondition(lambda self: self.waiting | set(self.members))
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
         conn = self.pick(data, self.waiting | set(self.members))
+        # Forgotten first: whoever waited for its place may be let in by this very step.
         self.gone_from_its_view(conn)
-        self.waiting.discard(conn)
-        self.step(Disconnected(conn, "cut"))
         self.forget(conn)
+        self.step(Disconnected(conn, "cut"))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -156,6 +156,7 @@ class Histories(RuleBasedStateMachine):
                     self.settle(conn)
                 else:
                     self.gone_from_its_view(conn)
+                    self.forget(conn)
             case Evicted():
                 assert conn in self.silent
                 if conn in self.waiting:
