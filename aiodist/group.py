@@ -138,6 +138,10 @@ class Group:
         shapes are the same on all ranks. The result is in `x`, or in `out` where given.
         """
         self._enter()
+        if tag is None and out is None and (express := self._context.express) is not None:
+            work = express.all_reduce(x, op, self._seconds(timeout))
+            if work is not None:
+                return work
         call = reductions.all_reduce(self._context, x, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
@@ -396,7 +400,7 @@ class Group:
         if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
             raise TypeError(f"key is an int or None, not {key!r}")
         call = values.all_gather(self._context, [color, self.rank if key is None else key], None)
-        work = self._context.launch("split", "split()", call.program, tag=b"split", timeout=timeout)
+        work = self._context.launch("split", "split()", call.start, tag=b"split", timeout=timeout)
         chosen = await work
         if color is None:
             return None
@@ -421,17 +425,35 @@ class Group:
             op_timeout=parent.op_timeout,
             max_message_bytes=parent.max_message_bytes,
             allow_pickle=parent.allow_pickle,
+            sharing=self._seat.sharing([parent.ranks[rank] for rank in ranks]),
         )
         group = Group(self._seat, context, name=context.group)
         call = base.barrier(context)
         try:
             await context.launch(
-                "subgroup", f"subgroup({kind})", call.program, tag=b"made", timeout=timeout
+                "subgroup", f"subgroup({kind})", call.start, tag=b"made", timeout=timeout
             )
         except BaseException:
             context.close(GroupClosedError("the group was not made", group=context.group))
             raise
         return group
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:
+        """A new array (zeros, at first) in memory that all ranks of this host can see.
+
+        `dtype` is a dtype of numpy or torch, and says which kind of array it is; or `like` is an
+        array whose kind and dtype it is to have. `all_reduce` in place of such arrays, or of
+        contiguous parts of them, copies nothing to and from staging memory; for that all ranks of
+        the group give such arrays, and the group is on one host. Everywhere else they are arrays
+        like others. The memory lives as long as the array or a view of it.
+
+        Raises TypeError for a dtype that does not travel, ValueError for a negative shape, OSError
+        where the system has no memory to give.
+        """
+        self._enter()
+        return self._context.heap.empty(shape, dtype, like)
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -510,8 +532,12 @@ class Group:
             tag = as_tag(tag)
         self._check_timeout(timeout)
         return self._context.launch(
-            call.op, call.text, call.program, tag=tag, timeout=timeout, nbytes=call.nbytes
+            call.op, call.text, call.start, tag=tag, timeout=timeout, nbytes=call.nbytes
         )
+
+    def _seconds(self, timeout: float | None) -> float:
+        self._check_timeout(timeout)
+        return self._context.op_timeout if timeout is None else timeout
 
     def _check_timeout(self, timeout: float | None) -> None:
         if timeout is None:

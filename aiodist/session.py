@@ -23,7 +23,7 @@ from aiodist.runtime.context import Context
 from aiodist.runtime.control import ControlClient, ControlEvent
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.endpoint import Endpoint, Identity
-from aiodist.runtime.seat import Seat
+from aiodist.runtime.seat import Memory, Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.wire.address import is_loopback, parse_address
@@ -103,8 +103,8 @@ def connect(
     `timeout`: seconds until the group must be complete. `op_timeout`: the default deadline of
     operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
     `token`: the secret that the coordinator asks for (it is not sent). `ssl`: a client-side
-    context for ``tls://``. `transports`: those allowed ("inproc", "unix", "tcp"; None: all, the
-    best that reaches each peer). `bind`: the host to listen at for peers (None: the address of
+    context for ``tls://``. `transports`: those allowed ("inproc", "shm", "unix", "tcp"; None: all,
+    the best that reaches each peer). `bind`: the host to listen at for peers (None: the address of
     this host towards the coordinator); `advertise`: the host that peers shall dial (None: the one
     the coordinator sees). `name` and `metadata` are shown to the other members.
     `max_message_bytes`: the largest value accepted from a peer. `allow_pickle`: whether other
@@ -220,6 +220,7 @@ async def _connect(options: _Options) -> Group:
         op_timeout=options.op_timeout,
         max_message_bytes=options.max_message_bytes,
         allow_pickle=options.allow_pickle,
+        sharing=seat.sharing(range(len(view.members))),
     )
     seat.context = context
     return Group(seat, context, name=view.group)
@@ -258,6 +259,7 @@ async def _join(
         lambda peer, receiver: _dial(own, view.members[peer], coordinator_host, receiver),
     )
     return Seat(
+        memories=[_memory(member) for member in view.members],
         address=address,
         view=view,
         control=control,
@@ -327,6 +329,13 @@ def _reach(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
 def _kind(address: str) -> str:
     scheme = address.partition(":")[0]
     return "unix" if scheme == "unix-abstract" else scheme
+
+
+def _memory(member: MemberInfo) -> Memory:
+    """Which memory `member` can share."""
+    reach = _reach(member, ())
+    process = reach.process.rpartition("-")[0]  # without the loop
+    return Memory(process, "inproc" in reach.addresses, reach.host * ("shm" in reach.addresses))
 
 
 async def _dial(

@@ -1,6 +1,6 @@
 """Raw speed of stream links between two processes: no loop, no engine, polled in line.
 
-    python benchmarks/links.py [--kinds tcp,unix] [--rounds 20000] [--mib 64]
+    python -m benchmarks links [--kinds tcp,unix] [--rounds 20000] [--mib 64]
 
 Prints the round trip of an 8-byte frame in µs (median, 99th percentile, mean) and the rate of a
 full-duplex stream of 256 KiB frames in GB/s each way (best and median of five).
@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 
 from aiodist.transports.base import Link
 from aiodist.transports.registry import make
@@ -119,12 +120,17 @@ async def work(kind: str, rounds: int, nbytes: int, address: int, first: bool) -
     await link.finish(10.0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Measure each of the kinds in turn, in two processes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks links",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--kinds", default="tcp,unix")
     parser.add_argument("--rounds", type=int, default=20_000)
     parser.add_argument("--mib", type=int, default=64)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     for kind in options.kinds.split(","):
         read, write = os.pipe()
         child = os.fork()
@@ -136,7 +142,4 @@ def main() -> None:
         os.waitpid(child, 0)
         os.close(read)
         os.close(write)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -109,6 +109,21 @@ def view(value: Any, where: Where) -> Array | None:
     return None
 
 
+def plain(value: Any) -> Flat | None:
+    """The memory of a numpy array or torch tensor that is contiguous, writable and nothing special
+    (no subclass, no gradients): flat, without a look at its dtype. None: take the long way."""
+    cls = type(value)
+    if cls is np.ndarray:
+        return value.reshape(-1) if value.flags.carray else None
+    if cls is not tensors.plain_type() or not value.is_contiguous():
+        return None
+    try:
+        flat: Flat = value.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return flat if flat.ndim == 1 else flat.reshape(-1)
+
+
 def writable(value: object, where: Where) -> Array:
     """`value` as an Array whose memory can be written in place.
 
@@ -165,6 +180,32 @@ def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
             raise TypeError(f"{where}: {shown(name, shape)} needs torch: install it on this rank")
     array = np.empty(shape, carrier(name))
     return Array(array, "numpy", name, array, None)
+
+
+def kind_and_name(dtype: object, like: object) -> tuple[Kind, str]:
+    """What a new array is to be: of a dtype of numpy or torch, or as another array is.
+
+    Raises TypeError for what is no dtype, or none that travels, and for both or neither.
+    """
+    if (dtype is None) == (like is None):
+        raise TypeError("give a dtype, or like= an array to have its kind and dtype")
+    if like is not None:
+        array = view(like, "like")
+        if array is None:
+            raise TypeError(f"like: expected an array, got {type(like).__name__}")
+        return ("torch" if array.kind == "torch" else "numpy"), array.name
+    if tensors.is_dtype(dtype):
+        name = tensors.dtype_name(dtype)
+        if name is None:
+            raise TypeError(f"dtype: {dtype} does not travel")
+        return "torch", name
+    return "numpy", _name(np.empty(0, dtype), "dtype")  # type: ignore[call-overload]
+
+
+def over(memory: Flat, kind: Kind, name: str, shape: tuple[int, ...]) -> Any:
+    """The array of that kind, dtype and shape over flat memory of bytes."""
+    array = memory.view(carrier(name)).reshape(shape)
+    return tensors.wrap(array, name) if kind == "torch" else array
 
 
 def _name(array: NDArray[Any], where: Where) -> str:

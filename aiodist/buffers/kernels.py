@@ -10,6 +10,7 @@ Integers wrap around, NaN propagates in MIN and MAX, LAND and LOR give 0 or 1 in
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -100,6 +101,12 @@ class Kernel:
         self.stores = self._narrow is not None or self._averages
         self._block = BLOCK_BYTES // self.wire_dtype.itemsize
 
+    @property
+    def plain(self) -> Callable[..., Any] | None:
+        """``plain(a, b, out=c)`` reduces two operands, with whatever warnings of numpy are on; None
+        where that takes more than one function."""
+        return None if self.loads or self.stores else self._ufunc
+
     @staticmethod
     def of(op: ReduceOp, name: str) -> Kernel:
         """The kernel of a built-in operator for dtype `name`.
@@ -141,15 +148,19 @@ class Kernel:
         of the operands.
         """
         with np.errstate(all="ignore"):
-            if len(operands) == 2 and not self.loads and not self.stores:
-                self._ufunc(operands[0], operands[1], out=out)
-                return
-            n = min(len(out), self._block)
-            acc = np.empty(n, self.wire_dtype)
-            tmp = np.empty(n, self.wire_dtype) if self.loads else acc
-            for start in range(0, len(out), self._block):
-                blocks = [x[start : start + self._block] for x in operands]
-                self._reduce(blocks, out[start : start + self._block], acc, tmp, size)
+            self.reduce_loudly(operands, out, size)
+
+    def reduce_loudly(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
+        """`reduce` with whatever warnings of numpy are on: to be called by `quietly`."""
+        if len(operands) == 2 and not self.loads and not self.stores:
+            self._ufunc(operands[0], operands[1], out=out)
+            return
+        n = min(len(out), self._block)
+        acc = np.empty(n, self.wire_dtype)
+        tmp = np.empty(n, self.wire_dtype) if self.loads else acc
+        for start in range(0, len(out), self._block):
+            blocks = [x[start : start + self._block] for x in operands]
+            self._reduce(blocks, out[start : start + self._block], acc, tmp, size)
 
     def _reduce(self, blocks: list[Flat], out: Flat, acc: Flat, tmp: Flat, size: int) -> None:
         n = len(out)
@@ -199,6 +210,21 @@ class Kernel:
             _round_to_bfloat16(acc, out)
         else:
             np.copyto(out, acc, casting="same_kind")
+
+
+def quietly() -> Callable[..., Any]:
+    """``run(f, *args)``: calls f without warnings about overflow and the like, at less cost than
+    `numpy.errstate`. For one thread, and not within itself."""
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        return _with_errstate
+    context = contextvars.copy_context()
+    context.run(np.seterr, all="ignore")
+    return context.run
+
+
+def _with_errstate(f: Callable[..., Any], *args: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return f(*args)
 
 
 def _complex_product(a: Flat, b: Flat, *, out: Flat) -> None:

@@ -40,6 +40,17 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def plain_type() -> type | None:
+    """`torch.Tensor`, if the program has imported torch."""
+    torch = sys.modules.get("torch")
+    return getattr(torch, "Tensor", None)
+
+
+def is_dtype(value: object) -> bool:
+    torch = loaded()
+    return torch is not None and isinstance(value, torch.dtype)
+
+
 def dtype_name(dtype: Any) -> str | None:
     """The wire name of a torch dtype; None for one that does not travel."""
     name = _names.get(dtype)

@@ -76,6 +76,17 @@ class Vector:
             return [self.arrays[0][start:stop]]
         return [self.arrays[i][a:b] for i, a, b in self._cut(start, stop)]
 
+    def piece(self, start: int, stop: int) -> Flat | None:
+        """The same where it lies in one array, else None."""
+        arrays = self.arrays
+        if len(arrays) == 1:
+            return arrays[0][start:stop]
+        offsets = self._offsets
+        index = bisect_right(offsets, start) - 1
+        if index >= len(arrays) or stop > offsets[index + 1]:
+            return None
+        return arrays[index][start - offsets[index] : stop - offsets[index]]
+
     def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         offsets = self._offsets
         index = bisect_right(offsets, start) - 1

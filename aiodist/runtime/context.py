@@ -15,18 +15,24 @@ from typing import Any
 
 from aiodist.errors import (
     AiodistError,
-    CollectiveTimeoutError,
     MismatchError,
     PeerLostError,
     ProtocolError,
 )
-from aiodist.runtime import failures
+from aiodist.runtime import deadlines, failures
+from aiodist.runtime.board import digest_of
 from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
 from aiodist.runtime.endpoint import Endpoint
-from aiodist.runtime.operation import Operation, Program
+from aiodist.runtime.express import Express, LaneExpress
+from aiodist.runtime.heap import Heap
+from aiodist.runtime.lane import Lane, Sharing
+from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
+from aiodist.runtime.link_express import LinkExpress
+from aiodist.runtime.operation import Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.tags import Sends, TagCounts
 from aiodist.runtime.work import Work
+from aiodist.schedules.plan import Send, Step
 from aiodist.transports.base import Done, Link
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
@@ -50,6 +56,7 @@ class Context:
         op_timeout: float,
         max_message_bytes: int,
         allow_pickle: bool,
+        sharing: Sharing,
     ) -> None:
         self.endpoint = endpoint
         self.loop = endpoint.loop
@@ -66,7 +73,7 @@ class Context:
         self.p2p = PointToPoint(self, self.loop)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self._ops: dict[Key, Operation] = {}
-        self._tags = TagCounts(self.rank, self.size)
+        self.tags = TagCounts(self.rank, self.size)
         self._unsolicited = [0] * self.size
         self._deferred: list[Operation] = []
         self._held: list[tuple[int, Key, failures.Verdict]] = []
@@ -76,6 +83,15 @@ class Context:
         self._derived: dict[bytes, int] = {}
         self._gone: dict[int, str] = {}
         self._last = "nothing yet"
+        self.done_at_once: tuple[str, int] | None = None
+        """The last collective, if it was one without a tag that was done within its call."""
+        self.lane: Lane | None = None
+        self.express: Express[Any] | None = None
+        self.shares = sharing is not Sharing.NONE
+        self.heap = Heap(self)
+        self._setup = None if sharing is Sharing.NONE else LaneSetup(self, sharing)
+        if self._setup is None:
+            self.use_links()
         endpoint.add(self)
 
     # -- collectives, from the group ------------------------------------------------------------
@@ -84,21 +100,24 @@ class Context:
         self,
         op: str,
         call: str,
-        program: Program,
+        start: Start,
         *,
         tag: object = None,
         timeout: float | None = None,
         nbytes: int = 0,
     ) -> Work[Any]:
         """Start a collective; `call` says, in words, what all ranks must agree on."""
-        # If a peer has given it up already, its word may have arrived, behind its contribution.
-        self.endpoint.poll()
+        if tag is None and self._setup is not None:
+            self._setup.begin()
+        if tag is not None or self.lane is None:
+            # If a peer has given it up already, its word may have arrived, behind its contribution.
+            self.endpoint.poll()
         self.check_open()
         work: Work[Any] = Work(self.loop, op, tag, None, nbytes)
-        operation = Operation(self, work, tag, call.encode(), program, self.size)
+        operation = Operation(self, work, tag, call.encode(), start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
-        if tag in self._tags.frozen:
+        if self._is_frozen(tag):
             self._deferred.append(operation)
         else:
             self._enter(operation)
@@ -107,15 +126,39 @@ class Context:
                     lambda: operation.done, lambda: self._link_of(operation.waiting_for)
                 )
         if not operation.done and seconds != math.inf:
-            self._arm(operation, seconds)
+            deadlines.arm(self, operation, seconds)
         return work
+
+    def carry_on(
+        self, work: Work[Any], call: bytes, start: Start, done: Sequence[Step], seconds: float
+    ) -> None:
+        """A collective without a tag, the first steps of whose plan are done, is an operation from
+        here on."""
+        operation = Operation(self, work, None, call, start, self.size)
+        work._on_cancel = partial(self._cancelled, operation)
+        operation.catch_up(done)
+        for step in done:
+            if isinstance(step, Send) and step.peer not in operation.heard:
+                self.may_send(operation, step.peer, work.nbytes)  # it has been sent
+        self._enter(operation)
+        if not operation.done and seconds != math.inf:
+            deadlines.arm(self, operation, seconds)
+
+    def _is_frozen(self, tag: object) -> bool:
+        if tag is None:
+            return self._setup is not None and self._setup.settling
+        return tag in self.tags.frozen
 
     def _enter(self, operation: Operation) -> None:
         """Give `operation` its number, and start it."""
         tag = operation.tag
-        operation.seq = operation.work.seq = seq = self._tags.take(tag)
+        operation.seq = operation.work.seq = seq = self.tags.take(tag)
         key = (tag, seq)
         self._ops[key] = operation
+        lane = self.lane
+        if lane is not None and tag is None and seq >= lane.first:
+            operation.lane = lane
+            operation.digest = digest_of(operation.call)
         verdict = self._verdicts.pop(key, None)
         early = self._early.pop(key, None)
         if verdict is not None:
@@ -123,7 +166,17 @@ class Context:
         elif operation.done:  # cancelled while it waited for its number
             self._give_up(operation, failures.cancelled(self.rank), None)
         elif early is None or self._replay(operation, early):
-            operation.start()
+            if lane is None or operation.lane is None:
+                operation.start()
+            else:
+                lane.add(operation)
+                if lane.is_broken and not operation.done:
+                    self.failed(operation, self._why_broken())
+
+    def _why_broken(self) -> PeerLostError:
+        lost = self.lost()
+        text = "; ".join(f"rank {rank} is lost: {reason}" for rank, reason in lost.items())
+        return PeerLostError(text, ranks=list(lost))
 
     def _replay(self, operation: Operation, early: Early) -> bool:
         """Hand `operation` the frames that came before it. False: it failed."""
@@ -150,8 +203,12 @@ class Context:
         except ProtocolError as error:  # its link can no longer be blamed: it has moved on
             self.endpoint.lose(self.ranks[frame.src], str(error))
 
+    def link(self, peer: int) -> Link | None:
+        """The link to rank `peer`, if there is one."""
+        return self.endpoint.link(self.ranks[peer])
+
     def _link_of(self, peer: int | None) -> Link | None:
-        return None if peer is None else self.endpoint.link(self.ranks[peer])
+        return None if peer is None else self.link(peer)
 
     def inline(self, work: Work[Any], peer: int) -> None:
         """Poll for a message of `peer` that `work` waits for."""
@@ -195,7 +252,7 @@ class Context:
 
     def finished(self, op: Operation, result: Any) -> None:
         self._forget(op, failed=False)
-        self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} done"
+        self._note(op, "done")
         op.work.finish(result)
 
     def failed(self, op: Operation, error: BaseException) -> None:
@@ -203,8 +260,11 @@ class Context:
         if self._ops.get((op.tag, op.seq)) is not op:
             return
         if isinstance(error, AiodistError):
-            self._locate(error, op)
+            self.locate(error, op)
         self._give_up(op, failures.verdict_of(error, self.rank), error)
+
+    def differ(self, op: Operation, calls: dict[int, bytes]) -> None:
+        self._mismatch(op, calls)
 
     def why_lost(self, peer: int) -> BaseException | None:
         reason = self._gone.get(peer) or self.endpoint.lost.get(self.ranks[peer])
@@ -219,12 +279,14 @@ class Context:
             for peer in list(op.unsolicited):
                 self.refund(op, peer)
         if self._ops.pop((op.tag, op.seq), None) is not None:
-            self._tags.release(op.tag, failed=failed)
+            self.tags.release(op.tag, failed=failed)
+            if op.lane is not None:
+                op.lane.leave(op, failed=failed)
         if op.timer is not None:
             op.timer.cancel()
             op.timer = None
-        if self._tags.many:
-            self._send_about_tags(self._tags.propose())
+        if self.tags.many:
+            self._send_about_tags(self.tags.propose())
 
     def _withdraw(self, op: Operation) -> None:
         """Let go of all buffers of `op`: nothing is read or written for it from here on."""
@@ -241,7 +303,7 @@ class Context:
         self, op: Operation, verdict: failures.Verdict, error: BaseException | None
     ) -> None:
         self._withdraw(op)
-        self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} failed"
+        self._note(op, "failed")
         header = pack_fields(kinds.ABORT, self.id, op.tag, op.seq, *verdict.fields())
         for peer in range(self.size):
             if peer != self.rank and self.ranks[peer] not in self.endpoint.lost:
@@ -259,7 +321,7 @@ class Context:
         """Another rank gave `op` up."""
         call = op.call.decode(errors="replace")
         self._withdraw(op)
-        self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} failed"
+        self._note(op, "failed")
         where = {
             "group": self.group,
             "epoch": self.epoch,
@@ -275,7 +337,7 @@ class Context:
         error = MismatchError(failures.mismatch_text(calls), calls=calls)
         self.failed(op, error)
 
-    def _locate(self, error: AiodistError, op: Operation) -> None:
+    def locate(self, error: AiodistError, op: Operation) -> None:
         if error.op is None:
             error.group, error.epoch = self.group, self.epoch
             error.op, error.tag, error.seq = op.work.op, op.tag, op.seq
@@ -284,41 +346,14 @@ class Context:
         """An error that says where it happened."""
         return cls(message, group=self.group, epoch=self.epoch, **fields)
 
-    # -- deadlines --------------------------------------------------------------------------------
+    # -- asking what others do --------------------------------------------------------------------
 
-    def _arm(self, op: Operation, seconds: float) -> None:
-        # Ask a little before the deadline who has entered, so that the error can name who has not.
-        ask = max(seconds - 1.0, seconds * 0.8)
-        op.timer = self.loop.call_later(ask, self._inquire, op, seconds - ask, seconds)
-
-    def _inquire(self, op: Operation, rest: float, seconds: float) -> None:
-        if op.done:
-            return
-        if op.seq >= 0:
-            self._tags.keep(op.tag)
-            header = pack_fields(kinds.INQUIRE, self.id, op.tag, op.seq)
-            for peer in range(self.size):
-                if peer != self.rank and peer not in op.heard:
-                    self.endpoint.send(self.ranks[peer], header, urgent=True)
-        op.timer = self.loop.call_later(rest, self._expire, op, seconds)
-
-    def _expire(self, op: Operation, seconds: float) -> None:
-        if op.done:
-            return
-        if op.seq < 0:
-            op.close()
-            error = CollectiveTimeoutError(f"its tag was not free within {seconds:g} s")
-            self._locate(error, op)
-            op.work.fail(error)
-            return
-        missing = sorted(set(range(self.size)) - op.heard - {self.rank})
-        seen = {rank: op.seen[rank] for rank in missing if rank in op.seen}
-        self.failed(
-            op,
-            CollectiveTimeoutError(
-                failures.timeout_text(seconds, missing, seen), missing=missing, last_seen=seen
-            ),
-        )
+    def inquire(self, op: Operation, peers: Sequence[int]) -> None:
+        """Ask `peers` whether they have entered `op`."""
+        self.tags.keep(op.tag)
+        header = pack_fields(kinds.INQUIRE, self.id, op.tag, op.seq)
+        for peer in peers:
+            self.endpoint.send(self.ranks[peer], header, urgent=True)
 
     def _answer(self, dst: int, tag: object, seq: int, *, entered: bool) -> None:
         self.endpoint.send(
@@ -335,9 +370,18 @@ class Context:
     def doing(self) -> str:
         """What this rank is doing, in a few words."""
         for op in self._ops.values():
+            if op.tag == SETUP_TAG:
+                continue
             tag = "" if op.tag is None else f" tag {op.tag!r}"
             return f"in {op.work.op}{tag} #{op.seq} for {op.work.elapsed:.1f} s"
+        if self.done_at_once is not None:
+            self._last = "{} tag None #{} done".format(*self.done_at_once)
         return f"in no collective (last: {self._last})"
+
+    def _note(self, op: Operation, end: str) -> None:
+        if op.tag != SETUP_TAG:
+            self.done_at_once = None
+            self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} {end}"
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -357,9 +401,16 @@ class Context:
         if kind == kinds.TAGS:
             self._about_tags(src, fields[2:])
             return None
+        if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP):
+            self.heap.heard(src, fields)
+            return None
+        if kind == kinds.KICK:
+            if self.lane is not None:
+                self.lane.kicked()
+            return None
         key = key_of(fields)
         if kind == kinds.MESSAGE or kind == kinds.GRANT:
-            self._tags.contributed(*key)
+            self.tags.contributed(*key)
         op = self._ops.get(key)
         if kind == kinds.MESSAGE:
             return self._message(src, key, op, fields, nbytes)
@@ -370,15 +421,15 @@ class Context:
         elif kind == kinds.ABORT:
             self._aborted(src, key, failures.Verdict.parse(fields[4:], src))
         elif kind == kinds.INQUIRE:
-            entered = op is not None or not self._tags.is_ahead(*key)
+            entered = op is not None or not self.tags.is_ahead(*key)
             self._answer(src, *key, entered=entered)
-            self._tags.keep(key[0])
+            self.tags.keep(key[0])
             if not entered:
                 self._early.setdefault(key, Early()).inquirers.add(src)
         elif kind == kinds.KNOCK:
             if op is not None:
                 self._admit(src, *key)
-            elif self._tags.is_ahead(*key):
+            elif self.tags.is_ahead(*key):
                 self._early.setdefault(key, Early()).knockers.add(src)
         elif kind == kinds.ADMIT:
             if op is not None:
@@ -402,7 +453,7 @@ class Context:
             if op is not None:  # called here while the payload was coming
                 if self._agrees(op, src, receiver.call):
                     self._hand_over(op, receiver)
-            elif self._tags.is_ahead(*receiver.key):
+            elif self.tags.is_ahead(*receiver.key):
                 self._early.setdefault(receiver.key, Early()).frames.append(receiver)
 
     def _message(
@@ -414,7 +465,7 @@ class Context:
                 return None
             self._receiving[src] = op
             return op.message(src, slot, nbytes)
-        if not self._tags.is_ahead(*key) or key in self._verdicts:
+        if not self.tags.is_ahead(*key) or key in self._verdicts:
             return None
         ahead = Ahead(key, src, slot, call, bytearray(nbytes))
         self._receiving[src] = ahead
@@ -431,16 +482,16 @@ class Context:
         if op is not None:
             if self._agrees(op, src, call):
                 op.granted(src, upto)
-        elif self._tags.is_ahead(*key) and key not in self._verdicts:
+        elif self.tags.is_ahead(*key) and key not in self._verdicts:
             self._early.setdefault(key, Early()).grants[src] = (upto, call)
 
     def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
         op = self._ops.get(key)
         if op is not None:
             self._end(op, verdict)
-        elif key[0] in self._tags.frozen:
+        elif key[0] in self.tags.frozen:
             self._held.append((src, key, verdict))  # of the number before, or after, the round
-        elif self._tags.is_ahead(*key):
+        elif self.tags.is_ahead(*key):
             self._verdicts.setdefault(key, verdict)
             self._early.pop(key, None)
 
@@ -461,7 +512,7 @@ class Context:
             )
 
     def _about_tags(self, src: int, fields: list[Any]) -> None:
-        sends, thawed = self._tags.heard(src, fields)
+        sends, thawed = self.tags.heard(src, fields)
         self._send_about_tags(sends)
         if thawed:
             self._thaw()
@@ -471,9 +522,16 @@ class Context:
         held, self._held = self._held, []
         for src, key, verdict in held:
             self._aborted(src, key, verdict)
+        self.undefer()
+
+    def undefer(self) -> None:
+        """Let those in whose tag is free again."""
         deferred, self._deferred = self._deferred, []
         for operation in deferred:
-            self._enter(operation)
+            if self._is_frozen(operation.tag):
+                self._deferred.append(operation)
+            else:
+                self._enter(operation)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -484,11 +542,15 @@ class Context:
             return
         self._gone[src] = reason
         self._receiving.pop(src, None)
-        self._tags.disband()
+        self.tags.disband()
         self._thaw()
+        if self.lane is not None:
+            self.lane.hurry()  # what it has left in shared memory can still be taken
         for op in list(self._ops.values()):
             if not op.done and op.needs(src):
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
+        if self.lane is not None:
+            self.lane.break_off()
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
 
     def check_open(self) -> None:
@@ -498,16 +560,19 @@ class Context:
 
     @property
     def pending(self) -> list[Work[Any]]:
-        """Works that are not done, but for receives and probes, which may never be."""
+        """Works that are not done, but for receives and probes, which may never be, and aiodist's
+        own, of which the user knows nothing."""
         sends = [work for work in self.p2p.pending if work.op == "send"]
         operations = [*self._ops.values(), *self._deferred]
-        return [op.work for op in operations] + sends
+        return [op.work for op in operations if op.tag != SETUP_TAG] + sends
 
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
         """Fail all that is pending, and whatever is called later. With `abort` tell the others."""
         if self.ended is not None:
             return
-        self._tags.disband()
+        if self._setup is not None:
+            self._setup.cancel()
+        self.tags.disband()
         self._thaw()
         for op in list(self._ops.values()):
             if abort:
@@ -517,6 +582,10 @@ class Context:
                 self._withdraw(op)
                 op.work.fail(error)
         self.ended = error
+        self.heap.close()
+        if self.lane is not None:
+            self.lane.close()
+        self.lane = self.express = None
         self.p2p.close(error)
         self._early.clear()
         self._verdicts.clear()
@@ -525,6 +594,74 @@ class Context:
             self.endpoint.remove(self, error.message)
         else:
             self.endpoint.remove(self)
+
+    # -- shared memory ----------------------------------------------------------------------------
+
+    def kick(self, peer: int) -> None:
+        """Wake `peer`, which waits for this rank in shared memory."""
+        self.endpoint.send(self.ranks[peer], pack_fields(kinds.KICK, self.id), urgent=True)
+
+    def tell(self, peer: int, kind: int, *fields: Any) -> None:
+        """Send `peer` a word that belongs to no operation."""
+        self.endpoint.send(self.ranks[peer], pack_fields(kind, self.id, *fields))
+
+    def share_memory(self, lane: Lane) -> None:
+        """From number `lane.first` on, collectives without a tag run on `lane`."""
+        self.lane = lane
+        self.express = LaneExpress(self, lane)
+        if self.lost():
+            lane.break_off()
+
+    def use_links(self) -> None:
+        """There will be no lane: collectives go over links."""
+        self.express = LinkExpress(self)
+
+    def upcoming(self) -> int:
+        """The number of the next collective without a tag."""
+        return self.tags.upcoming(None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending, nothing was given up early, and nobody is lost."""
+        return not (self._ops or self._verdicts or self._deferred or self._gone)
+
+    @property
+    def has_early(self) -> bool:
+        """Whether anything has come of collectives that were not called here yet."""
+        return bool(self._early)
+
+    def take_early(self, seq: int, src: int, call: bytes, into: memoryview) -> bool:
+        """Whether the one frame of `src` for the collective `seq` without a tag has come early: its
+        payload is `into` then."""
+        early = self._early.get((None, seq))
+        if early is None or not early.take(src, call, into):
+            return False
+        if early.is_empty:
+            del self._early[None, seq]
+        return True
+
+    def is_quiet(self, seq: int) -> bool:
+        """Whether nothing has come early of the collective `seq` without a tag."""
+        key = (None, seq)
+        return key not in self._verdicts and key not in self._early
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is known of collectives that were not called here yet."""
+        return not (self._verdicts or self._early or self._deferred)
+
+    def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
+        """The collective that is under way on the lane has to wait: it is an operation now."""
+        op = Operation(self, work, None, call, lambda _: program, self.size)
+        op.seq = self.tags.take(None)
+        op.digest = digest_of(call)
+        op.lane = self.lane
+        work._on_cancel = partial(self._cancelled, op)
+        self._ops[None, op.seq] = op
+        assert self.lane is not None
+        self.lane.adopt(op)
+        if not op.done and seconds != math.inf:
+            deadlines.arm(self, op, seconds)
 
     def derive(self, kind: str, ranks: Sequence[int]) -> bytes:
         """The id of a child context: the same on all of its ranks, different from all others."""

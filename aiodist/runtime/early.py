@@ -36,6 +36,19 @@ class Early:
         self.inquirers: set[int] = set()
         self.knockers: set[int] = set()
 
+    def take(self, src: int, call: bytes, into: memoryview) -> bool:
+        """Whether there is a frame of `src` with this call and of that size: it is `into` then."""
+        for frame in self.frames:
+            if frame.src == src and frame.call == call and len(frame.data) == len(into):
+                into[:] = frame.data
+                self.frames.remove(frame)
+                return True
+        return False
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.frames or self.grants or self.inquirers or self.knockers)
+
 
 def key_of(fields: Sequence[Any]) -> Key:
     """The key in a header ``[kind, context, tag, seq, …]``. Raises ProtocolError."""

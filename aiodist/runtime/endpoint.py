@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
+from aiodist.runtime.lane import Moved
 from aiodist.runtime.progress import Progress
 from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link, Receiver
@@ -194,6 +195,7 @@ class Endpoint:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.progress = Progress(loop)
+        self.moved = Moved()
         self.contexts: dict[bytes, Inbox] = {}
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
@@ -289,9 +291,12 @@ class Endpoint:
 
     @property
     def payload_bytes(self) -> tuple[int, int]:
-        """Payload bytes sent and received over all links so far."""
+        """Payload bytes sent and received so far, over all links and through shared memory."""
         links = [peer.link for peer in self._peers if peer.link is not None]
-        return sum(link.sent_bytes for link in links), sum(link.received_bytes for link in links)
+        return (
+            sum([link.sent_bytes for link in links], self.moved.sent),
+            sum([link.received_bytes for link in links], self.moved.received),
+        )
 
     # -- making links -----------------------------------------------------------------------------
 
@@ -302,7 +307,11 @@ class Endpoint:
         self._greeters.add(greeter)
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
-        task = self.loop.create_task(self._connect(peer), name=f"aiodist dial rank {peer.rank}")
+        return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something beside; it is cancelled when the endpoint closes."""
+        task = self.loop.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -13,8 +13,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import ProtocolError
+from aiodist.runtime.lane import DifferentCallsError, Lane
+from aiodist.runtime.pull import PullPhase, PullRun
 from aiodist.runtime.work import Work
-from aiodist.schedules.plan import Grant, Plan, Recv, Reduce, Send, Span
+from aiodist.schedules.plan import Grant, Plan, Recv, Reduce, Send, Span, Step
 
 Spans = tuple[Span, ...]
 
@@ -55,13 +57,30 @@ def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
 
 
 class Phase(NamedTuple):
-    """A plan to execute on a memory."""
+    """A plan to execute on a memory. `done`: so many steps of it are done already; only of a first
+    phase, see `Operation.catch_up`."""
 
     prepared: Prepared
     memory: Memory
+    done: int = 0
 
 
-Program = Generator[Phase, None, Any]
+class Running(Protocol):
+    """A phase in shared memory that is under way."""
+
+    def run(self) -> bool:
+        """Go on. True: done. False: it has to wait; `Operation.ride` is called in due course."""
+        ...
+
+    def close(self) -> None:
+        """Let go of shared memory: it is done, or never goes on."""
+        ...
+
+
+Program = Generator[Phase | PullPhase | Running, None, Any]
+Start = Callable[[bool], Program]
+"""Makes a program, given whether it runs on a lane: there, and only there, it may have phases in
+shared memory."""
 
 
 class Host(Protocol):
@@ -86,6 +105,10 @@ class Host(Protocol):
 
     def failed(self, op: Operation, error: BaseException) -> None: ...
 
+    def differ(self, op: Operation, calls: dict[int, bytes]) -> None:
+        """Others called something else."""
+        ...
+
     def why_lost(self, peer: int) -> BaseException | None:
         """Why nothing can be exchanged with `peer` any more, or None."""
         ...
@@ -96,9 +119,9 @@ class Operation:
 
     __slots__ = (
         "_allowed", "_arrived", "_base", "_consumed", "_draining", "_early", "_granted", "_host",
-        "_memory", "_pc", "_plan", "_program", "_receives", "_running", "_sent", "_staging",
-        "_unsent", "call", "done", "heard", "seen", "seq", "tag", "timer",
-        "unsolicited", "urgent", "waiting_for", "work",
+        "_memory", "_pc", "_plan", "_program", "_pull", "_receives", "_running", "_sent",
+        "_staging", "_start", "_unsent", "call", "digest", "done", "heard", "lane", "seen", "seq",
+        "tag", "timer", "unsolicited", "urgent", "waiting_for", "work",
     )  # fmt: skip
 
     def __init__(
@@ -107,13 +130,15 @@ class Operation:
         work: Work[Any],
         tag: object,
         call: bytes,
-        program: Program,
+        start: Start,
         size: int,
     ) -> None:
         self.work = work
         self.tag = tag
         self.seq = -1  # no number yet
         self.call = call
+        self.digest = 0
+        self.lane: Lane | None = None
         self.done = False
         self.waiting_for: int | None = None
         self.timer: Any = None
@@ -123,7 +148,9 @@ class Operation:
         # Eager frames overtake bulk ones, but never those of their own operation.
         self.urgent = True
         self._host = host
-        self._program = program
+        self._start = start
+        self._program: Program | None = None
+        self._pull: Running | None = None
         self._sent = [0] * size
         self._arrived = [0] * size
         self._base = [0] * size
@@ -144,12 +171,34 @@ class Operation:
 
     def start(self) -> None:
         """Run as far as can be."""
+        self._program = self._start(self.lane is not None)
         self._running = True
         try:
             self._next_phase()
         finally:
             self._running = False
+        if self.done:
+            self._release()
         self.advance()
+
+    def catch_up(self, steps: Sequence[Step]) -> None:
+        """Before it starts: these first steps of its plan are done already."""
+        for step in steps:
+            if isinstance(step, Send):
+                self._sent[step.peer] += 1
+            elif isinstance(step, Recv):
+                self._arrived[step.peer] += 1
+                self.heard.add(step.peer)
+
+    def ride(self) -> None:
+        """It is its turn on its lane."""
+        assert self.lane is not None
+        if self.done:
+            return
+        if self._program is not None:
+            self.advance()
+        elif self.lane.enter(self):
+            self.start()
 
     def granted(self, src: int, upto: int) -> None:
         """`src` takes our frames with slots below `upto`."""
@@ -211,6 +260,8 @@ class Operation:
 
     def needs(self, peer: int) -> bool:
         """Whether the rest of the current phase exchanges anything with `peer`."""
+        if self.lane is not None and (self._pull is not None or self._plan is None):
+            return True
         if self._plan is None:
             return True
         receives = 0
@@ -228,7 +279,6 @@ class Operation:
         self._early.clear()
         self._staging.clear()
         if not self._running:
-            self._program.close()
             self._release()
 
     # -- running ------------------------------------------------------------------------------
@@ -244,21 +294,29 @@ class Operation:
                     self._draining = True
                     return
                 self._next_phase()
+        except DifferentCallsError as error:
+            self._host.differ(self, error.calls)
         except Exception as error:
             self._host.failed(self, error)
         finally:
             self._running = False
             if self.done:
-                self._program.close()
                 self._release()
 
     def _release(self) -> None:
+        if self._program is not None:
+            self._program.close()
         self._plan = None
+        if self._pull is not None:
+            self._pull.close()
+            self._pull = None
         self._memory = None
         self._receives = {}
 
     def _run(self) -> bool:
         """Execute steps of the current plan. True: all are done."""
+        if self._pull is not None:
+            return self._pull.run()
         plan = self._plan
         assert plan is not None
         steps = plan.steps
@@ -330,8 +388,18 @@ class Operation:
     def _next_phase(self) -> None:
         for peer, spans in self._receives.items():
             self._base[peer] += len(spans)
+        self._receives = {}
+        if self._pull is not None:
+            self._pull.close()
+            self._pull = None
+        assert self._program is not None
         try:
             phase = next(self._program)
+            if isinstance(phase, PullPhase):
+                assert self.lane is not None
+                self._pull = PullRun(self.lane, self, phase)
+            elif not isinstance(phase, Phase):
+                self._pull = phase
         except StopIteration as stop:
             self.done = True
             self._host.finished(self, stop.value)
@@ -339,13 +407,16 @@ class Operation:
         except Exception as error:
             self._host.failed(self, error)
             return
-        plan, receives = phase.prepared
+        if not isinstance(phase, Phase):
+            return
+        (plan, receives), self._memory, self._pc = phase
         self._plan = plan
         self._receives = receives
-        self._memory = phase.memory
-        self._pc = 0
         size = len(self._sent)
         self._consumed = [0] * size
+        for step in plan.steps[: self._pc]:
+            if isinstance(step, Recv):
+                self._consumed[step.peer] += 1
         if not plan.eager:
             self.urgent = False
             # Slots are counted over the whole operation, and so are grants.

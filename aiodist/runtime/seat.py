@@ -10,11 +10,12 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiodist.errors import GroupClosedError
 from aiodist.runtime.control import ControlClient, ControlEvent, CoordinatorGone
 from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.lane import Sharing
 from aiodist.runtime.store import Store
 from aiodist.transports.base import Listener
 from aiodist.wire.messages import MemberLeft, MemberLost, View
@@ -27,6 +28,22 @@ log = logging.getLogger("aiodist.group")
 
 GOODBYE_TIMEOUT = 5.0
 """Seconds that peers, and the coordinator, have to answer a goodbye."""
+
+
+MOST_SHARING = 64
+"""Most ranks of a group whose collectives run in shared memory."""
+
+
+class Memory(NamedTuple):
+    """What memory a rank can share.
+
+    `process` names its process; `inproc` says whether it meets others of that process there, `host`
+    the host on which it shares memory with other processes ("": it cannot, or is not to).
+    """
+
+    process: str
+    inproc: bool
+    host: str
 
 
 class Seat:
@@ -42,9 +59,10 @@ class Seat:
         listeners: Sequence[Listener],
         coordinator: Coordinator | None,
         op_timeout: float,
+        memories: Sequence[Memory],
         events: Iterable[ControlEvent] = (),
     ) -> None:
-        """`events`: what the coordinator has told since the view."""
+        """`memories`: of each rank. `events`: what the coordinator has told since the view."""
         self.loop = asyncio.get_running_loop()
         self.address = address
         self.view = view
@@ -52,6 +70,7 @@ class Seat:
         self.endpoint = endpoint
         self.store = Store(control, timeout=op_timeout)
         self.context: Context | None = None
+        self._memories = memories
         self._listeners = list(listeners)
         self._coordinator = coordinator
         self._op_timeout = op_timeout
@@ -60,6 +79,17 @@ class Seat:
             self._on_event(event)
         control.on_event = self._on_event
         _seats.add(self)
+
+    def sharing(self, ranks: Iterable[int]) -> Sharing:
+        """How the collectives of `ranks` may share memory."""
+        memories = [self._memories[rank] for rank in ranks]
+        hosts = {memory.host for memory in memories}
+        if len(hosts) > 1 or "" in hosts or not 1 < len(memories) <= MOST_SHARING:
+            return Sharing.NONE
+        if len({memory.process for memory in memories}) == len(memories):
+            return Sharing.POLLED
+        # Ranks of one process take turns: to look at memory means to keep the other from writing.
+        return Sharing.NONE if any(memory.inproc for memory in memories) else Sharing.WOKEN
 
     def _on_event(self, event: ControlEvent) -> None:
         if isinstance(event, MemberLost):

@@ -9,8 +9,8 @@ next call with such a tag is number 0 again. A rank that gets a contribution to 
 counted already, for a tag that it has frozen, knows that the tag was committed and forgets it, too:
 COMMIT is on its way.
 
-Tags on which a collective failed, or was inquired about, are kept: words of others may still be on
-their way then, and must not meet a new collective of the same number.
+Always kept are no tag at all, and tags on which a collective failed, or that were inquired about:
+words of others may still be on their way then, and must not meet a new collective of that number.
 
 Pure: what is to be sent is returned as (rank, fields).
 """
@@ -61,6 +61,14 @@ class TagCounts:
         self._idle.pop(tag, None)
         return seq
 
+    def pass_over(self, tag: object) -> None:
+        """A collective was called that is over already."""
+        self._next[tag] = self._next.get(tag, 0) + 1
+
+    def upcoming(self, tag: object) -> int:
+        """The number of the next collective."""
+        return self._next.get(tag, 0)
+
     def release(self, tag: object, *, failed: bool) -> None:
         """A collective with `tag` has ended here."""
         if failed:
@@ -70,7 +78,7 @@ class TagCounts:
             self._pending[tag] = left
             return
         del self._pending[tag]
-        if tag not in self._kept:
+        if tag is not None and tag not in self._kept:
             self._idle[tag] = None
 
     def keep(self, tag: object) -> None:

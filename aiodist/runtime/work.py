@@ -26,6 +26,9 @@ class Work(asyncio.Future[T], Generic[T]):
         source: the rank a completed receive came from, else None.
     """
 
+    source: int | None = None
+    _ended: float | None = None
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -40,10 +43,8 @@ class Work(asyncio.Future[T], Generic[T]):
         self.tag: Any = tag
         self.seq = seq
         self.nbytes = nbytes
-        self.source: int | None = None
         self._on_cancel = on_cancel
         self._started = loop.time()
-        self._ended: float | None = None
 
     @property
     def elapsed(self) -> float:

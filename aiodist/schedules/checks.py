@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import combinations, permutations
 
-from aiodist.schedules.plan import OUT, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
-
-BUFFERS = ("X", "OUT", "TMP")
-"""Names of the logical buffers."""
+from aiodist.schedules.plan import (
+    OUT,
+    SHARED,
+    Await,
+    Copy,
+    Grant,
+    Plan,
+    Publish,
+    Recv,
+    Reduce,
+    Send,
+    Span,
+    Step,
+    X,
+)
 
 
 class PlanError(Exception):
@@ -28,35 +39,58 @@ def check(
     """
     size = len(plans)
     for rank, plan in enumerate(plans):
-        if (plan.rank, plan.size, plan.eager) != (rank, size, plans[0].eager):
-            raise PlanError(
-                f"plan {rank} of {size} says rank {plan.rank} of {plan.size}, eager={plan.eager}; "
-                f"plan 0 says eager={plans[0].eager}"
-            )
-        limits = (inputs[rank], outputs[rank], plan.scratch)
+        _check_head(plan, rank, plans)
+        lengths = (inputs[rank], outputs[rank], plan.scratch, *(p.shared for p in plans))
+        limits = dict(enumerate(lengths))
         for at, step in enumerate(plan.steps):
             where = locate(plan, at)
             for span in (*read(step), *written(step)):
-                if not 0 <= span.start <= span.stop <= limits[span.buffer]:
-                    raise PlanError(
-                        f"{where}: {BUFFERS[span.buffer]} has {limits[span.buffer]} units"
-                    )
-            if any(span.buffer == X for span in written(step)):
-                raise PlanError(f"{where} writes X")
-            if isinstance(step, Copy | Reduce):
-                _check_memory(where, step, same=rank in in_place)
-            elif step.peer == rank or not 0 <= step.peer < size:
+                limit = limits.get(span.buffer, 0)
+                if span.buffer not in limits or not 0 <= span.start <= span.stop <= limit:
+                    raise PlanError(f"{where}: {name_of(span.buffer)} has {limit} units")
+            for span in written(step):
+                if span.buffer == X or (span.buffer >= SHARED and span.buffer != SHARED + rank):
+                    raise PlanError(f"{where} writes {name_of(span.buffer)}")
+            if any(peer == rank or not 0 <= peer < size for peer in _peers(step)):
                 raise PlanError(f"{where}: no such peer of rank {rank} among {size} ranks")
-            elif isinstance(step, Grant):
-                if plan.eager or step.count < 1:
+            match step:
+                case Copy() | Reduce():
+                    _check_memory(where, step, same=rank in in_place)
+                case Send() | Recv():
+                    _check_frame(where, step, segment)
+                case Grant(_, count) if plan.eager or count < 1:
                     raise PlanError(
                         f"{where}: an eager plan grants nothing, others at least one frame"
                     )
-            else:
-                _check_frame(where, step, segment)
+                case Await(_, count) if not 1 <= count <= plan.publishes:
+                    raise PlanError(f"{where}: each rank publishes {plan.publishes} times")
+                case _:
+                    pass
     sends, recvs = [slots(plan, Send) for plan in plans], [slots(plan, Recv) for plan in plans]
     for a, b in permutations(range(size), 2):
         _check_link(plans[a], plans[b], sends[a].get(b, []), recvs[b].get(a, []))
+
+
+def _check_head(plan: Plan, rank: int, plans: Sequence[Plan]) -> None:
+    """What `plan` says of itself, and what all plans must say alike."""
+    size, first = len(plans), plans[0]
+    if (plan.rank, plan.size, plan.eager) != (rank, size, first.eager):
+        raise PlanError(
+            f"plan {rank} of {size} says rank {plan.rank} of {plan.size}, eager={plan.eager}; "
+            f"plan 0 says eager={first.eager}"
+        )
+    if (plan.shared, plan.publishes) != (first.shared, first.publishes):
+        raise PlanError(
+            f"plan {rank} has {plan.shared} shared units and publishes {plan.publishes} times; "
+            f"plan 0 has {first.shared} and publishes {first.publishes} times"
+        )
+    published = sum(isinstance(step, Publish) for step in plan.steps)
+    if published != plan.publishes:
+        raise PlanError(
+            f"plan {rank} says that it publishes {plan.publishes} times; it has {published} Publish"
+        )
+    if plan.publishes and any(isinstance(step, Send | Recv | Grant) for step in plan.steps):
+        raise PlanError(f"plan {rank} both publishes and exchanges frames")
 
 
 def _check_frame(where: str, step: Send | Recv, segment: int | None) -> None:
@@ -124,6 +158,16 @@ def written(step: Step) -> tuple[Span, ...]:
             return ()
 
 
+def _peers(step: Step) -> tuple[int, ...]:
+    match step:
+        case Send() | Recv() | Grant():
+            return (step.peer,)
+        case Await():
+            return step.peers
+        case _:
+            return ()
+
+
 def _units(spans: Sequence[Span]) -> int:
     return sum(span.length for span in spans)
 
@@ -137,11 +181,16 @@ def _overlap(a: Span, b: Span) -> bool:
     return a.buffer == b.buffer and max(a.start, b.start) < min(a.stop, b.stop)
 
 
+def name_of(buffer: int) -> str:
+    """A logical buffer for messages."""
+    return ("X", "OUT", "TMP")[buffer] if buffer < SHARED else f"SHARED+{buffer - SHARED}"
+
+
 def locate(plan: Plan, at: int) -> str:
     """A step for messages: ``rank 1 step 4 Send(to 2: X[0:4])``."""
     step = plan.steps[at]
     reads, writes = (
-        ", ".join(f"{BUFFERS[s.buffer]}[{s.start}:{s.stop}]" for s in spans)
+        ", ".join(f"{name_of(s.buffer)}[{s.start}:{s.stop}]" for s in spans)
         for spans in (read(step), written(step))
     )
     match step:
@@ -151,6 +200,10 @@ def locate(plan: Plan, at: int) -> str:
             text = f"Recv(from {step.peer}: {writes})"
         case Grant():
             text = f"Grant({step.count} to {step.peer})"
+        case Publish():
+            text = "Publish()"
+        case Await():
+            text = f"Await({step.count} of {', '.join(map(str, step.peers))})"
         case _:
             text = f"{type(step).__name__}({writes} = {reads})"
     return f"rank {plan.rank} step {at} {text}"

@@ -24,7 +24,7 @@ class Network(NamedTuple):
     """A further frame in the same round."""
 
 
-ONE_HOST_TCP = Network(alpha=25e-6, beta=1 / 2.5e9, gamma=1 / 5e9, frame=10e-6)
+ONE_HOST_TCP = Network(alpha=25e-6, beta=1 / 2.5e9, gamma=1 / 5e9, frame=40e-6)
 """TCP between processes of one host. On a network alpha and beta are both larger; decisions depend
 on their ratio, and change little."""
 

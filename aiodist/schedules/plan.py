@@ -22,6 +22,12 @@ bytes, or whole blobs): `X` the input, which no step writes, `OUT` the result, `
 of `Plan.scratch` units. `X` and `OUT` may be the same memory (an operation in place), unless the
 docstring of the algorithm says otherwise.
 
+Plans of ranks that share memory have `Publish` and `Await` steps in place of frames. There `SHARED
++ r` names memory of rank r that all ranks see and r alone writes: `Plan.shared` units, all free
+when the plan starts. What comes before the n-th `Publish` of a rank has happened for whoever has
+awaited it. All ranks of such a plan publish the same number of times, so that it is known how many
+of them belong to it. After its last step others may still read what the rank has published.
+
 In plans that exchange partial results of reductions, these lie in `TMP` and travel from there, so
 that `TMP` may be of a wider type than `X` and `OUT`; each such docstring says so.
 """
@@ -31,8 +37,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-X, OUT, TMP = 0, 1, 2
-"""The logical buffers."""
+X, OUT, TMP, SHARED = 0, 1, 2, 3
+"""The logical buffers; ``SHARED + r`` is that of rank r."""
 
 
 class Span(NamedTuple):
@@ -90,7 +96,19 @@ class Grant:
     count: int
 
 
-Step = Send | Recv | Reduce | Copy | Grant
+class Publish(NamedTuple):
+    """What this rank has done so far may be relied on by whoever awaits it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Wait until each of `peers` has published at least `count` times in this plan."""
+
+    peers: tuple[int, ...]
+    count: int
+
+
+Step = Send | Recv | Reduce | Copy | Grant | Publish | Await
 
 
 class Plan(NamedTuple):
@@ -102,3 +120,5 @@ class Plan(NamedTuple):
     steps: tuple[Step, ...]
     eager: bool
     scratch: int = 0
+    shared: int = 0
+    publishes: int = 0

@@ -3,7 +3,8 @@
 The bytes of a Send are read at some time between the Send and the peer's Recv; the bytes of a Recv
 are written at some time between the peer's Send and the Recv. Two accesses to the same memory, at
 least one of them a write, race unless the end of one happens before the start of the other: known
-from program order, from frames, and from the grants that let frames go. (Lamport, "Time, clocks,
+from program order, from frames, from the grants that let frames go, and from what was published and
+awaited. (Lamport, "Time, clocks,
 and the ordering of events in a distributed system", 1978; Flanagan, Freund, "FastTrack", 2009, from
 which comes that comparing with the last write, and with the reads since, is enough.)
 """
@@ -14,8 +15,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from aiodist.schedules.checks import BUFFERS, locate, placed, read, written
-from aiodist.schedules.plan import Plan, Recv, Send, Span
+from aiodist.schedules.checks import locate, name_of, placed, read, written
+from aiodist.schedules.plan import SHARED, Plan, Recv, Send, Span
 
 Event = tuple[int, int]
 """A step: its rank and its index."""
@@ -26,7 +27,7 @@ Clock = tuple[int, ...]
 
 class _Access(NamedTuple):
     span: Span
-    at: int
+    step: Event
     """The step that makes it."""
     start: Event
     end: Event
@@ -35,31 +36,38 @@ class _Access(NamedTuple):
 
 def find_race(
     plans: Sequence[Plan],
+    trace: Sequence[Event],
     clocks: Sequence[Sequence[Clock]],
     other_end: Mapping[Event, Event],
     in_place: Collection[int],
 ) -> str | None:
     """A description of two accesses that race, or None.
 
-    `clocks`: of every step, by rank. `other_end`: the Recv of each Send and the Send of each Recv.
-    `in_place`: the ranks where X and OUT are the same memory.
+    `trace`: all steps in an order in which they were done. `clocks`: of every step, by rank.
+    `other_end`: the Recv of each Send and the Send of each Recv. `in_place`: the ranks where X and
+    OUT are the same memory.
     """
-    for rank, plan in enumerate(plans):
-        accesses = [
-            access
-            for at in range(len(plan.steps))
-            for access in _accesses(plan, at, other_end, same=rank in in_place)
-        ]
+    private: list[list[_Access]] = [[] for _ in plans]
+    shared: list[_Access] = []
+    for rank, at in trace:
+        for access in _accesses(plans[rank], at, other_end, same=rank in in_place):
+            (shared if access.span.buffer >= SHARED else private[rank]).append(access)
+    for accesses in (*private, shared):
         if (found := _first_race(accesses, clocks)) is not None:
-            earlier, later, span = found
+            earlier, later, (buffer, start, stop) = found
             verb = "writes" if later.writes else "reads"
             what = "written" if earlier.writes else "read"
             return (
-                f"{locate(plan, later.at)} {verb} {BUFFERS[span.buffer]}[{span.start}:{span.stop}],"
-                f" which may still be {what} for step {earlier.at}, {locate(plan, earlier.at)}:"
+                f"{_locate(plans, later)} {verb} {name_of(buffer)}[{start}:{stop}],"
+                f" which may still be {what} for {_locate(plans, earlier)}:"
                 " nothing that happened before says that this is over"
             )
     return None
+
+
+def _locate(plans: Sequence[Plan], access: _Access) -> str:
+    rank, at = access.step
+    return locate(plans[rank], at)
 
 
 def _accesses(
@@ -73,7 +81,7 @@ def _accesses(
     elif isinstance(step, Recv):
         start = other_end[here]
     return [
-        _Access(placed(span, same=same), at, start, end, writes)
+        _Access(placed(span, same=same), here, start, end, writes)
         for writes, spans in ((False, read(step)), (True, written(step)))
         for span in spans
         if span.length
@@ -83,11 +91,12 @@ def _accesses(
 def _first_race(
     accesses: Sequence[_Access], clocks: Sequence[Sequence[Clock]]
 ) -> tuple[_Access, _Access, Span] | None:
-    """The first of `accesses`, in program order, that races with one before, and where."""
-    edges: list[list[int]] = [
-        sorted({edge for a in accesses if a.span.buffer == buffer for edge in a.span[1:]})
-        for buffer in range(len(BUFFERS))
-    ]
+    """The first of `accesses`, in the order in which they were made, that races with one before,
+    and where."""
+    found: dict[int, set[int]] = {}
+    for access in accesses:
+        found.setdefault(access.span.buffer, set()).update(access.span[1:])
+    edges = {buffer: sorted(ends) for buffer, ends in found.items()}
     last_write: dict[tuple[int, int], _Access] = {}
     reads_since: dict[tuple[int, int], list[_Access]] = {}
     for access in accesses:

@@ -72,14 +72,14 @@ def segment_for(nbytes: int, itemsize: int, network: Network = ONE_HOST_TCP) -> 
     peer in all (of an all-reduce a slice, of a broadcast the whole).
 
     A pipeline of s-byte segments fills in ``s * beta`` and has an overhead of ``frame * nbytes /
-    s``: the sum is least at ``sqrt(nbytes * frame / beta)``. Taken down to a power of two, and at
-    most SEGMENT_LIMIT bytes. All ranks must cut alike, so `nbytes` has to be a number that all
+    s``: the sum is least at ``sqrt(nbytes * frame / beta)``. Taken to the nearest power of two, and
+    at most SEGMENT_LIMIT bytes. All ranks must cut alike, so `nbytes` has to be a number that all
     know. Raises ValueError for units that no frame can hold.
     """
     if not 1 <= itemsize <= SEGMENT_LIMIT:
         raise ValueError(
             f"units have 1 to {SEGMENT_LIMIT} bytes, not {itemsize}: no frame could hold one"
         )
-    best = isqrt(int(nbytes * network.frame / network.beta))
-    clamped = min(max(best, SEGMENT_LEAST), SEGMENT_LIMIT)
-    return max(1, (1 << (clamped.bit_length() - 1)) // itemsize)
+    best = isqrt(2 * int(nbytes * network.frame / network.beta))  # one bit is for rounding
+    nearest = 1 << max(0, best.bit_length() - 1)
+    return max(1, min(max(nearest, SEGMENT_LEAST), SEGMENT_LIMIT) // itemsize)

@@ -8,8 +8,10 @@ same memory can meet.
 
 Checked are: frames pair up, with equal lengths, none over the segment; there are as many grants as
 sends; spans lie within their buffers; X is never written; there is no deadlock; scratch is read
-only where it was written; a final result is not reduced again; no accesses race. Whether the
-results are right is for the caller to say: see `contributors`.
+only where it was written; a final result is not reduced again; no accesses race. Of ranks that
+share memory besides: each writes its own only; all publish equally often, and await no more than
+that; no rank comes to its end before all have published. Whether the results are right is for the
+caller to say: see `contributors`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,20 @@ from itertools import permutations
 from typing import NamedTuple
 
 from aiodist.schedules.checks import PlanError, check, locate, read, slots, written
-from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Send, Span, X
+from aiodist.schedules.plan import (
+    OUT,
+    SHARED,
+    TMP,
+    Await,
+    Copy,
+    Grant,
+    Plan,
+    Publish,
+    Recv,
+    Send,
+    Span,
+    X,
+)
 from aiodist.schedules.races import Clock, Event, find_race
 
 __all__ = ["Order", "Outcome", "PlanError", "Reduced", "Unit", "Value", "contributors", "simulate"]
@@ -59,7 +74,8 @@ class Outcome(NamedTuple):
     grants: tuple[int, ...]
     """Grants sent."""
     rounds: int
-    """The longest chain of frames in which each is sent after the one before has come."""
+    """The longest chain of frames in which each is sent after the one before has come; of ranks
+    that share memory, of what is published after the one before was awaited."""
 
 
 def contributors(value: Value) -> tuple[Unit, ...]:
@@ -90,12 +106,14 @@ def simulate(
     ]
     links = {(a, b): _Link(ranks[a], ranks[b]) for a, b in permutations(range(len(plans)), 2)}
     moving: list[_Link] = []
+    trace: list[Event] = []
     for rank in ranks:
-        rank.links, rank.moving = links, moving
+        rank.ranks, rank.links, rank.moving, rank.trace = ranks, links, moving, trace
+        rank.memory += [other.shared for other in ranks]
         rank.look()
     while choices := [rank.advance for rank in ranks if rank.ready] + [m.arrive for m in moving]:
         choices[order(len(choices))]()
-    _judge(plans, ranks, links, in_place)
+    _judge(plans, ranks, links, trace, in_place)
     sends = [[step for step in plan.steps if isinstance(step, Send)] for plan in plans]
     return Outcome(
         out=tuple(tuple(rank.memory[OUT][:n]) for rank, n in zip(ranks, outputs, strict=True)),
@@ -110,6 +128,7 @@ def _judge(
     plans: Sequence[Plan],
     ranks: Sequence[_Rank],
     links: Mapping[tuple[int, int], _Link],
+    trace: Sequence[Event],
     in_place: Collection[int],
 ) -> None:
     """Raise PlanError for what has shown by running. The cause comes before its consequences: data
@@ -122,10 +141,21 @@ def _judge(
         for send, recv in zip(link.sends, link.recvs, strict=True):
             other_end[a, send] = (b, recv)
             other_end[b, recv] = (a, send)
-    race = find_race(plans, [rank.clocks for rank in ranks], other_end, in_place)
-    for problem in (race, *(rank.problem for rank in ranks)):
+    race = find_race(plans, trace, [rank.clocks for rank in ranks], other_end, in_place)
+    for problem in (race, *(rank.problem for rank in ranks), _lone_end(ranks)):
         if problem is not None:
             raise PlanError(problem)
+
+
+def _lone_end(ranks: Sequence[_Rank]) -> str | None:
+    """Which rank may come to its end before another has published anything, or None."""
+    for rank, other in permutations(ranks, 2):
+        if other.published and rank.clock[other.plan.rank] < other.published[0][0][other.plan.rank]:
+            return (
+                f"rank {rank.plan.rank} may come to its end before rank {other.plan.rank} has "
+                "published anything"
+            )
+    return None
 
 
 class _Rank:
@@ -133,16 +163,21 @@ class _Rank:
 
     def __init__(self, plan: Plan, inputs: int, outputs: int, same: bool) -> None:
         self.plan = plan
+        self.ranks: Sequence[_Rank] = ()
         self.links: Mapping[tuple[int, int], _Link] = {}
         self.moving: list[_Link] = []
         """The links of all ranks that have frames under way."""
+        self.trace: list[Event] = []
+        """The steps of all ranks, in the order in which they were done."""
         self.sends, self.recvs = slots(plan, Send), slots(plan, Recv)
         self.at = 0
         self.ready = False
         self.clock = [0] * plan.size
         self.clocks: list[Clock] = []
+        self.published: list[tuple[Clock, int]] = []
+        """For each Publish, when it was, and how many had to come before, with it."""
         self.depth = 0
-        """Frames in the longest chain so far."""
+        """Frames, or what was published and awaited, in the longest chain so far."""
         self.problem: str | None = None
         """The first wrong use of data."""
         lengths = (max(inputs, outputs) if same else inputs, outputs, plan.scratch)
@@ -152,11 +187,13 @@ class _Rank:
         ]
         if same:
             self.memory[OUT] = self.memory[X]
+        shared = SHARED + plan.rank
+        self.shared: list[Value] = [Unit(plan.rank, shared, at) for at in range(plan.shared)]
 
     def read(self, spans: Iterable[Span], at: int) -> list[Value]:
         """What step `at` reads."""
         values = [v for span in spans for v in self.memory[span.buffer][span.start : span.stop]]
-        if any(isinstance(value, Unit) and value.buffer == TMP for value in values):
+        if any(isinstance(value, Unit) and value.buffer >= TMP for value in values):
             self.problem = self.problem or f"{locate(self.plan, at)} reads what was not written"
         return values
 
@@ -175,6 +212,8 @@ class _Rank:
             case Recv(peer):
                 link = self.links[peer, self.plan.rank]
                 self.ready = link.received < link.arrived
+            case Await(peers, count):
+                self.ready = all(len(self.ranks[peer].published) >= count for peer in peers)
             case step:
                 self.ready = step is not None
 
@@ -201,6 +240,15 @@ class _Rank:
                 link = self.links[peer, rank]
                 link.granted += [tuple(self.clock)] * count
                 link.source.look()
+            case Publish():
+                self.published.append((tuple(self.clock), self.depth + 1))
+                for other in self.ranks:
+                    other.look()
+            case Await(peers, count):
+                for peer in peers:
+                    clock, depth = self.ranks[peer].published[count - 1]
+                    self._learn(clock)
+                    self.depth = max(self.depth, depth)
             case Copy(into, source):
                 self.write((into,), self.read((source,), self.at - 1))
             case _:
@@ -212,6 +260,7 @@ class _Rank:
                     self.problem = self.problem or problem
                 self.write((into,), values)
         self.clocks.append(tuple(self.clock))
+        self.trace.append((rank, self.at - 1))
         self.look()
 
     def _learn(self, clock: Clock) -> None:

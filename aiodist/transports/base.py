@@ -40,7 +40,7 @@ class Link(Protocol):
     """A two-way, ordered, reliable stream of frames to one peer."""
 
     kind: str
-    """Name of the transport: "inproc", "tcp", "unix"."""
+    """Name of the transport: "inproc", "shm", "tcp", "unix"."""
     receiver: Receiver
     """May be replaced at any time; set before the first frame is read."""
     max_header: int
@@ -122,7 +122,7 @@ class Listener(Protocol):
     """Takes connections in until closed."""
 
     address: str
-    """Where peers find it: "tcp://10.0.0.1:4711", "unix-abstract:…", "inproc://…"."""
+    """Where peers find it: "tcp://10.0.0.1:4711", "shm:…", "unix-abstract:…", "inproc://…"."""
 
     def close(self) -> None:
         """Stop listening; accepted links stay. Idempotent."""

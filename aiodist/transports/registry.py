@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import socket
@@ -12,8 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aiodist.buffers.segment import unsupported_reason
 from aiodist.transports.base import Transport
 from aiodist.transports.inproc import InprocTransport
+from aiodist.transports.link import log
+from aiodist.transports.shm import ShmTransport
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.unix import UnixTransport
 
@@ -38,15 +42,19 @@ class Endpoint:
 class _Kind:
     make: Callable[[], Transport]
     reaches: Callable[[Endpoint, Endpoint], bool]
-    available: bool = True
+    unavailable: Callable[[], str | None] = lambda: None
+    """Why it cannot be used here, or None."""
+
+
+def _no_abstract_sockets() -> str | None:
+    return None if sys.platform == "linux" else f"this is {sys.platform}, not Linux"
 
 
 # In order of preference.
 _KINDS: Mapping[str, _Kind] = {
     "inproc": _Kind(InprocTransport, lambda own, peer: own.process == peer.process),
-    "unix": _Kind(
-        UnixTransport, lambda own, peer: own.host == peer.host, sys.platform.startswith("linux")
-    ),
+    "shm": _Kind(ShmTransport, lambda own, peer: own.host == peer.host, unsupported_reason),
+    "unix": _Kind(UnixTransport, lambda own, peer: own.host == peer.host, _no_abstract_sockets),
     "tcp": _Kind(TcpTransport, lambda own, peer: True),
 }
 
@@ -55,21 +63,28 @@ def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
     """The transports that `names` allows here, best first: all for None, else a tuple of names
     (or a string of names with commas between). Raises ValueError for unknown names, and where
     none is left."""
-    if names is None:
-        return tuple(name for name, kind in _KINDS.items() if kind.available)
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",")]
-    wanted = list(names)
+    wanted = list(_KINDS if names is None else names)
     known = ", ".join(repr(name) for name in _KINDS)
     for name in wanted:
         if name not in _KINDS:
             raise ValueError(f"there is no transport {name!r}: transports= takes {known}")
-    chosen = tuple(name for name, kind in _KINDS.items() if kind.available and name in wanted)
+    missing = {name: reason for name in wanted if (reason := _KINDS[name].unavailable())}
+    if "shm" in missing:
+        _say_why(missing["shm"])
+    chosen = tuple(name for name in _KINDS if name in wanted and name not in missing)
     if not chosen:
+        reasons = "".join(f", {name!r}: {reason}" for name, reason in missing.items())
         raise ValueError(
-            f"transports={tuple(wanted)!r} leaves no transport on this platform: allow 'tcp'"
+            f"transports={tuple(wanted)!r} leaves no transport here{reasons}; allow 'tcp'"
         )
     return chosen
+
+
+@functools.cache  # once a process
+def _say_why(reason: str) -> None:
+    log.info("ranks of this host do not share memory, they use sockets: %s", reason)
 
 
 def make(name: str) -> Transport:

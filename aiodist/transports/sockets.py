@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from aiodist.transports.base import Link
-from aiodist.transports.stream import StreamLink
+from aiodist.transports.framed import FramedLink
 
 log = logging.getLogger("aiodist.transport")
 
@@ -25,11 +25,11 @@ PAUSE = 0.25
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-class SocketListener:
+class Acceptor:
     """Accepts connections of a listening socket, which it owns, until closed.
 
-    `admit(sock)` makes a link of a new connection, or returns None to have it closed;
-    `accept(link)` sets the link's receiver.
+    `take(sock)` gets each connection, non-blocking, and owns it from then on; an OSError that it
+    raises means that the connection is gone again.
     """
 
     def __init__(
@@ -37,14 +37,12 @@ class SocketListener:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         address: str,
-        admit: Callable[[socket.socket], StreamLink | None],
-        accept: Callable[[Link], None],
+        take: Callable[[socket.socket], None],
     ) -> None:
         self.address = address
         self._loop = loop
         self._socket = sock
-        self._admit = admit
-        self._accept = accept
+        self._take = take
         self._resume: asyncio.TimerHandle | None = None
         self._closed = False
         loop.add_reader(sock.fileno(), self._ready)
@@ -74,28 +72,16 @@ class SocketListener:
                 self._loop.remove_reader(self._socket.fileno())
                 self._resume = self._loop.call_later(PAUSE, self._again)
                 return
-            self._take(sock)
+            try:
+                sock.setblocking(False)
+                self._take(sock)
+            except OSError as error:  # gone again before we looked
+                log.debug("%s lost a new connection: %s", self.address, error)
+                sock.close()
 
     def _again(self) -> None:
         self._resume = None
         self._loop.add_reader(self._socket.fileno(), self._ready)
-
-    def _take(self, sock: socket.socket) -> None:
-        try:
-            sock.setblocking(False)
-            link = self._admit(sock)
-        except OSError as error:  # gone again before we looked
-            log.debug("%s lost a new connection: %s", self.address, error)
-            link = None
-        if link is None:
-            sock.close()
-            return
-        try:
-            self._accept(link)
-        except Exception as error:
-            log.exception("%s could not take the connection of %s", self.address, link.peer_name)
-            link.close(error)
-        link.start()
 
     def close(self) -> None:
         """Stop listening. Accepted links stay. Idempotent."""
@@ -114,3 +100,40 @@ class SocketListener:
         if not self._closed:
             self._closed = True
             self._socket.close()
+
+
+class SocketListener(Acceptor):
+    """Makes links of the connections that it accepts.
+
+    `admit(sock)` makes a link of a new connection, or returns None to have it closed;
+    `accept(link)` sets the link's receiver.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        address: str,
+        admit: Callable[[socket.socket], FramedLink | None],
+        accept: Callable[[Link], None],
+    ) -> None:
+        super().__init__(loop, sock, address, self._admitted)
+        self._admit = admit
+        self._accept = accept
+
+    def _admitted(self, sock: socket.socket) -> None:
+        link = self._admit(sock)
+        if link is None:
+            sock.close()
+        else:
+            give(link, self._accept, self.address)
+
+
+def give(link: FramedLink, accept: Callable[[Link], None], address: str) -> None:
+    """Hand a new link of the listener at `address` over to `accept`, and start it."""
+    try:
+        accept(link)
+    except Exception as error:
+        log.exception("%s could not take the connection of %s", address, link.peer_name)
+        link.close(error)
+    link.start()

@@ -7,7 +7,9 @@ and cut to what `net.core.rmem_max` and `wmem_max` allow.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import struct
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -22,6 +24,12 @@ No TCP_USER_TIMEOUT: Linux also lets it end connections to a peer that is alive 
 has not read for so long (a rank that computes while others send to it). A host that vanishes
 amid a transfer is noticed by the lease of its ranks.
 """
+
+NEAR = 1000
+"""Microseconds of a round trip up to which a peer is near."""
+
+_RTT = struct.Struct("68xI")
+"""`tcpi_rtt` of Linux's `struct tcp_info`, in microseconds."""
 
 
 class TcpTransport:
@@ -93,6 +101,25 @@ def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _choose_congestion_control(sock: socket.socket) -> None:
+    """Where the peer is near, take Reno in place of what is made for long paths.
+
+    BBR sends at a pace that it finds out and keeps by timers, which take longer than such a round
+    trip; CUBIC ends its slow start when round trips vary, as they do there whenever somebody has to
+    wait for a core, and is much like Reno afterwards. Either can cost more than half of the
+    throughput, and as much processor time. Another choice of the system is left alone.
+    """
+    name, info = getattr(socket, "TCP_CONGESTION", None), getattr(socket, "TCP_INFO", None)
+    if name is None or info is None:
+        return
+    if sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0") not in (b"bbr", b"cubic"):
+        return
+    facts = sock.getsockopt(socket.IPPROTO_TCP, info, _RTT.size)
+    if len(facts) == _RTT.size and _RTT.unpack(facts)[0] <= NEAR:
+        with contextlib.suppress(OSError):  # not allowed here
+            sock.setsockopt(socket.IPPROTO_TCP, name, b"reno")
+
+
 def _link(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, receiver: Receiver | None
 ) -> StreamLink:
@@ -107,5 +134,6 @@ def _link(
         option = getattr(socket, name, None)  # Linux has them all, others some
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    _choose_congestion_control(sock)
     peer = _endpoint(sock.getpeername())
     return StreamLink(loop, sock, kind="tcp", peer_name=peer, receiver=receiver)

@@ -30,43 +30,22 @@ class UnixTransport:
     ) -> Listener:
         """Listen at a new random name; `host` and `port` say nothing here."""
         loop = asyncio.get_running_loop()
-        name = f"aiodist-{secrets.token_hex(12)}"
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            sock.bind(f"\0{name}")
-            sock.listen(BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
+        sock, address = bound_socket("aiodist", SCHEME)
 
         def admit(connection: socket.socket) -> StreamLink | None:
             try:
                 return _link(loop, connection, None)
             except PermissionError as error:
-                log.warning("unix-abstract:%s refused a connection: %s", name, error)
+                log.warning("%s refused a connection: %s", address, error)
                 return None
 
-        return SocketListener(loop, sock, SCHEME + name, admit, accept)
+        return SocketListener(loop, sock, address, admit, accept)
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
         """Connect. Raises PermissionError where the listener is another user's."""
-        if not address.startswith(SCHEME):
-            raise ValueError(f"an address looks like {SCHEME}aiodist-…, not {address!r}")
         loop = asyncio.get_running_loop()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = await connected_socket(address, SCHEME)
         try:
-            sock.setblocking(False)
-            pause = 0.001
-            while True:
-                # Not `loop.sock_connect`: a full backlog is EAGAIN here, after which a socket
-                # counts as writable though it is not connected.
-                try:
-                    sock.connect(f"\0{address.removeprefix(SCHEME)}")
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, 0.1)
             link = _link(loop, sock, receiver)
         except BaseException:
             sock.close()
@@ -75,13 +54,58 @@ class UnixTransport:
         return link
 
 
-def _link(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, receiver: Receiver | None
-) -> StreamLink:
+def bound_socket(name: str, scheme: str) -> tuple[socket.socket, str]:
+    """A non-blocking socket that listens at a new random abstract name which starts with `name`,
+    and its address, which starts with `scheme`."""
+    name = f"{name}-{secrets.token_hex(12)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.bind(f"\0{name}")
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, scheme + name
+
+
+async def connected_socket(address: str, scheme: str) -> socket.socket:
+    """A non-blocking socket that is connected to `address` of `bound_socket`. Raises OSError, and
+    ValueError for an address of another scheme."""
+    if not address.startswith(scheme):
+        raise ValueError(f"an address looks like {scheme}aiodist-…, not {address!r}")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        pause = 0.001
+        while True:
+            # Not `loop.sock_connect`: a full backlog is EAGAIN here, after which a socket
+            # counts as writable though it is not connected.
+            try:
+                sock.connect(f"\0{address.removeprefix(scheme)}")
+                return sock
+            except BlockingIOError:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 0.1)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The process that made the other end. Raises PermissionError where it is neither of this
+    user nor of root."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
     if uid not in (os.getuid(), 0):
         raise PermissionError(
             f"process {pid} runs as user {uid}: expected user {os.getuid()}, as this one, or root"
         )
-    return StreamLink(loop, sock, kind="unix", peer_name=f"unix:pid {pid}", receiver=receiver)
+    return int(pid)
+
+
+def _link(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, receiver: Receiver | None
+) -> StreamLink:
+    name = f"unix:pid {peer_pid(sock)}"
+    return StreamLink(loop, sock, kind="unix", peer_name=name, receiver=receiver)

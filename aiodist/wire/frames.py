@@ -125,6 +125,29 @@ def pack_fields(*fields: Any) -> bytes:
     return packed
 
 
+class Stencil:
+    """The prefix of frames whose headers differ in one field, a number: that of
+    ``pack_fields(*before, number, *after)`` with `nbytes` of payload, made at little cost."""
+
+    __slots__ = ("_end", "_starts")
+
+    def __init__(self, before: tuple[Any, ...], after: tuple[Any, ...], nbytes: int) -> None:
+        end = b"".join(map(_packer.pack, after))
+        start = pack_fields(*before, 0, *after)[: -1 - len(end)]
+        self._end = end + _TAIL.pack(0xC6, nbytes)
+        # By the bytes that msgpack needs for the number.
+        self._starts = {
+            width: _HEAD.pack(0x92, 0xC5, len(start) + width + len(end)) + start
+            for width in (1, 2, 3, 5, 9)
+        }
+
+    def fill(self, number: int) -> bytes:
+        """The prefix of the frame with this number, 0 to 2^64 - 1."""
+        packed: bytes = _packer.pack(number)
+        prefix: bytes = self._starts[len(packed)] + packed + self._end
+        return prefix
+
+
 def _no_extensions(code: int, data: bytes) -> Any:
     raise ProtocolError(f"a msgpack extension (type {code}) where none belongs")
 

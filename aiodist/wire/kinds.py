@@ -12,6 +12,10 @@ KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have 
 ADMIT      [kind, context, tag, seq]: the answer, then
 P2P        [kind, context, …]: point to point, see `aiodist.runtime.p2p`
 TAGS       [kind, context, …]: which tags can be forgotten, see `aiodist.runtime.tags`
+KICK       [kind, context]: wake up, what you wait for in shared memory may be there
+REGION     [kind, context, number, address, key, nbytes]: an array of mine to be mapped
+MAPPED     [kind, context, number]: I have mapped your array
+UNMAP      [kind, context, number]: my array is gone
 FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
 ========== =================================================================================
 
@@ -39,3 +43,7 @@ TAGS: Final = 9
 FAREWELL: Final = 10
 KNOCK: Final = 11
 ADMIT: Final = 12
+KICK: Final = 13
+REGION: Final = 14
+MAPPED: Final = 15
+UNMAP: Final = 16

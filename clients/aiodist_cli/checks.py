@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aiodist.buffers.segment import unsupported_reason
 from aiodist.runtime import spawn
 
 Level = Literal["ok", "note", "fail"]
@@ -53,6 +54,7 @@ def all_checks(environ: Mapping[str, str]) -> list[Check]:
         cores(spawn.cores()),
         identity("boot id", _read_boot_id()),
         identity("network namespace", _read_network_namespace()),
+        shared_memory(unsupported_reason()),
         loopback(socket.AF_INET, "127.0.0.1"),
         hostname(socket.gethostname()),
         open_files(_read_open_files()),
@@ -95,6 +97,15 @@ def identity(name: str, value: str | None) -> Check:
     return Check(name, "ok", value)
 
 
+def shared_memory(missing: str | None) -> Check:
+    """Whether ranks of this host can share memory. `missing`: why they cannot."""
+    if missing is None:
+        return Check("shared memory", "ok", "works")
+    return Check(
+        "shared memory", "note", missing, "ranks of this host use sockets, which are slower"
+    )
+
+
 def loopback(family: socket.AddressFamily, host: str) -> Check:
     """A few bytes through a TCP connection to this machine."""
     name = f"TCP over {host}"
@@ -129,7 +140,7 @@ def hostname(name: str) -> Check:
 
 
 def open_files(limit: int | None) -> Check:
-    """The soft limit of open files; each pair of ranks that talk takes one socket a side."""
+    """The soft limit of open files; each pair of ranks that talk takes up to three a side."""
     if limit is None:
         return Check("open files", "ok", "no limit")
     if limit < _FEW_FILES:

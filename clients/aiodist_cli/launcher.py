@@ -48,7 +48,7 @@ async def launch(program: list[str], place: Place, grace: float) -> int:
             for local_rank in range(place.nprocs):
                 env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())
                 await ranks.start(job.rank(local_rank), program, env)
-            await ranks.wait(stops.first)
+            await ranks.wait(stops.first, alone=meeting is None)
         finally:
             await ranks.stop(stops.second)
         failed = None

@@ -61,16 +61,21 @@ class Ranks:
         started = _Rank(rank, process)
         self._tasks[asyncio.create_task(self._follow(started))] = started
 
-    async def wait(self, interruption: asyncio.Future[Any]) -> None:
+    async def wait(self, interruption: asyncio.Future[Any], *, alone: bool) -> None:
         """Wait until all ranks have ended, one has failed, or `interruption` is done.
 
         A failure that looks like the consequence of another one (a lost peer) waits a moment for
         its cause: the rank that a user has to look at must not be stopped before it has spoken.
+        Unless these ranks are `alone`, that may be one of another node, of which `interruption`
+        tells.
         """
         loop = asyncio.get_running_loop()
         settled: float | None = None
-        while (pending := self._running()) and not interruption.done():
+        while not interruption.done():
+            pending = self._running()
             failed = cause(self.exits)
+            if not pending and (alone or failed is None):
+                return
             if failed is not None:
                 settled = settled or loop.time() + spawn.SETTLE
                 if not failed.is_consequence or loop.time() >= settled:

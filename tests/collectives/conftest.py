@@ -15,7 +15,7 @@ from aiodist import Group
 Groups = Callable[..., AbstractAsyncContextManager[list[Group]]]
 
 
-@pytest.fixture(params=["inproc", "unix", "tcp"])
+@pytest.fixture(params=["inproc", "shm", "unix", "tcp"])
 def transport(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

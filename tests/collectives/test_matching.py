@@ -264,7 +264,7 @@ def test_a_tag_a_request_costs_nothing(run, groups, everyone):
             await asyncio.gather(*[serve(group) for group in ranks])
             await everyone(ranks, lambda g: g.barrier())
             for group in ranks:
-                assert len(group._context._tags) < 2000
+                assert len(group._context.tags) < 2000
 
     run(main())
 

@@ -9,6 +9,7 @@ import uvloop
 from aiodist.testing.conformance import LinkConformance
 from aiodist.transports.base import Transport
 from aiodist.transports.inproc import InprocTransport
+from aiodist.transports.shm import ShmTransport
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.unix import UnixTransport
 
@@ -41,5 +42,15 @@ class TestTcpOnUvloop(TestTcp):
 
 
 class TestUnixOnUvloop(TestUnix):
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+class TestShm(LinkConformance):
+    def transport(self) -> Transport:
+        return ShmTransport()
+
+
+class TestShmOnUvloop(TestShm):
     def new_loop(self) -> asyncio.AbstractEventLoop:
         return uvloop.new_event_loop()

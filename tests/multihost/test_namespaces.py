@@ -94,7 +94,7 @@ def test_ranks_of_two_hosts(hosts, master):
             assert process.returncode == 0, err
             mine = rank // 2
             expected = [
-                "none" if peer == rank else "unix" if peer // 2 == mine else "tcp"
+                "none" if peer == rank else "shm" if peer // 2 == mine else "tcp"
                 for peer in range(4)
             ]
             number, local_rank, local_size, host, *kinds = out.split()

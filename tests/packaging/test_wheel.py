@@ -55,7 +55,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read(name).decode())
     assert (metadata["Name"], metadata["Version"]) == ("aiodist", aiodist.__version__)
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"torch", "server", "all", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"torch", "server", "bench", "all", "dev"}
     required = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
     assert not [r for r in required if r.startswith(("torch", "pydantic", "structlog"))]
     assert any(name.endswith("/licenses/LICENSE") for name in wheel.namelist())

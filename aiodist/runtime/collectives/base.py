@@ -6,12 +6,14 @@ from collections.abc import Generator
 from typing import NamedTuple, Protocol, TypeVar
 
 from aiodist.errors import AiodistError
+from aiodist.runtime.board import SMALL
 from aiodist.runtime.collectives.memories import Blobs
-from aiodist.runtime.operation import Phase, Program, prepared
-from aiodist.schedules import dissemination
+from aiodist.runtime.operation import Phase, Program, Running, Start, prepared
+from aiodist.runtime.pull import PullPhase, planned
+from aiodist.schedules import dissemination, pull_whole
 
 T = TypeVar("T")
-Part = Generator[Phase, None, T]
+Part = Generator[Phase | PullPhase | Running, None, T]
 """A part of a program, with a result of its own."""
 
 
@@ -32,22 +34,28 @@ class Call(NamedTuple):
     op: str
     text: str
     """What all ranks must agree on, in words."""
-    program: Program
+    start: Start
     nbytes: int
 
 
-def share(place: Place, own: bytes) -> Part[list[bytes]]:
+def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
     """Every rank's small bytes, by rank (Bruck's all-gather). Synchronises all ranks."""
     memory = Blobs(place.rank, place.size, own)
-    yield Phase(prepared(dissemination.all_gather, place.rank, place.size), memory)
+    if on_lane:
+        # One cell a rank, which has all of a small area for it.
+        pulled = planned(pull_whole.share, place.rank, place.size, 1)
+        yield PullPhase(pulled, memory, len(own), SMALL)
+        memory.check()
+    else:
+        yield Phase(prepared(dissemination.all_gather, place.rank, place.size), memory)
     return memory.blobs
 
 
 def barrier(place: Place) -> Call:
-    def program() -> Program:
-        yield from share(place, b"")
+    def program(on_lane: bool) -> Program:
+        yield from share(place, b"", on_lane)
 
-    return Call("barrier", "barrier()", program(), 0)
+    return Call("barrier", "barrier()", program, 0)
 
 
 def check_root(place: Place, root: int, name: str) -> None:

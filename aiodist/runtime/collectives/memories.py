@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers.custom import CustomKernel
-from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector, align
 from aiodist.errors import ProtocolError
-from aiodist.schedules.plan import TMP, Copy, Reduce, Span
+from aiodist.runtime.lane import Lane
+from aiodist.schedules.plan import SHARED, TMP, Copy, Reduce, Span
 
 Array = NDArray[Any]
 AnyKernel = Kernel | CustomKernel
@@ -20,12 +22,16 @@ Spans = tuple[Span, ...]
 
 
 class Blobs:
-    """One blob of bytes a rank, for `dissemination.all_gather`: OUT[r] is the blob of rank r."""
+    """One blob of bytes a rank: OUT[r] is the blob of rank r. For `dissemination.all_gather`, and
+    for `pull_whole.share` with cells of one unit."""
 
     def __init__(self, rank: int, size: int, own: bytes) -> None:
         self.blobs: list[bytes] = [b""] * size
         self.blobs[rank] = own
+        self._rank = rank
         self._inbox: dict[Spans, bytearray] = {}
+        self._areas: list[memoryview] = []
+        self._wrong: list[int] = []
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         parts: list[bytes] = []
@@ -51,16 +57,45 @@ class Blobs:
         if at != len(data):
             raise ProtocolError("a frame of blobs has bytes to spare")
 
+    def bind(self, lane: Lane, area: int) -> None:
+        self._areas = [lane.area(rank, area) for rank in range(len(self.blobs))]
+
+    def unbind(self) -> None:
+        self._areas.clear()
+
+    def copy(self, step: Copy) -> None:
+        if step.into.buffer >= SHARED:
+            blob = self.blobs[self._rank]
+            self._areas[self._rank][: 4 + len(blob)] = len(blob).to_bytes(4, "big") + blob
+            return
+        # Without a judgement: who gives up lets others read anything, see `check`.
+        for rank in range(step.into.start, step.into.stop):
+            area = self._areas[rank]
+            stop = 4 + int.from_bytes(area[:4], "big")
+            if stop > len(area):
+                self._wrong.append(rank)
+            self.blobs[rank] = bytes(area[4:stop])
+
+    def check(self) -> None:
+        """Raise ProtocolError for what was read and makes no sense."""
+        if self._wrong:
+            raise ProtocolError(f"blobs of ranks {self._wrong} over the size of shared memory")
+
 
 class Regions:
-    """Regions of arrays. X and OUT are vectors of one dtype; TMP is scratch of the same dtype."""
+    """Regions of arrays. X and OUT are vectors of one dtype; TMP is scratch of the same dtype, and
+    so is shared memory."""
 
     def __init__(self, x: Vector, out: Vector, scratch: int = 0) -> None:
-        self._vectors = [x, out]
+        self._vectors = [x, out, Vector([np.empty(scratch, x.dtype)], x.dtype)]
         self._itemsize = x.itemsize
         self._inbox: dict[Spans, bytearray] = {}
-        if scratch:
-            self._vectors.append(Vector([np.empty(scratch, x.dtype)]))
+
+    def bind(self, lane: Lane, area: int) -> None:
+        self._vectors[SHARED:] = lane.vectors(area, self._vectors[0].dtype)
+
+    def unbind(self) -> None:
+        del self._vectors[SHARED:]
 
     @classmethod
     def of_bytes(cls, x: Sequence[memoryview], out: Sequence[memoryview]) -> Regions:
@@ -92,8 +127,16 @@ class Regions:
                 at += view.nbytes
 
     def copy(self, step: Copy) -> None:
-        for into, source in self._aligned(step.into, step.source):
-            np.copyto(into, source)
+        into, source = self._piece(step.into), self._piece(step.source)
+        if into is not None and source is not None:
+            into[:] = source
+            return
+        for part, other in self._aligned(step.into, step.source):
+            part[:] = other
+
+    def _piece(self, span: Span) -> Array | None:
+        buffer, start, stop = span
+        return self._vectors[buffer].piece(start, stop)
 
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
         """The arrays of equally long spans, cut so that each row has one length."""
@@ -105,12 +148,21 @@ class Reductions(Regions):
 
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
         super().__init__(x, out, scratch)
-        self._kernel = kernel
+        self._reduce: Callable[..., Any]
+        if isinstance(kernel, Kernel):
+            self._reduce = functools.partial(quietly(), kernel.reduce_loudly)
+        else:
+            self._reduce = kernel.reduce  # by a function of the user, who hears of everything
         self._size = size
 
     def reduce(self, step: Reduce) -> None:
-        for into, *operands in self._aligned(step.into, *step.operands):
-            self._kernel.reduce(operands, into, self._size)
+        into = self._piece(step.into)
+        operands = [self._piece(span) for span in step.operands]
+        if into is not None and all(operand is not None for operand in operands):
+            self._reduce(operands, into, self._size)
+            return
+        for part, *others in self._aligned(step.into, *step.operands):
+            self._reduce(others, part, self._size)
 
 
 class Prefixes(Regions):
@@ -118,7 +170,7 @@ class Prefixes(Regions):
 
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel) -> None:
         super().__init__(x, out)
-        self._vectors.append(Vector([np.empty(scratch, kernel.wire_dtype)]))
+        self._vectors[TMP] = Vector([np.empty(scratch, kernel.wire_dtype)], kernel.wire_dtype)
         self._itemsize = kernel.wire_dtype.itemsize  # only TMP travels
         self._kernel = kernel
 
@@ -163,6 +215,11 @@ class Wholes:
         self._size = size
         self._partials: dict[int, list[Array]] = {}
         self._inbox: dict[Spans, bytearray] = {}
+
+    def hold(self, cell: int, partial: list[Array]) -> None:
+        """A partial result that was made elsewhere. It is not written to from here on, unless it is
+        OUT itself."""
+        self._partials[cell] = partial
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         (span,) = spans

@@ -17,9 +17,10 @@ from aiodist.buffers.reductions import Group, Operand
 from aiodist.buffers.scalars import Scalar, reduce_scalars
 from aiodist.buffers.vector import align
 from aiodist.errors import ProtocolError
+from aiodist.runtime.collectives import pulls
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root, share
 from aiodist.runtime.collectives.memories import Prefixes, Reductions, Wholes
-from aiodist.runtime.operation import Phase, Program, prepared
+from aiodist.runtime.operation import Phase, Program, Start, prepared
 from aiodist.schedules import (
     chain,
     recursive_doubling,
@@ -43,21 +44,25 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     """The reduction of `x`, on every rank."""
     operand = Operand.of(x, op, out=out, in_place=True)
 
-    def program() -> Program:
+    def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
-            values = yield from _share_numbers(place, [operand.value])
+            values = yield from _share_numbers(place, [operand.value], on_lane)
             return reduce_scalars([value[0] for value in values], op)
         groups = operand.groups
+        if on_lane and groups and all(map(pulls.can_reduce, groups)):
+            for group in groups:
+                yield pulls.all_reduce(place, group)
+            return operand.finish()
         chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
         if chosen == "recursive_doubling":
             yield _small(place, groups)
         else:
-            yield from _synchronise(place, groups)
+            yield from _synchronise(place, groups, on_lane)
             for group in groups:
                 yield _whole(place, group) if chosen == "whole" else _sliced(place, group)
         return operand.finish()
 
-    return _call("all_reduce", f"{op}, {operand.signature}", program(), operand)
+    return _call("all_reduce", f"{op}, {operand.signature}", program, operand)
 
 
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
@@ -68,21 +73,25 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
     operand = Operand.of(x, op, out=out, in_place=here)
 
-    def program() -> Program:
+    def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
-            values = yield from _share_numbers(place, [operand.value])
+            values = yield from _share_numbers(place, [operand.value], on_lane)
             return reduce_scalars([value[0] for value in values], op) if here else None
         groups = operand.groups
+        if on_lane and groups and all(map(pulls.can_reduce, groups)):
+            for group in groups:
+                yield pulls.reduce(place, group, dst)
+            return operand.finish() if here else None
         chosen = choose_reduce(_nbytes(groups), place.size, _sliceable(groups))
         if chosen == "recursive_doubling":
             yield _small(place, groups)
         else:
-            yield from _synchronise(place, groups)
+            yield from _synchronise(place, groups, on_lane)
             for group in groups:
                 yield _whole(place, group) if chosen == "whole" else _to_root(place, group, dst)
         return operand.finish() if here else None
 
-    return _call("reduce", f"{op}, dst={dst}, {operand.signature}", program(), operand)
+    return _call("reduce", f"{op}, dst={dst}, {operand.signature}", program, operand)
 
 
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
@@ -94,19 +103,23 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             "give one array, it is split among the ranks"
         )
 
-    def program() -> Program:
+    def program(on_lane: bool) -> Program:
         if operand.kind == "scalars":
             assert isinstance(operand.value, list)
-            values = yield from _share_numbers(place, operand.value)
+            values = yield from _share_numbers(place, operand.value, on_lane)
             return reduce_scalars([value[place.rank] for value in values], op)
-        if any(_has_empty_slot(group) for group in operand.groups) or not operand.groups:
+        if on_lane and operand.groups and all(map(pulls.can_slice, operand.groups)):
+            for group in operand.groups:
+                yield pulls.reduce_scatter(place, group)
+            return operand.finish()
+        if on_lane or any(map(_has_empty_slot, operand.groups)) or not operand.groups:
             # Someone hears from nobody in what follows.
-            yield from share(place, b"")
+            yield from share(place, b"", on_lane)
         for group in operand.groups:
             yield _slots(place, group)
         return operand.finish()
 
-    return _call("reduce_scatter", f"{op}, {operand.signature}", program(), operand)
+    return _call("reduce_scatter", f"{op}, {operand.signature}", program, operand)
 
 
 def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
@@ -117,26 +130,29 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
     operand = Operand.of(x, op, out=out, in_place=True)
     stop = place.rank if exclusive else place.rank + 1
 
-    def program() -> Program:
+    def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
-            values = yield from _share_numbers(place, [operand.value])
+            values = yield from _share_numbers(place, [operand.value], on_lane)
             return reduce_scalars([value[0] for value in values[:stop]], op) if stop else x
         groups = operand.groups
-        if choose_scan(_nbytes(groups), place.size) == "gather":
-            blobs = yield from share(place, b"".join(_bytes_of(groups)))
+        if on_lane and groups and all(map(pulls.can_scan, groups)):
+            for group in groups:
+                yield pulls.scan(place, group, exclusive)
+        elif choose_scan(_nbytes(groups), place.size) == "gather":
+            blobs = yield from share(place, b"".join(_bytes_of(groups)), on_lane)
             _fold(groups, blobs[:stop])
         else:
-            yield from share(place, b"")
+            yield from share(place, b"", on_lane)
             for group in groups:
                 yield _chained(place, group, exclusive)
         return operand.finish()
 
-    return _call(name, f"{op}, {operand.signature}", program(), operand)
+    return _call(name, f"{op}, {operand.signature}", program, operand)
 
 
-def _call(op: str, arguments: str, program: Program, operand: Operand) -> Call:
+def _call(op: str, arguments: str, start: Start, operand: Operand) -> Call:
     nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
-    return Call(op, f"{op}({arguments})", program, nbytes)
+    return Call(op, f"{op}({arguments})", start, nbytes)
 
 
 def _nbytes(groups: Sequence[Group]) -> int:
@@ -148,10 +164,11 @@ def _sliceable(groups: Sequence[Group]) -> bool:
     return all(group.kernel.sliceable for group in groups)
 
 
-def _synchronise(place: Place, groups: Sequence[Group]) -> Part[None]:
-    """Where a rank's slice may be empty, it hears from nobody in what follows."""
-    if any(group.x.length < place.size for group in groups):
-        yield from share(place, b"")
+def _synchronise(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+    """Where a rank's slice may be empty, it hears from nobody in what follows. On a lane, what is
+    sent must not come before it is the receiver's turn."""
+    if on_lane or any(group.x.length < place.size for group in groups):
+        yield from share(place, b"", on_lane)
 
 
 def _small(place: Place, groups: Sequence[Group]) -> Phase:
@@ -236,10 +253,10 @@ def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
         at += group.x.nbytes
 
 
-def _share_numbers(place: Place, own: Any) -> Part[list[list[Scalar]]]:
+def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scalar]]]:
     """Every rank's numbers, by rank."""
     packed = [[value.real, value.imag] if type(value) is complex else value for value in own]
-    blobs = yield from share(place, msgpack.packb(packed))
+    blobs = yield from share(place, msgpack.packb(packed), on_lane)
     numbers: list[list[Scalar]] = []
     for src, blob in enumerate(blobs):
         try:

@@ -15,6 +15,7 @@ import msgpack
 
 from aiodist.buffers.values import Encoded, Incoming, copy_value, describe, encode, into, parse
 from aiodist.errors import MismatchError, ProtocolError
+from aiodist.runtime.collectives import pulls
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root, share
 from aiodist.runtime.collectives.memories import Regions
 from aiodist.runtime.operation import Phase, Program, prepared
@@ -75,18 +76,21 @@ def _sound(offer: Offer) -> bool:
     )
 
 
-def offers_of_all(place: Place, own: Sequence[Encoded]) -> Part[tuple[list[Offer], list[Offer]]]:
-    """What this rank offers to each other one, and what each other one offers to it."""
+Offers = list[list[Offer | None]]
+"""By source and destination; None for what is not known here."""
+
+
+def offers_of_all(place: Place, own: Sequence[Encoded], on_lane: bool) -> Part[Offers]:
+    """What each rank offers to each other one: all of it, or what concerns this rank."""
     if place.size > MANY_RANKS:
         return (yield from _offers_apart(place, own))
-    blobs = yield from share(place, pack_offers(own, ROOM // place.size))
-    offers = [unpack_offers(blob, place.size, src) for src, blob in enumerate(blobs)]
-    return offers[place.rank], [theirs[place.rank] for theirs in offers]
+    blobs = yield from share(place, pack_offers(own, ROOM // place.size), on_lane)
+    return [[*unpack_offers(blob, place.size, src)] for src, blob in enumerate(blobs)]
 
 
-def _offers_apart(place: Place, own: Sequence[Encoded]) -> Part[tuple[list[Offer], list[Offer]]]:
+def _offers_apart(place: Place, own: Sequence[Encoded]) -> Part[Offers]:
     """The same where the offers of all to all fill more than a frame: sizes alone, to each."""
-    yield from share(place, b"")
+    yield from share(place, b"", False)
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]
     heads = {rank: bytearray(_HEAD.size) for rank in others}
@@ -94,34 +98,37 @@ def _offers_apart(place: Place, own: Sequence[Encoded]) -> Part[tuple[list[Offer
         place,
         {rank: [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes))] for rank in others},
         {rank: [memoryview(head)] for rank, head in heads.items()},
+        0,
+        on_lane=False,
     )
-    theirs = list(mine)
+    offers: Offers = [[None] * place.size for _ in range(place.size)]
+    offers[place.rank] = [*mine]
     for rank, head in heads.items():
         meta, nbytes = _HEAD.unpack(head)
-        theirs[rank] = Offer(meta, nbytes, None)
-    return mine, theirs
+        offers[rank][place.rank] = Offer(meta, nbytes, None)
+    return offers
 
 
 def exchange(
     place: Place,
     sends: Mapping[int, Sequence[memoryview]],
     receives: Mapping[int, Sequence[memoryview]],
+    longest: int,
+    on_lane: bool,
 ) -> Part[None]:
-    """Bytes of known sizes directly from where they are to where they go."""
-    memory = Regions.of_bytes(
-        [view for dst in range(place.size) for view in sends.get(dst, ())],
-        [view for src in range(place.size) for view in receives.get(src, ())],
-    )
+    """Bytes of known sizes directly from where they are to where they go. On a lane all have to
+    know the size of the `longest` message between any two."""
+    source = [view for dst in range(place.size) for view in sends.get(dst, ())]
+    target = [view for src in range(place.size) for view in receives.get(src, ())]
+    outgoing, incoming = _bounds(place.size, sends), _bounds(place.size, receives)
+    if on_lane:
+        yield pulls.exchange(place, outgoing, incoming, longest, source, target)
+        return
     yield Phase(
         prepared(
-            direct_exchange.all_to_all,
-            place.rank,
-            place.size,
-            _bounds(place.size, sends),
-            _bounds(place.size, receives),
-            MAX_PAYLOAD,
+            direct_exchange.all_to_all, place.rank, place.size, outgoing, incoming, MAX_PAYLOAD
         ),
-        memory,
+        Regions.of_bytes(source, target),
     )
 
 
@@ -138,9 +145,16 @@ def collect(
     receives: Mapping[int, Offer],
     outs: Mapping[int, Any],
     describe_out: str,
+    travelling: Sequence[Offer | None],
+    on_lane: bool,
+    lengths: Sequence[int] | None = None,
 ) -> Part[dict[int, Any]]:
-    """The values offered to this rank, by source; those offered to others are sent."""
-    metas = yield from _metas(place, sends, receives)
+    """The values offered to this rank, by source; those offered to others are sent.
+
+    `travelling`: what any rank offers to any other. `lengths`: where everyone offers the same to
+    all others, the bytes of each.
+    """
+    metas = yield from _metas(place, sends, receives, travelling, on_lane)
     incoming: dict[int, Incoming] = {}
     for src, offer in receives.items():
         value = parse(
@@ -152,16 +166,26 @@ def collect(
         if offer.data is not None:
             fill(value, offer.data)
         incoming[src] = value
-    yield from exchange(
-        place,
-        {dst: encoded.buffers for dst, (encoded, offer) in sends.items() if offer.data is None},
-        {src: incoming[src].buffers for src, offer in receives.items() if offer.data is None},
-    )
+    longest = max((o.nbytes for o in travelling if o is not None and o.data is None), default=0)
+    outgoing = {
+        dst: encoded.buffers for dst, (encoded, offer) in sends.items() if offer.data is None
+    }
+    buffers = {src: incoming[src].buffers for src, offer in receives.items() if offer.data is None}
+    if not on_lane or lengths is None:
+        yield from exchange(place, outgoing, buffers, longest, on_lane)
+    elif longest:
+        source = next(iter(outgoing.values()), ())
+        target = [view for src in sorted(buffers) for view in buffers[src]]
+        yield pulls.all_gather(place, lengths, source, target)
     return {src: value.finish() for src, value in incoming.items()}
 
 
 def _metas(
-    place: Place, sends: Mapping[int, tuple[Encoded, Offer]], receives: Mapping[int, Offer]
+    place: Place,
+    sends: Mapping[int, tuple[Encoded, Offer]],
+    receives: Mapping[int, Offer],
+    travelling: Sequence[Offer | None],
+    on_lane: bool,
 ) -> Part[dict[int, bytes]]:
     metas: dict[int, Any] = {}
     late: dict[int, Sequence[memoryview]] = {}
@@ -173,15 +197,16 @@ def _metas(
             raise ProtocolError(f"rank {src} offers {offer.meta} bytes of metadata")
         metas[src] = bytearray(offer.meta)
         late[src] = [memoryview(metas[src])]
-    yield from exchange(
-        place,
-        {
+    longest = max(
+        (o.meta for o in travelling if o is not None and isinstance(o.meta, int)), default=0
+    )
+    if longest or not on_lane:
+        outgoing = {
             dst: [memoryview(encoded.meta)]
             for dst, (encoded, offer) in sends.items()
             if isinstance(offer.meta, int)
-        },
-        late,
-    )
+        }
+        yield from exchange(place, outgoing, late, longest, on_lane)
     return {src: bytes(meta) for src, meta in metas.items()}
 
 
@@ -211,22 +236,22 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
     check_root(place, src, "src")
     own = encode(x, allow_pickle=place.allow_pickle) if place.rank == src else None
 
-    def program() -> Program:
+    def program(on_lane: bool) -> Program:
         blob = b"" if own is None else pack_offers([own], ROOM)
-        blobs = yield from share(place, blob)
+        blobs = yield from share(place, blob, on_lane)
         (offer,) = unpack_offers(blobs[src], 1, src)
         if own is not None:
             if isinstance(offer.meta, int):
-                yield from _chain(place, src, [memoryview(own.meta)], [])
+                yield from _chain(place, src, [memoryview(own.meta)], [], on_lane)
             if offer.data is None:
-                yield from _chain(place, src, own.buffers, [])
+                yield from _chain(place, src, own.buffers, [], on_lane)
             return x
         meta = offer.meta
         if isinstance(meta, int):
             if meta > place.max_message_bytes:
                 raise ProtocolError(f"rank {src} offers {meta} bytes of metadata")
             buffer = bytearray(meta)
-            yield from _chain(place, src, [], [memoryview(buffer)])
+            yield from _chain(place, src, [], [memoryview(buffer)], on_lane)
             meta = bytes(buffer)
         value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
         if value.nbytes != offer.nbytes:
@@ -235,16 +260,23 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         if offer.data is not None:
             fill(value, offer.data)
         else:
-            yield from _chain(place, src, [], value.buffers)
+            yield from _chain(place, src, [], value.buffers, on_lane)
         return value.finish()
 
     nbytes = 0 if own is None else own.nbytes
-    return Call("broadcast", f"broadcast(src={src})", program(), nbytes)
+    return Call("broadcast", f"broadcast(src={src})", program, nbytes)
 
 
 def _chain(
-    place: Place, src: int, source: Sequence[memoryview], target: Sequence[memoryview]
+    place: Place,
+    src: int,
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+    on_lane: bool,
 ) -> Part[None]:
+    if on_lane:
+        yield pulls.broadcast(place, src, source, target)
+        return
     length = sum(view.nbytes for view in (source or target))
     yield Phase(
         prepared(chain.broadcast, place.rank, place.size, src, length, MAX_PAYLOAD),
@@ -257,8 +289,8 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
     own = encode(x, allow_pickle=place.allow_pickle)
     outs = slots_of(out, place.size, x)
 
-    def program() -> Program:
-        blobs = yield from share(place, pack_offers([own], ROOM // place.size))
+    def program(on_lane: bool) -> Program:
+        blobs = yield from share(place, pack_offers([own], ROOM // place.size), on_lane)
         offers = [unpack_offers(blob, 1, src)[0] for src, blob in enumerate(blobs)]
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
@@ -267,11 +299,14 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
             {src: offers[src] for src in others},
             outs,
             "out",
+            offers,
+            on_lane,
+            [offer.nbytes if offer.data is None else 0 for offer in offers],
         )
         values[place.rank] = own_slot(x, outs.get(place.rank))
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
-    return Call("all_gather", "all_gather()", program(), own.nbytes)
+    return Call("all_gather", "all_gather()", program, own.nbytes)
 
 
 def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
@@ -283,8 +318,8 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
     outs = slots_of(out, place.size, x)
 
-    def program() -> Program:
-        blobs = yield from share(place, pack_offers([own], ROOM // place.size))
+    def program(on_lane: bool) -> Program:
+        blobs = yield from share(place, pack_offers([own], ROOM // place.size), on_lane)
         offers = [unpack_offers(blob, 1, src)[0] for src, blob in enumerate(blobs)]
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
@@ -293,13 +328,15 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
             {src: offers[src] for src in others} if here else {},
             outs,
             "out",
+            [offer for src, offer in enumerate(offers) if src != dst],
+            on_lane,
         )
         if not here:
             return None
         values[dst] = own_slot(x, outs.get(dst))
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
-    return Call("gather", f"gather(dst={dst})", program(), own.nbytes)
+    return Call("gather", f"gather(dst={dst})", program, own.nbytes)
 
 
 def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
@@ -311,8 +348,8 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
         raise ValueError(f"xs is for rank src={src}; this is rank {place.rank}: pass None here")
     own = _encode_slots(place, xs, "scatter") if here else []
 
-    def program() -> Program:
-        blobs = yield from share(place, pack_offers(own, ROOM) if here else b"")
+    def program(on_lane: bool) -> Program:
+        blobs = yield from share(place, pack_offers(own, ROOM) if here else b"", on_lane)
         offers = unpack_offers(blobs[src], place.size, src)
         others = [dst for dst in range(place.size) if dst != src]
         values = yield from collect(
@@ -321,11 +358,13 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
             {} if here else {src: offers[place.rank]},
             {} if out is None else {src: out},
             "out",
+            [offer for dst, offer in enumerate(offers) if dst != src],
+            on_lane,
         )
         return own_slot(mine[src], out) if here else values[src]
 
     nbytes = sum(slot.nbytes for slot in own)
-    return Call("scatter", f"scatter(src={src})", program(), nbytes)
+    return Call("scatter", f"scatter(src={src})", program, nbytes)
 
 
 def all_to_all(place: Place, xs: Any, out: Any) -> Call:
@@ -333,21 +372,35 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
     own = _encode_slots(place, xs, "all_to_all")
     outs = slots_of(out, place.size, None)
 
-    def program() -> Program:
-        mine, theirs = yield from offers_of_all(place, own)
-        others = [rank for rank in range(place.size) if rank != place.rank]
+    def program(on_lane: bool) -> Program:
+        offers = yield from offers_of_all(place, own, on_lane)
+        here = place.rank
+        others = [rank for rank in range(place.size) if rank != here]
         values = yield from collect(
             place,
-            {dst: (own[dst], mine[dst]) for dst in others},
-            {src: theirs[src] for src in others},
+            {dst: (own[dst], known(offers[here][dst])) for dst in others},
+            {src: known(offers[src][here]) for src in others},
             outs,
             "out",
+            [
+                offer
+                for src, row in enumerate(offers)
+                for dst, offer in enumerate(row)
+                if src != dst
+            ],
+            on_lane,
         )
         values[place.rank] = own_slot(xs[place.rank], outs.get(place.rank))
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     nbytes = sum(slot.nbytes for slot in own)
-    return Call("all_to_all", "all_to_all()", program(), nbytes)
+    return Call("all_to_all", "all_to_all()", program, nbytes)
+
+
+def known(offer: Offer | None) -> Offer:
+    """An offer that concerns this rank."""
+    assert offer is not None
+    return offer
 
 
 def own_slot(x: Any, out: Any) -> Any:

@@ -47,6 +47,13 @@ def test_identity() -> None:
     assert checks.identity("boot id", None).level == "note"
 
 
+def test_shared_memory() -> None:
+    assert checks.shared_memory(None).level == "ok"
+    check = checks.shared_memory("the processor is aarch64")
+    assert (check.level, check.found) == ("note", "the processor is aarch64")
+    assert "sockets" in check.advice
+
+
 def test_loopback() -> None:
     assert checks.loopback(socket.AF_INET, "127.0.0.1").level == "ok"
     # An address of another host cannot be bound.

@@ -31,7 +31,7 @@ def test_version(invoke) -> None:  # type: ignore[no-untyped-def]
     assert text.strip() == f"aiodist {importlib.metadata.version('aiodist')}"
 
 
-@pytest.mark.parametrize("command", ["run", "coordinator", "status", "doctor"])
+@pytest.mark.parametrize("command", ["run", "coordinator", "status", "doctor", "bench"])
 def test_help_has_an_example_and_the_exit_statuses(invoke, command: str) -> None:  # type: ignore[no-untyped-def]
     result, text = invoke(command, "--help")
     assert result.exit_code == 0

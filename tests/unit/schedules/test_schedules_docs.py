@@ -12,13 +12,17 @@ from aiodist.schedules import (
     chain,
     direct_exchange,
     dissemination,
+    pull_scan,
+    pull_slices,
+    pull_values,
+    pull_whole,
     recursive_doubling,
     reduce,
     reduce_scatter,
     reduce_scatter_all_gather,
 )
 from aiodist.schedules.cuts import even_bounds
-from aiodist.schedules.plan import Plan
+from aiodist.schedules.plan import Await, Copy, Plan, Reduce
 from aiodist.schedules.simulator import simulate
 
 PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
@@ -45,13 +49,28 @@ ALGORITHMS: dict[str, Callable[[int], Plan]] = {
 }
 
 
+PULLS: dict[str, Callable[[int], Plan]] = {
+    "pull_whole.all_reduce": lambda r: pull_whole.all_reduce(r, SIZE, LENGTH),
+    "pull_whole.reduce": lambda r: pull_whole.reduce(r, SIZE, 0, LENGTH),
+    "pull_whole.scan": lambda r: pull_whole.scan(r, SIZE, LENGTH, False),
+    "pull_whole.share": lambda r: pull_whole.share(r, SIZE, 8),
+    "pull_slices.all_reduce": lambda r: pull_slices.all_reduce(r, SIZE, LENGTH, 2, 2),
+    "pull_slices.reduce": lambda r: pull_slices.reduce(r, SIZE, 0, LENGTH, 2, 2),
+    "pull_slices.reduce_scatter": lambda r: pull_slices.reduce_scatter(r, SIZE, SLICES, 2, 2),
+    "pull_values.broadcast": lambda r: pull_values.broadcast(r, SIZE, 0, LENGTH, 16, 2),
+    "pull_values.all_gather": lambda r: pull_values.all_gather(r, SIZE, (8,) * SIZE, 2, 2),
+    "pull_values.exchange": lambda r: pull_values.exchange(r, SIZE, SLICES, SLICES, 4, 2, 2),
+    "pull_scan.scan": lambda r: pull_scan.scan(r, SIZE, LENGTH, False, 16, 2),
+}
+
+
 def documented() -> dict[str, tuple[int, ...]]:
     rows = re.findall(r"^\| `(\w+\.\w+)` \|((?: *\d+ \|)+)$", PAGE.read_text("utf-8"), re.MULTILINE)
     return {name: tuple(int(cell) for cell in cells.split("|")[:-1]) for name, cells in rows}
 
 
 def test_every_algorithm_is_documented() -> None:
-    assert set(documented()) == set(ALGORITHMS)
+    assert set(documented()) == {*ALGORITHMS, *PULLS}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -65,3 +84,33 @@ def test_the_numbers_are_those_of_the_plans(name: str) -> None:
         max(plan.scratch for plan in plans),
     )
     assert documented()[name] == numbers
+
+
+@pytest.mark.parametrize("name", PULLS)
+def test_the_numbers_are_those_of_the_pull_plans(name: str) -> None:
+    plans = [PULLS[name](rank) for rank in range(SIZE)]
+    outcome = simulate(plans, inputs=[LENGTH] * SIZE, outputs=[LENGTH] * SIZE)
+    numbers = (
+        outcome.rounds,
+        max(len(plan.steps) for plan in plans),
+        plans[0].publishes,
+        max(sum(isinstance(step, Await) for step in plan.steps) for plan in plans),
+        max(map(copied, plans)),
+        max(map(reduced, plans)),
+        plans[0].shared,
+    )
+    assert documented()[name] == numbers
+
+
+def copied(plan: Plan) -> int:
+    return sum(step.into.length for step in plan.steps if isinstance(step, Copy))
+
+
+def reduced(plan: Plan) -> int:
+    """Units of operands."""
+    return sum(
+        operand.length
+        for step in plan.steps
+        if isinstance(step, Reduce)
+        for operand in step.operands
+    )

@@ -179,7 +179,9 @@ def test_what_was_sent_is_overwritten() -> None:
     made = plans(
         [Send(1, (OUT4,)), Copy(OUT4, X4)], [Recv(0, (OUT4,))], eager=True
     )  # fmt: skip
-    fails(made, r"rank 0 step 1 Copy.* writes OUT\[0:4\], which may still be read for step 0, ")
+    fails(
+        made, r"rank 0 step 1 Copy.* writes OUT\[0:4\], which may still be read for rank 0 step 0 "
+    )
     fails(made, NOTHING_SAYS)
 
 
@@ -236,7 +238,9 @@ def test_a_third_rank_may_carry_the_news() -> None:
 
 def test_memory_that_was_granted_is_written() -> None:
     made = plans([Grant(1, 1), Copy(OUT4, X4), Recv(1, (OUT4,))], [Send(0, (X4,))])
-    fails(made, r"Recv\(from 1: OUT\[0:4\]\) writes OUT.*may still be written for step 1, .* Copy")
+    fails(
+        made, r"Recv\(from 1: OUT\[0:4\]\) writes OUT.*may still be written for rank 0 step 1 Copy"
+    )
     run(plans([Copy(OUT4, X4), Grant(1, 1), Recv(1, (OUT4,))], [Send(0, (X4,))]))
 
 
@@ -244,7 +248,7 @@ def test_memory_that_was_granted_is_read() -> None:
     grant, keep, take = Grant(1, 1), Copy(TMP4, OUT4), Recv(1, (OUT4,))
     fails(
         plans([grant, keep, take], [Send(0, (X4,))]),
-        r"step 2 Recv.* writes OUT\[0:4\], which may still be read for step 1, .* Copy",
+        r"step 2 Recv.* writes OUT\[0:4\], which may still be read for rank 0 step 1 Copy",
     )
     run(plans([keep, grant, take], [Send(0, (X4,))]))
 
@@ -262,7 +266,7 @@ def test_a_frame_may_come_into_memory_of_which_a_send_is_under_way() -> None:
         [Grant(0, 1), Recv(0, (OUT4,))],
         [Send(0, (X4,))],
     )
-    fails(made, r"Recv\(from 2.* may still be read for step 1, .*Send\(to 1")
+    fails(made, r"Recv\(from 2.* may still be read for rank 0 step 1 Send\(to 1")
 
 
 def test_two_frames_come_into_one_memory() -> None:
@@ -271,7 +275,7 @@ def test_two_frames_come_into_one_memory() -> None:
         [Send(0, (X4,))],
         [Send(0, (X4,))],
     )
-    fails(made, r"writes OUT\[3:4\], which may still be written for step 2")
+    fails(made, r"writes OUT\[3:4\], which may still be written for rank 0 step 2 ")
 
 
 def test_eager_frames_may_come_at_once_too() -> None:

@@ -59,5 +59,13 @@ def test_fork_with_unix_links_on_uvloop() -> None:
     forked("unix", "uvloop")
 
 
+def test_fork_with_shm_links() -> None:
+    forked("shm", "asyncio")
+
+
+def test_fork_with_shm_links_on_uvloop() -> None:
+    forked("shm", "uvloop")
+
+
 def test_fork_with_inproc_links() -> None:
     forked("inproc", "asyncio")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import pytest
 
+from aiodist.buffers.segment import supported, unsupported_reason
 from aiodist.transports import registry
 from aiodist.transports.registry import Endpoint, candidates, choose, host_id, make, process_id
 
-ALL = ("inproc", "unix", "tcp")
-ADDRESSES = {"tcp": "tcp://10.0.0.2:1", "inproc": "inproc://rank-1", "unix": "unix-abstract:x"}
+ALL = ("inproc", "shm", "unix", "tcp")
+ADDRESSES = {
+    "tcp": "tcp://10.0.0.2:1",
+    "inproc": "inproc://rank-1",
+    "unix": "unix-abstract:x",
+    "shm": "shm:x",
+}
 
 
 def endpoint(process: str, host: str, allowed: tuple[str, ...] = ALL) -> Endpoint:
@@ -23,8 +28,9 @@ def test_the_same_process_prefers_inproc() -> None:
     assert candidates(own, peer) == [(name, ADDRESSES[name]) for name in ALL]
 
 
-def test_the_same_host_prefers_unix() -> None:
+def test_the_same_host_prefers_shared_memory() -> None:
     assert [name for name, _ in candidates(endpoint("p", "h"), endpoint("q", "h"))] == [
+        "shm",
         "unix",
         "tcp",
     ]
@@ -52,13 +58,13 @@ def test_choose_orders_by_preference() -> None:
     assert choose(["tcp", "tcp"]) == ("tcp",)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract sockets are Linux'")
-def test_choose_all_on_linux() -> None:
+@pytest.mark.skipif(not supported(), reason=str(unsupported_reason()))
+def test_choose_all_where_memory_can_be_shared() -> None:
     assert choose(None) == ALL
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no transport 'udp'.*'inproc', 'unix', 'tcp'"):
+    with pytest.raises(ValueError, match=r"no transport 'udp'.*'inproc', 'shm', 'unix', 'tcp'"):
         choose(("tcp", "udp"))
     with pytest.raises(ValueError, match="no transport ''"):
         choose("")

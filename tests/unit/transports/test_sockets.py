@@ -60,6 +60,17 @@ async def test_tcp_options_and_names() -> None:
         assert ends.a.peer_name != ends.b.peer_name
 
 
+async def test_tcp_to_a_near_peer_is_not_paced() -> None:
+    async with connected(TcpTransport()) as ends:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
+            usual = other.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        expected = b"reno" if usual.startswith((b"bbr", b"cubic")) else usual
+        for link in (ends.a, ends.b):
+            assert isinstance(link, StreamLink)
+            chosen = link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert chosen.rstrip(b"\0") == expected.rstrip(b"\0")
+
+
 async def test_tcp_over_ipv6() -> None:
     try:
         with socket.socket(socket.AF_INET6) as probe:

@@ -17,7 +17,8 @@ import pytest
 from aiodist.errors import ProtocolError
 from aiodist.testing.links import Ends
 from aiodist.transports.base import Link
-from aiodist.transports.stream import BYE, StreamLink
+from aiodist.transports.framed import BYE
+from aiodist.transports.stream import StreamLink
 from aiodist.wire import frames
 
 
@@ -387,3 +388,127 @@ async def test_an_error_in_closed_is_logged(caplog: pytest.LogCaptureFixture) ->
     await link.finish(20.0)
     assert "failed in closed()" in caplog.text
     raw.close()
+
+
+PREFIX = frames.prefix(b"expected", 3)
+
+
+def found(w: Any, into: memoryview, prefix: bytes = PREFIX) -> bool:
+    """Look until something has come, which has been sent."""
+    while (answer := w.link.look_for(prefix, into)) is None:
+        pass
+    return bool(answer)
+
+
+async def test_looking_for_a_frame() -> None:
+    async with wired() as w:
+        into = memoryview(bytearray(3))
+        assert w.link.look_for(PREFIX, into) is None
+        w.raw.send(PREFIX + b"abc")
+        assert found(w, into)
+        assert bytes(into) == b"abc"
+        assert w.link.received_bytes == 3
+        assert not w.seen.headers
+
+
+@pytest.mark.parametrize("cut", range(len(PREFIX), len(PREFIX) + 3))
+async def test_the_frame_comes_in_two_parts(cut: int) -> None:
+    async with wired() as w:
+        into = memoryview(bytearray(3))
+        data = PREFIX + b"abc" + frames.encode(b"next", b"x")
+        w.raw.send(data[:cut])
+        assert w.link.look_for(PREFIX, into) is None
+        w.raw.send(data[cut:])
+        assert found(w, into)
+        assert bytes(into) == b"abc"
+        assert w.seen.frames == [(b"next", b"x")]
+
+
+@pytest.mark.parametrize("cut", [1, 5, len(PREFIX), len(PREFIX) + 1])
+async def test_a_part_that_was_looked_at_is_not_lost(cut: int) -> None:
+    async with wired() as w:
+        data = PREFIX + b"abc"
+        w.raw.send(data[:cut])
+        w.link.look_for(PREFIX, memoryview(bytearray(3)))
+        w.raw.send(data[cut:])
+        await w.until(lambda: w.seen.frames == [(b"expected", b"abc")])
+
+
+async def test_something_else_comes_first() -> None:
+    async with wired() as w:
+        into = memoryview(bytearray(3))
+        for other in (b"unexpected", b"expecteD"):
+            w.raw.send(frames.encode(other, b"xyz") + PREFIX + b"abc")
+            assert not found(w, into)
+            assert w.seen.frames[-2:] == [(other, b"xyz"), (b"expected", b"abc")]
+        assert bytes(into) == bytes(3)
+
+
+async def test_a_payload_under_way_is_not_disturbed() -> None:
+    async with wired() as w:
+        large = frames.encode(b"large", bytes(100_000))
+        w.raw.send(large[:50_000])
+        await w.until(lambda: w.seen.headers == [b"large"])
+        assert not w.link.is_clear
+        assert w.link.look_for(PREFIX, memoryview(bytearray(3))) is False
+        await asyncio.get_running_loop().sock_sendall(w.raw, large[50_000:])
+        await w.until(lambda: len(w.seen.frames) == 1)
+
+
+async def test_a_frame_larger_than_the_scratch_is_found() -> None:
+    async with wired() as w:
+        payload = bytes(range(250)) * 250
+        prefix = frames.prefix(b"large", len(payload))
+        into = memoryview(bytearray(len(payload)))
+        w.raw.send(prefix + payload)
+        assert found(w, into, prefix)
+        assert into == payload
+
+
+@pytest.mark.parametrize("before", [b"", PREFIX, frames.encode(b"other")])
+async def test_the_end_comes_while_looking(before: bytes) -> None:
+    async with wired() as w:
+        w.raw.send(before)
+        w.raw.close()
+        into = memoryview(bytearray(3))
+        while w.link.look_for(PREFIX, into) is not False or not w.link.is_closed:
+            pass
+        (error,) = w.seen.ends
+        assert isinstance(error, ConnectionResetError)
+
+
+async def test_garbage_comes_while_looking(caplog: pytest.LogCaptureFixture) -> None:
+    async with wired() as w:
+        w.raw.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert not found(w, memoryview(bytearray(3)))
+        assert isinstance(w.seen.ends[0], ProtocolError)
+
+
+async def test_a_copy_is_sent_of_what_is_altered_at_once() -> None:
+    async with wired() as w:
+        payload = bytearray(50_000)
+        expected = b""
+        assert w.link.is_clear
+        while not w.link.backlog:
+            expected += frames.encode(b"h", bytes(payload))
+            w.link.send_copy(frames.prefix(b"h", len(payload)), memoryview(payload))
+            payload[:] = bytes([payload[0] + 1]) * len(payload)
+        assert not w.link.is_clear
+        expected += frames.encode(b"h", bytes(payload))
+        w.link.send_copy(frames.prefix(b"h", len(payload)), memoryview(payload))
+        payload[:] = bytes(len(payload))
+        assert await read(w.raw, len(expected)) == expected
+        await w.until(lambda: w.link.is_clear)
+        assert w.link.sent_bytes == len(expected) - len(frames.prefix(b"h", 0)) * (
+            len(expected) // 50_000
+        )
+
+
+async def test_a_copy_to_nobody() -> None:
+    async with wired() as w:
+        w.raw.close()
+        for _ in range(3):
+            w.link.send_copy(PREFIX, memoryview(b"abc"))
+        await w.until(lambda: bool(w.seen.ends))
+        w.link.send_copy(PREFIX, memoryview(b"abc"))
+        assert not w.link.backlog

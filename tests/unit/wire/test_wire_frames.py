@@ -15,6 +15,7 @@ from aiodist.wire.frames import (
     OVERHEAD,
     Decoder,
     Frame,
+    Stencil,
     encode,
     pack_fields,
     parse_prefix,
@@ -105,3 +106,12 @@ def test_fields_survive() -> None:
 def test_a_header_that_is_no_array_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         unpack_fields(data)
+
+
+@pytest.mark.parametrize(
+    "number", [0, 1, 127, 128, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**64 - 1]
+)
+def test_a_stencil_gives_the_prefix(number: int) -> None:
+    stencil = Stencil((3, b"context", None), (0, b"call"), 300)
+    header = pack_fields(3, b"context", None, number, 0, b"call")
+    assert stencil.fill(number) == prefix(header, 300)

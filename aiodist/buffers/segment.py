@@ -1,0 +1,131 @@
+"""Memory that one process of a host owns and writes, and the others map to read.
+
+A segment is an anonymous memfd: it has no name that could be left behind, and is gone with the
+last process that maps it. Its owner seals it against resizing (a reader of memory that shrinks
+would die of SIGBUS) and against writing through any other mapping, then passes the descriptor on
+(`aiodist.transports.handover`, or a connection of its own).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import sys
+from typing import Self
+
+from aiodist.errors import ProtocolError
+
+if sys.platform == "linux":
+    import fcntl
+
+_SEAL_FUTURE_WRITE = 0x10
+"""F_SEAL_FUTURE_WRITE (Linux 5.1): only mappings that exist already may write."""
+
+
+class Segment:
+    """A mapping of `nbytes` bytes: `create` one of your own, or `attach` that of a peer.
+
+    `fd` is the descriptor of an owned segment, to be passed to peers, -1 for an attached or closed
+    one. Python's mapping keeps a descriptor of its own as long as it exists.
+    """
+
+    __slots__ = ("_memory", "fd", "nbytes")
+
+    def __init__(self, mapping: mmap.mmap, fd: int) -> None:
+        self.fd = fd
+        self.nbytes = len(mapping)
+        self._memory: memoryview | None = memoryview(mapping)
+
+    @classmethod
+    def create(cls, nbytes: int, name: str = "aiodist") -> Self:
+        """New memory, all zero, that this process alone writes. `name` is what /proc/self/maps
+        shows.
+
+        Raises ValueError for `nbytes` < 1, and OSError where the system gives no such memory."""
+        if nbytes < 1:
+            raise ValueError(f"a segment has at least 1 byte, not {nbytes}")
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, nbytes)
+            mapping = mmap.mmap(fd, nbytes)
+            sizes = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            try:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sizes | _SEAL_FUTURE_WRITE)
+            except OSError:  # an older kernel: a peer could write here, but not resize
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sizes)
+            return cls(mapping, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int) -> Self:
+        """Map a peer's segment of `nbytes` bytes to read it. Takes `fd` over: it is closed here
+        whatever happens.
+
+        Raises ProtocolError for what is no sealed memory of that size, OSError where it cannot be
+        mapped."""
+        try:
+            size = os.fstat(fd).st_size
+            if size != nbytes or nbytes < 1:
+                raise ProtocolError(
+                    f"a peer passed on a segment of {size} bytes: expected {nbytes}"
+                )
+            try:
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            except OSError as error:
+                raise ProtocolError(
+                    f"a peer passed on what is no memory to share ({error}): expected a memfd"
+                ) from None
+            if not seals & fcntl.F_SEAL_SHRINK:
+                raise ProtocolError(
+                    "a peer passed on a segment that it could shrink, which would kill its readers"
+                    " (SIGBUS): expected one sealed by F_SEAL_SHRINK"
+                )
+            return cls(mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ), -1)
+        finally:
+            os.close(fd)
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it, as bytes: writable for the owner, read-only where attached. Raises ValueError
+        once closed."""
+        if self._memory is None:
+            raise ValueError("this segment is closed")
+        return self._memory
+
+    def close(self) -> None:
+        """Let go of it. The memory itself lasts until the last view of it is gone, those that
+        users hold included. Idempotent."""
+        # Not mmap.close(), which fails while there are views.
+        self._memory = None
+        fd, self.fd = self.fd, -1
+        if fd != -1:
+            os.close(fd)
+
+
+def unsupported_reason() -> str | None:
+    """Why segments cannot be used here, for people to read; None where they can.
+
+    Peers tell each other what they wrote by flags in this memory, without a system call: data
+    first, then the flag. A processor with total store order (x86-64) shows both to a reader in
+    that order. Others (aarch64) may show the flag first, and Python has no instruction to stop
+    them, so there shared memory is not used at all.
+    """
+    if sys.platform != "linux":
+        return f"this is {sys.platform}, not Linux"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"the processor is {platform.machine()}, and only x86_64 keeps the order of stores"
+    if not hasattr(os, "memfd_create"):
+        return "this Python was built without memfd_create"
+    try:
+        Segment.create(1).close()
+    except OSError as error:
+        return f"the system gives no sealed memory (memfd_create: {error})"
+    return None
+
+
+def supported() -> bool:
+    """Whether segments can be used here."""
+    return unsupported_reason() is None

@@ -1,0 +1,190 @@
+"""Arrays in memory that all ranks of a group can see: what `Group.empty` gives.
+
+Each array is a segment of its own. The others are told where to fetch it, map it, and say so; from
+then on collectives may read it where it lies. It ends with its last view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist.buffers import arrays
+from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.segment import Segment
+from aiodist.errors import ProtocolError
+from aiodist.transports.handover import Handover, fetch
+from aiodist.wire import kinds
+
+if TYPE_CHECKING:
+    from aiodist.runtime.context import Context
+
+log = logging.getLogger("aiodist.group")
+
+MOST = 4096
+"""Most arrays of one peer that are mapped at a time."""
+_OFFSET_BITS = 44
+
+Bytes = NDArray[np.uint8]
+
+
+class Block:
+    """An array of this rank: its memory from `start` to `stop`, and who has not mapped it yet."""
+
+    __slots__ = ("handover", "missing", "number", "start", "stop")
+
+    def __init__(self, number: int, start: int, stop: int, missing: set[int]) -> None:
+        self.number = number
+        self.start = start
+        self.stop = stop
+        self.missing = missing
+        self.handover: Handover | None = None
+
+
+class Heap:
+    """The shared arrays of one group, as seen by one rank."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._blocks: dict[int, Block] = {}
+        self._next = 0
+        self._mapped: dict[tuple[int, int], Bytes] = {}
+        self._closed = False
+        self.shows_any = False
+        """Whether there is an array here that all others have mapped."""
+
+    # -- own arrays -------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
+        """See `Group.empty`."""
+        kind, name = arrays.kind_and_name(dtype, like)
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"shape has a negative size: {sizes}")
+        nbytes = math.prod(sizes) * carrier(name).itemsize
+        if nbytes and self._context.shares:
+            memory = self._allocate(nbytes)
+        else:
+            memory = np.zeros(nbytes, np.uint8)
+        return arrays.over(memory, kind, name, sizes)
+
+    def _allocate(self, nbytes: int) -> Bytes:
+        """New memory, all zero, which the others will see in due course. Raises OSError."""
+        segment = Segment.create(nbytes, "aiodist-array")
+        memory = np.frombuffer(segment.memory, np.uint8)
+        context = self._context
+        number = self._next
+        self._next += 1
+        start = address_of(memory)
+        missing = {rank for rank in range(context.size) if rank != context.rank}
+        block = self._blocks[number] = Block(number, start, start + nbytes, missing)
+        block.handover = Handover(context.loop, segment.fd)
+        weakref.finalize(memory, _drop_soon, context.loop, weakref.ref(self), number).atexit = False
+        segment.close()
+        for peer in missing:
+            context.tell(
+                peer, kinds.REGION, number, block.handover.address, block.handover.key, nbytes
+            )
+        return memory
+
+    def locate(self, address: int, nbytes: int) -> int:
+        """Where these bytes lie, as `find` takes it; 0 if not all others see them."""
+        for block in self._blocks.values():
+            if block.start <= address and address + nbytes <= block.stop:
+                if block.missing:
+                    return 0
+                return (block.number << _OFFSET_BITS | address - block.start) + 1
+        return 0
+
+    def mapped(self, peer: int, number: int) -> None:
+        """`peer` has mapped an array of ours."""
+        block = self._blocks.get(number)
+        if block is None:
+            return
+        block.missing.discard(peer)
+        if not block.missing:
+            self.shows_any = True
+            if block.handover is not None:
+                block.handover.close()
+                block.handover = None
+
+    def drop(self, number: int) -> None:
+        """The last view of an array is gone."""
+        block = self._blocks.pop(number, None)
+        if block is None:
+            return
+        if block.handover is not None:
+            block.handover.close()
+        self.shows_any = any(not block.missing for block in self._blocks.values())
+        for peer in range(self._context.size):
+            if peer != self._context.rank:
+                self._context.tell(peer, kinds.UNMAP, number)
+
+    # -- arrays of others -------------------------------------------------------------------------
+
+    def find(self, peer: int, location: int, nbytes: int) -> Bytes:
+        """The bytes of `peer` at a location that it gave. Raises ProtocolError."""
+        number, offset = divmod(location - 1, 1 << _OFFSET_BITS)
+        memory = self._mapped.get((peer, number))
+        if memory is None or offset + nbytes > len(memory):
+            raise ProtocolError(f"rank {peer} names shared memory that it does not share")
+        return memory[offset : offset + nbytes]
+
+    def heard(self, peer: int, fields: Sequence[Any]) -> None:
+        """A word of `peer` about its arrays, or about ours. Raises ProtocolError."""
+        match fields:
+            case [kinds.REGION, _, int(number), str(address), bytes(key), int(nbytes)]:
+                if sum(rank == peer for rank, _ in self._mapped) >= MOST:
+                    raise ProtocolError(f"rank {peer} shares over {MOST} arrays at a time")
+                self._context.endpoint.spawn(
+                    self._map(peer, number, address, key, nbytes), "aiodist shared array"
+                )
+            case [kinds.MAPPED, _, int(number)]:
+                self.mapped(peer, number)
+            case [kinds.UNMAP, _, int(number)]:
+                self._mapped.pop((peer, number), None)
+                if self._context.express is not None:
+                    self._context.express.forget_arrays()
+            case _:
+                raise ProtocolError("malformed words about shared arrays")
+
+    async def _map(self, peer: int, number: int, address: str, key: bytes, nbytes: int) -> None:
+        try:
+            fd, _ = await fetch(address, key, None)  # as long as it takes, see `lane_setup`
+            memory = Segment.attach(fd, nbytes).memory
+        except (OSError, ProtocolError) as error:
+            # Then it is staged, as other arrays are. Or it is gone already.
+            log.debug("an array of rank %d is not mapped: %s", peer, error)
+            return
+        if not self._closed:
+            self._mapped[peer, number] = np.frombuffer(memory, np.uint8)
+            self._context.tell(peer, kinds.MAPPED, number)
+
+    def close(self) -> None:
+        """The group has ended; arrays stay usable as memory."""
+        self._closed = True
+        self.shows_any = False
+        for block in self._blocks.values():
+            if block.handover is not None:
+                block.handover.close()
+        self._blocks.clear()
+        self._mapped.clear()
+
+
+def address_of(memory: NDArray[Any]) -> int:
+    address: int = memory.__array_interface__["data"][0]
+    return address
+
+
+def _drop_soon(loop: asyncio.AbstractEventLoop, heap: weakref.ref[Heap], number: int) -> None:
+    """Called by whichever thread lets go of the last view."""
+    found = heap()
+    if found is not None and not loop.is_closed():
+        loop.call_soon_threadsafe(found.drop, number)

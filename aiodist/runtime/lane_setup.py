@@ -1,0 +1,177 @@
+"""How ranks of one host come to share memory, and agree from which collective on.
+
+It begins with a group's first collective without a tag, beside it: everyone makes a segment and
+tells the others where to fetch it, then whether it has theirs. Only if all have, all use them. In
+that second round each says how many untagged collectives it has called, and holds further ones
+back until it knows the answers: those with numbers from the highest on run in shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from aiodist.buffers.segment import Segment, unsupported_reason
+from aiodist.errors import AiodistError, ProtocolError
+from aiodist.runtime.board import SEGMENT, Board
+from aiodist.runtime.collectives.base import share
+from aiodist.runtime.lane import Lane, Sharing
+from aiodist.runtime.operation import Program
+from aiodist.transports.handover import Handover, fetch
+
+if TYPE_CHECKING:
+    from aiodist.runtime.context import Context
+
+SETUP_TAG = b"memory"
+"""The tag of its collectives."""
+
+log = logging.getLogger("aiodist.group")
+
+
+class LaneSetup:
+    """The set-up of one context. `settling`: untagged collectives have to wait for its end."""
+
+    def __init__(self, context: Context, sharing: Sharing) -> None:
+        self.settling = False
+        self._sharing = sharing
+        self._context = context
+        self._task: asyncio.Task[None] | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """Begin, unless that has been done."""
+        if self._task is None and not self._over:
+            self._task = self._context.endpoint.spawn(self._run(), "aiodist shared memory")
+
+    def cancel(self) -> None:
+        """Stop: the group ends."""
+        self._over = True
+        self.settling = False
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            lane = await self._establish()
+            if lane is not None and self._context.ended is None:
+                self._context.share_memory(lane)
+        except AiodistError as error:  # a rank was lost, or the group has ended
+            log.debug("%s: no shared memory: %s", self._context.group, error)
+        finally:
+            self._over = True
+            self.settling = False
+            if self._context.ended is None:
+                if self._context.lane is None:
+                    self._context.use_links()
+                self._context.undefer()
+
+    async def _establish(self) -> Lane | None:
+        context = self._context
+        own = _Own(context.loop)
+        try:
+            offers = await self._share(own.offer)
+            others, problem = await self._fetch(own, offers)
+            self.settling = True
+            answers = await self._share((not problem, context.upcoming()))
+        finally:
+            own.withdraw()
+        for answer in answers:
+            if not (isinstance(answer, list) and list(map(type, answer)) == [bool, int]):
+                raise ProtocolError(f"malformed words about shared memory: {answer!r}")
+        refused = [rank for rank, (ready, _) in enumerate(answers) if not ready]
+        if refused or own.memory is None:
+            log.warning(
+                "group %r: rank %d uses sockets, not shared memory: %s",
+                context.group,
+                context.rank,
+                problem or f"rank {refused[0]} cannot share it",
+            )
+            return None
+        return Lane(
+            Board(context.rank, own.memory, others),
+            context.loop,
+            context.endpoint.progress,
+            context.kick,
+            max(upcoming for _, upcoming in answers),
+            context.endpoint.moved,
+            polls=self._sharing is Sharing.POLLED,
+        )
+
+    async def _fetch(self, own: _Own, offers: list[Any]) -> tuple[dict[int, memoryview], str]:
+        """The others' memory; or what is wrong."""
+        if own.problem:
+            return {}, own.problem
+        refused = [rank for rank, offer in enumerate(offers) if offer is None]
+        if refused:
+            return {}, f"rank {refused[0]} offers none"
+        peers = [rank for rank in range(len(offers)) if rank != self._context.rank]
+        found = await asyncio.gather(
+            *(_attach(offers[rank]) for rank in peers), return_exceptions=True
+        )
+        others: dict[int, memoryview] = {}
+        for rank, memory in zip(peers, found, strict=True):
+            if isinstance(memory, memoryview):
+                others[rank] = memory
+            elif isinstance(memory, (OSError, ProtocolError)):
+                return {}, f"that of rank {rank} cannot be had: {memory}"
+            else:
+                raise memory
+        return others, ""
+
+    async def _share(self, own: Any) -> list[Any]:
+        """What every rank says, by rank."""
+        context = self._context
+
+        def program(_: bool) -> Program:
+            return (yield from share(context, msgpack.packb(own), on_lane=False))
+
+        blobs = await context.launch(
+            "shared memory", "shared memory()", program, tag=SETUP_TAG, timeout=math.inf
+        )
+        try:
+            return [msgpack.unpackb(blob) for blob in blobs]
+        except ValueError as error:
+            raise ProtocolError(f"malformed words about shared memory: {error}") from None
+
+
+class _Own:
+    """The memory of this rank, offered to the others.
+
+    `memory`: None where there is none, for the reason in `problem`. `offer`: what to tell them.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.memory: memoryview | None = None
+        self.offer: tuple[str, bytes] | None = None
+        self.problem = unsupported_reason() or ""
+        self._handover: Handover | None = None
+        if self.problem:
+            return
+        try:
+            with closing(Segment.create(SEGMENT)) as segment:
+                self._handover = Handover(loop, segment.fd)
+                self.memory = segment.memory
+        except OSError as error:
+            self.problem = f"no memory to share ({error})"
+        else:
+            self.offer = self._handover.address, self._handover.key
+
+    def withdraw(self) -> None:
+        """All that want it have it."""
+        if self._handover is not None:
+            self._handover.close()
+
+
+async def _attach(offer: object) -> memoryview:
+    """Map the memory of a peer. Raises OSError, ProtocolError."""
+    match offer:
+        case [str(address), bytes(key)]:
+            # However long it takes: it may compute. If it dies, the connection ends.
+            fd, _ = await fetch(address, key, None)
+            return Segment.attach(fd, SEGMENT).memory
+    raise ProtocolError(f"malformed words about shared memory: {offer!r}")

@@ -1,0 +1,109 @@
+"""Phases in shared memory: a pull plan, and the memory that its spans mean, run on a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from aiodist.runtime.board import AREAS
+from aiodist.runtime.lane import Lane, Rider
+from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce
+from aiodist.schedules.pull import moved
+
+
+class PullMemory(Protocol):
+    """What the spans of a pull plan mean. Where it has `Reduce` steps, the memory has
+    ``reduce(step)``, too."""
+
+    def bind(self, lane: Lane, area: int) -> None:
+        """``SHARED + r`` is from now on that area of rank r."""
+        ...
+
+    def unbind(self) -> None:
+        """Let go of shared memory."""
+        ...
+
+    def copy(self, step: Copy) -> None: ...
+
+
+class Pulled(NamedTuple):
+    """A pull plan, with the units that it shows to others and takes from them."""
+
+    plan: Plan
+    shown: int
+    taken: int
+
+
+@lru_cache(maxsize=64)
+def planned(algorithm: Callable[..., Plan], *args: Any) -> Pulled:
+    """The pull plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
+    plan = algorithm(*args)
+    return Pulled(plan, *moved(plan))
+
+
+class PullPhase(NamedTuple):
+    """A pull plan to execute on a memory, of units of `itemsize` bytes, `nbytes` of shared memory
+    at each rank."""
+
+    pulled: Pulled
+    memory: PullMemory
+    itemsize: int
+    nbytes: int
+
+
+def area_for(nbytes: int, seq: int, phase: int) -> int:
+    """Which area a phase uses: the small ones by turns, where all fits in."""
+    for index in ((seq + phase) & 1, 2):
+        if nbytes <= AREAS[index][1]:
+            return index
+    raise ValueError(f"a phase needs {nbytes} bytes of shared memory, areas have {AREAS[2][1]}")
+
+
+class PullRun:
+    """A phase that is running on `lane`, as part of the operation `rider`."""
+
+    __slots__ = ("_area", "_bound", "_lane", "_memory", "_pc", "_phase", "_steps")
+
+    def __init__(self, lane: Lane, rider: Rider, phase: PullPhase) -> None:
+        self._lane = lane
+        self._phase = phase
+        self._steps = phase.pulled.plan.steps
+        self._memory: Any = phase.memory
+        self._pc = 0
+        self._bound = False
+        self._area = area_for(phase.nbytes, rider.seq, lane.next_phase())
+
+    def run(self) -> bool:
+        """Execute steps until one has to wait. True: all are done.
+
+        Raises DifferentCallsError, and what the memory raises.
+        """
+        lane, memory, steps = self._lane, self._memory, self._steps
+        if not self._bound:
+            if not lane.begin(self._area):
+                return False
+            memory.bind(lane, self._area)
+            self._bound = True
+        for pc in range(self._pc, len(steps)):
+            step = steps[pc]
+            if isinstance(step, Await):
+                if not lane.wait_for(step.peers, step.count):
+                    self._pc = pc
+                    return False
+            elif isinstance(step, Copy):
+                memory.copy(step)
+            elif isinstance(step, Reduce):
+                memory.reduce(step)
+            else:
+                assert isinstance(step, Publish)
+                lane.publish()
+        self._pc = len(steps)
+        if not lane.end(self._area):
+            return False
+        _, shown, taken = self._phase.pulled
+        lane.moved.add(shown * self._phase.itemsize, taken * self._phase.itemsize)
+        return True
+
+    def close(self) -> None:
+        self._memory.unbind()

@@ -1,0 +1,99 @@
+"""What pull plans share: plans of ranks that see each other's memory.
+
+Each rank writes its own shared memory only, and takes from that of others what it needs. Large
+arrays go in rounds through a few buffers that stay in cache; `pipeline` has the order in which they
+are filled, read, and filled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from aiodist.schedules.plan import SHARED, Await, Copy, Plan, Publish, Reduce, Step
+
+Part = Callable[[int], list[Step]]
+"""The steps of one part of a round, given the round."""
+
+
+def others(rank: int, size: int) -> tuple[int, ...]:
+    """The other ranks, from the next one on: so that no rank is everybody's first."""
+    return tuple((rank + distance) % size for distance in range(1, size))
+
+
+def joined(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """`steps` without those of no units, and with copies made one that go on where the one before
+    ends."""
+    result: list[Step] = []
+    for step in steps:
+        if isinstance(step, Copy | Reduce) and not step.into.length:
+            continue
+        if isinstance(step, Copy) and result and isinstance(last := result[-1], Copy):
+            ends = list(zip(last, step, strict=True))
+            if all(a.buffer == b.buffer and a.stop == b.start for a, b in ends):
+                step = Copy(*(a._replace(stop=b.stop) for a, b in ends))
+                result.pop()
+        result.append(step)
+    return tuple(result)
+
+
+def moved(plan: Plan) -> tuple[int, int]:
+    """Units that a rank shows to the others, and units that it takes from them."""
+    own = SHARED + plan.rank
+    shown = taken = 0
+    for step in plan.steps:
+        if isinstance(step, Copy | Reduce):
+            sources = step.operands if isinstance(step, Reduce) else (step.source,)
+            taken += sum(
+                span.length for span in sources if span.buffer >= SHARED and span.buffer != own
+            )
+            shown += step.into.length * (step.into.buffer == own)
+    return shown, taken
+
+
+def pipeline(
+    name: str,
+    rank: int,
+    size: int,
+    rounds: int,
+    buffer: int,
+    depth: int,
+    *,
+    stage: Part,
+    use: Part,
+    collect: Part | None = None,
+) -> Plan:
+    """A plan of `rounds`, of which round k works on buffer ``k % depth`` of everybody's memory.
+
+    ``stage(k)`` writes what others use into the own buffer; ``use(k)`` reads what all have staged;
+    ``collect(k)`` reads what all have written into their buffers in ``use(k)`` (None: nobody does,
+    and `use` writes none). What `use` writes there has a place of its own, the same in all rounds.
+
+    With ``lag = depth // 2``, a rank in its round n uses block n, stages block n + lag and collects
+    block n - lag, once all have published their rounds up to n - lag. So all that it reads has been
+    written. What it writes to was last read, used or collected, in round n + lag - depth of others.
+    For even depths that is n - lag, which they have published. For odd ones it is the round before,
+    so there a rank publishes before it reads: others wait less, and the Publish of the next round
+    tells that it has read. A larger depth lets ranks be further apart.
+    """
+    if depth < 2:
+        raise ValueError(f"a pipeline has at least two buffers, not {depth}")
+    lag = depth // 2
+    peers = others(rank, size)
+    # The last rounds are awaited only by those who collect.
+    publishes = max(1, rounds + 1 - (0 if collect else lag))
+    steps: list[Step] = [step for k in range(min(lag, rounds)) for step in stage(k)]
+    steps += [Publish(), Await(peers, 1)]
+    for k in range(rounds + lag):
+        staged = stage(k + lag) if k + lag < rounds else []
+        used = use(k) if k < rounds else []
+        if collect:
+            made, read = used + staged, collect(k - lag) if k >= lag else []
+        else:
+            made, read = staged, used
+        if k >= lag and (k < rounds or joined(read)):
+            steps.append(Await(peers, k + 2 - lag))
+        steps += made
+        published = [Publish()] if k + 2 <= publishes else []
+        steps += [*published, *read] if depth % 2 else [*read, *published]
+    shared = min(depth, rounds) * buffer
+    return Plan(name, rank, size, joined(steps), eager=False, shared=shared, publishes=publishes)

@@ -1,0 +1,57 @@
+"""Scan of large arrays in shared memory: a pipeline of prefixes along the ranks.
+
+Source: the linear pipelined scan of Sanders, Träff, "Parallel prefix (scan) algorithms for MPI",
+2006.
+"""
+
+from __future__ import annotations
+
+from aiodist.schedules.cuts import pieces
+from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step, X
+from aiodist.schedules.pull import others
+
+
+def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: int) -> Plan:
+    """Reduce X[0:length] of ranks 0 … `rank`, element by element, into OUT[0:length]. Pull.
+
+    With `exclusive`, of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. X may be OUT;
+    otherwise it is not altered. Each rank finds the prefix of a piece at the rank before, and
+    leaves its own for the rank after, up to `depth` pieces (at least one) ahead of it. These
+    partial results lie in shared memory, which is of the type of X and OUT: so this is for
+    operators that need no wider accumulators.
+
+    Rounds: P - 1, pipelined: the time of `length` and P - 2 pieces. Copied per rank: nothing, by
+    the first `length`; reduced: twice `length`. Shared: `depth` pieces.
+    """
+    if depth < 1:
+        raise ValueError(f"a scan has at least one buffer, not {depth}")
+    cuts = pieces(0, length, piece)
+    width = cuts[0][1] if cuts else 0
+    first, last = rank == 0, rank == size - 1
+    # The n-th Publish says that n - 1 prefixes are here, and as many of the rank before are read.
+    steps: list[Step] = [Publish()]
+    for k, (start, stop) in enumerate(cuts):
+        own, result = Span(X, start, stop), Span(OUT, start, stop)
+        at = (k % depth) * width
+        going = Span(SHARED + rank, at, at + stop - start)
+        prefix: tuple[Span, ...] = ()
+        if not first:
+            steps.append(Await((rank - 1,), k + 2))
+            prefix = (going._replace(buffer=SHARED + rank - 1),)
+        total = (*prefix, own)
+        if not last:
+            if k >= depth:
+                steps.append(Await((rank + 1,), k - depth + 2))
+            steps.append(Copy(going, own) if first else Reduce(going, total, final=False))
+            total = (going,)
+        if not exclusive:
+            steps.append(Reduce(result, total))
+        else:
+            steps.append(Copy(result, own) if first else Reduce(result, prefix))
+        steps.append(Publish())
+    steps.append(Await(others(rank, size), 1))
+    shared = min(depth, len(cuts)) * width
+    publishes = 1 + len(cuts)
+    return Plan(
+        "pull_scan.scan", rank, size, tuple(steps), eager=False, shared=shared, publishes=publishes
+    )

@@ -1,0 +1,78 @@
+"""Small arrays in shared memory: everyone shows all it has, and takes what it needs from all.
+
+Every rank reduces for itself, in rank order, so all evaluate the same expression. One round: no
+rank completes before all have entered, which makes each of these a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step, X
+from aiodist.schedules.pull import joined, others
+
+
+def all_reduce(rank: int, size: int, length: int) -> Plan:
+    """Reduce X[0:length] of all ranks into OUT[0:length] of all. Pull.
+
+    One Reduce of whole arrays, so any operator will do. X may be OUT; otherwise it is not altered.
+
+    Rounds: 1. Copied per rank: `length`; reduced: P times `length`. Shared: `length`.
+    """
+    return _reduction("pull_whole.all_reduce", rank, size, length, range(size))
+
+
+def reduce(rank: int, size: int, root: int, length: int) -> Plan:
+    """Reduce X[0:length] of all ranks into OUT[0:length] of `root`. Pull.
+
+    As `all_reduce`; at the other ranks OUT is not used.
+    """
+    ranks = range(size) if rank == root else range(0)
+    return _reduction("pull_whole.reduce", rank, size, length, ranks, shown=rank != root)
+
+
+def scan(rank: int, size: int, length: int, exclusive: bool) -> Plan:
+    """Reduce X[0:length] of ranks 0 … `rank` into OUT[0:length]. Pull.
+
+    With `exclusive`, of ranks 0 … `rank` - 1; at rank 0 OUT is then X, unreduced. One Reduce of
+    whole arrays, so any operator will do. X may be OUT; otherwise it is not altered.
+
+    Rounds: 1. Copied per rank: `length`; reduced: up to P times `length`. Shared: `length`.
+    """
+    ranks = range(rank if exclusive else rank + 1)
+    plan = _reduction("pull_whole.scan", rank, size, length, ranks, shown=rank < size - 1)
+    if ranks:
+        return plan
+    unreduced = Copy(Span(OUT, 0, length), Span(X, 0, length))
+    return plan._replace(steps=joined((*plan.steps, unreduced)))
+
+
+def share(rank: int, size: int, cell: int) -> Plan:
+    """Copy X[0:cell] of every rank q to OUT[q * cell:(q + 1) * cell] of all. Pull.
+
+    For blobs that fit a cell. X must not be OUT. Without units it is a barrier.
+
+    Rounds: 1. Copied per rank: P + 1 cells. Shared: `cell`.
+    """
+    taken = [
+        Copy(Span(OUT, q * cell, (q + 1) * cell), Span(SHARED + q, 0, cell)) for q in range(size)
+    ]
+    return _after_showing("pull_whole.share", rank, size, cell, taken)
+
+
+def _reduction(
+    name: str, rank: int, size: int, length: int, ranks: range, *, shown: bool = True
+) -> Plan:
+    """The plan in which this rank reduces the arrays of `ranks`. `shown`: others reduce its own."""
+    operands = tuple(Span(X if q == rank else SHARED + q, 0, length) for q in ranks)
+    reduction = [Reduce(Span(OUT, 0, length), operands)] if ranks else []
+    return _after_showing(name, rank, size, length, reduction, shown=shown)
+
+
+def _after_showing(
+    name: str, rank: int, size: int, length: int, steps: Sequence[Step], *, shown: bool = True
+) -> Plan:
+    """The plan of `steps`, once every rank that is `shown` has its X[0:length] in shared memory."""
+    mine = [Copy(Span(SHARED + rank, 0, length), Span(X, 0, length))] if shown else []
+    synchronised = joined((*mine, Publish(), Await(others(rank, size), 1), *steps))
+    return Plan(name, rank, size, synchronised, eager=False, shared=length, publishes=1)

@@ -1,0 +1,190 @@
+"""Links through shared memory: frames in two rings, and a Unix socket for what memory cannot do.
+
+The frames are those of a stream socket, byte for byte; only they go through `Rings`. The socket
+carries doorbells (single bytes, sent to a side that says it sleeps), and its end says that the
+peer is gone.
+
+A link that is polled, or whose loop has a turn to come, is awake: then a frame costs no system
+call on either side. It falls asleep in a turn of the loop that finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+
+from aiodist.transports.base import Receiver
+from aiodist.transports.framed import JOINED, FramedLink
+from aiodist.transports.link import TURN
+from aiodist.transports.shm_rings import PIECE, Rings
+from aiodist.wire.frames import MAX_HEADER, OVERHEAD
+
+WINDOW = 4 * PIECE
+"""Most bytes of which frames are taken before the room is given back. More than any prefix has."""
+
+
+class ShmLink(FramedLink):
+    """A link over the segments `own` and `peer`, and a connected, non-blocking Unix socket, all of
+    which it owns from now on."""
+
+    __slots__ = ("_asleep", "_due", "_reading", "_rings", "_socket")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        own: memoryview,
+        peer: memoryview,
+        *,
+        peer_name: str,
+        receiver: Receiver | None = None,
+    ) -> None:
+        super().__init__(loop, "shm", peer_name, receiver)
+        self._socket = sock
+        self._rings = Rings(own, peer, self._ring)
+        self._reading = False
+        self._asleep = False
+        self._due = False  # `_turn` will be called
+
+    def start(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
+            self._reading = True
+            self._stay_awake()
+
+    # ---- sleep and doorbells ----
+
+    def _stay_awake(self) -> None:
+        """Need no bell before the loop's next turn."""
+        if self._asleep:
+            self._asleep = False
+            self._rings.wake()
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Go on. Where there is nothing to do, sleep until a bell."""
+        moved = self.poll()
+        self._due = False
+        if self._closed:
+            return
+        if not moved and self._rings.sleep(for_room=bool(self._outbox.backlog)):
+            self._asleep = True
+        else:
+            self._stay_awake()
+
+    def _ring(self) -> None:
+        """Wake the peer."""
+        # A full socket holds bells enough. Of a peer that is gone its end tells.
+        with contextlib.suppress(OSError):
+            self._socket.send(b"\0")
+
+    def _readable(self) -> None:
+        """A bell, or the peer's end."""
+        try:
+            bells = self._socket.recv(512)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # it closed, with bells of ours unread
+            bells = b""
+        if bells:
+            self._stay_awake()
+            self.poll()
+            return
+        self._receive()  # all that it had written: no more than the ring, which is one turn's worth
+        self._end_of_file()
+
+    # ---- sending ----
+
+    def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
+        if nbytes <= JOINED:
+            data = b"".join((head, *payload)) if nbytes else head
+            if self._rings.put(data):
+                return len(data)
+            return self._rings.write((data,))
+        self._rings.rewind()
+        return self._rings.write((head, *payload))
+
+    def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
+        return self._rings.write(buffers)
+
+    def _arm(self) -> None:
+        self._stay_awake()
+
+    # ---- receiving ----
+
+    def poll(self) -> bool:
+        if self._polling or self._busy:
+            return False
+        if self._closed:
+            return self._receive()
+        if self._asleep:
+            self._stay_awake()
+        moved = self._flush() if self._outbox.backlog else False
+        if self._closed or self._rings.has_news():
+            return self._receive() or moved
+        return moved
+
+    def _read(self) -> bool:
+        rings = self._rings
+        ring = rings.incoming
+        budget = TURN
+        while True:
+            have = rings.available()
+            if not have:
+                break
+            start = rings.read - rings.origin & rings.size - 1
+            count = min(have, rings.size - start)
+            if self._to_come:
+                count = min(count, self._to_come, PIECE)
+                if self._destination is not None:
+                    end = self._arrived + count
+                    self._destination[self._arrived : end] = ring[start : start + count]
+                rings.taken(count)
+                self._arrive(count)
+            else:
+                window = min(count, WINDOW)
+                count = self._parse(ring, ring, start, start + window) - start
+                if not count and window < have:
+                    count = self._parse_wrapped(start, have)
+                if not count:
+                    break  # the rest of a prefix is to come
+                if not self._closed:
+                    rings.taken(count)
+            budget -= count
+            if self._closed or self._peer_ended or budget <= 0:
+                break
+            if count == have and have < PIECE and not self._to_come:
+                break  # little traffic: the next poll is soon enough to look again
+        return budget < TURN
+
+    def _parse_wrapped(self, start: int, have: int) -> int:
+        """Take the frame whose prefix goes on at the start of the ring: how many bytes of it."""
+        ring = self._rings.incoming
+        most = min(have, MAX_HEADER + OVERHEAD)
+        joined = b"".join((ring[start:], ring[: most - (len(ring) - start)]))
+        return self._parse(joined, memoryview(joined), 0, len(joined))
+
+    # ---- the end ----
+
+    def _release(self) -> None:
+        if self._reading and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.fileno())
+        self._reading = False
+        self._drop()
+
+    def _drop(self) -> None:
+        self._forget()
+        self._rings.close()
+        self._socket.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: drop its copy of everything, leaving the loop and the memory
+        alone, which are the parent's too. Nobody is told."""
+        if self._closed:
+            return
+        self._closed = self._told = True
+        self._drop()

@@ -1,0 +1,238 @@
+"""Two rings of bytes between two processes of a host, one each way. No I/O in here.
+
+Each side has a segment that it alone writes and the other maps to read: a page of 64-bit words,
+then the ring of what it sends. The reader of a ring keeps its position in its own segment, so the
+rings have one writer for each word, and no locks. Positions count all bytes so far and never
+wrap; only their place in the ring does.
+
+Order: bytes first, then the position that shows them (plain stores, in order on x86-64; see
+`aiodist.buffers.segment`). Who goes to sleep says so in a word, then looks at the other's
+position once more; who moves a position looks at that word afterwards. Of the two at least one
+sees the other's store, as there is a full fence between store and load on both sides: nobody
+sleeps on bytes, or on room, that is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from aiodist.errors import ProtocolError
+
+PAGE = 4096
+"""Bytes of the words before the ring."""
+
+RING = 1024 * 1024
+"""Bytes of a ring: four data frames of the largest size, so that both sides copy at once."""
+
+SEGMENT = PAGE + RING
+"""Bytes of a segment."""
+
+PIECE = 64 * 1024
+"""Bytes after which a writer shows what it has copied: the other side copies at the same time."""
+
+GIVE_BACK = 32 * 1024
+"""Bytes after which a reader gives back the room: each time costs both sides a cache line."""
+
+REWIND = 64 * 1024
+"""Where the ring is empty at this place or beyond, the writer goes back to its start: little
+traffic then stays within few cache lines and pages, and large payloads seldom wrap."""
+
+# Words of a segment's first page. What sending writes is more than a cache line (and the one that
+# processors fetch with it) apart from what receiving writes.
+_WRITTEN = 0
+"""Bytes that the owner has written to its ring."""
+_ORIGIN = 1
+"""How many it had written when it last started at the ring's first byte, the ring being empty."""
+_READ = 16
+"""Bytes that the owner has read from the peer's ring."""
+_ASLEEP = 17
+"""Not 0: the owner sleeps until a bell, for the n-th time."""
+_WANTED = 18
+"""Not 0: the owner waits for room, until the peer has read so many bytes."""
+
+
+class Rings:
+    """The rings of one link, seen from one side: out of `own` memory, in from the `peer`'s.
+
+    Both are segments of the same size, a page and a power of two of bytes. `bell()` is called
+    when the peer must be woken.
+    """
+
+    __slots__ = (
+        "_bell",
+        "_fence",
+        "_given",
+        "_granted",
+        "_limit",
+        "_origin",
+        "_out",
+        "_own",
+        "_peer",
+        "_rung",
+        "_seen",
+        "_sleeps",
+        "_written",
+        "incoming",
+        "origin",
+        "read",
+        "size",
+    )
+
+    def __init__(self, own: memoryview, peer: memoryview, bell: Callable[[], None]) -> None:
+        self._own = own[:PAGE].cast("Q")
+        self._peer = peer[:PAGE].cast("Q")
+        self._out = own[PAGE:]
+        self.incoming = peer[PAGE:]
+        """The peer's ring."""
+        self.size = len(self._out)
+        self._bell = bell
+        self._fence = threading.Lock()
+        # Out.
+        self._written = 0
+        self._origin = 0
+        self._limit = self.size  # up to where there was room when last looked
+        self._rung = 0  # the peer's sleep that a bell has ended
+        # In.
+        self.read = 0
+        """Bytes that were read. The next one is at ``incoming[(read - origin) % size]``."""
+        self.origin = 0
+        self._seen = 0  # bytes that were there when last looked
+        self._given = 0  # bytes of which the peer knows that they were read
+        self._granted = 0  # the peer's wait for room that a bell has ended
+        # Sleep.
+        self._sleeps = 0
+
+    # ---- out ----
+
+    def room(self) -> int:
+        """Bytes that can be written now."""
+        pending = self._written - self._peer[_READ]
+        if not 0 <= pending <= self.size:
+            raise ProtocolError(
+                f"the peer says it has read {self._written - pending} bytes of {self._written}"
+                f" in a ring of {self.size}"
+            )
+        self._limit = self._written + self.size - pending
+        return self.size - pending
+
+    def rewind(self) -> None:
+        """Go on at the start of the ring where that is better."""
+        if self._written - self._origin >= REWIND and self._peer[_READ] == self._written:
+            self._origin = self._own[_ORIGIN] = self._written  # shown with the next bytes
+
+    def put(self, data: bytes) -> bool:
+        """Write a small frame, if there is room for all of it in one place."""
+        if self._written - self._origin >= REWIND:
+            self.rewind()
+        at = self._written - self._origin & self.size - 1
+        end = at + len(data)
+        if end > self.size or (len(data) > self._limit - self._written and len(data) > self.room()):
+            return False
+        self._out[at:end] = data
+        self._show(len(data))
+        return True
+
+    def write(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """Write as much of `buffers` as there is room for: how many bytes. Raises BlockingIOError
+        where there is none."""
+        room = left = self.room()
+        if not room:
+            raise BlockingIOError("the ring is full")
+        at = self._written - self._origin & self.size - 1
+        hidden = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            if not view.nbytes:
+                continue
+            view = view.cast("B")
+            while view and left:
+                count = min(len(view), left, self.size - at, PIECE - hidden)
+                self._out[at : at + count] = view[:count]
+                view = view[count:]
+                at = at + count & self.size - 1
+                left -= count
+                hidden += count
+                if hidden == PIECE:
+                    self._show(hidden)
+                    hidden = 0
+        if hidden:
+            self._show(hidden)
+        return room - left
+
+    def _show(self, count: int) -> None:
+        """Let the peer see `count` more bytes."""
+        self._written += count
+        self._own[_WRITTEN] = self._written
+        with self._fence:
+            pass
+        asleep = self._peer[_ASLEEP]
+        if asleep and asleep != self._rung:
+            self._rung = asleep
+            self._bell()
+
+    # ---- in ----
+
+    def has_news(self) -> bool:
+        """Whether there are bytes that were not read."""
+        return self._peer[_WRITTEN] != self.read
+
+    def available(self) -> int:
+        """Bytes that can be read now."""
+        self._seen = self._peer[_WRITTEN]
+        have = self._seen - self.read
+        if not 0 <= have <= self.size:
+            raise ProtocolError(
+                f"the peer says it has written {self._seen} bytes, of which {self.read} were read,"
+                f" in a ring of {self.size}"
+            )
+        origin = self._peer[_ORIGIN]
+        if have and origin != self.origin:
+            if origin != self.read:
+                raise ProtocolError(
+                    f"the peer started anew after {origin} bytes, but {self.read} were read"
+                )
+            self.origin = origin
+        return have
+
+    def taken(self, count: int) -> None:
+        """`count` of the available bytes were read: the peer may overwrite them, soon."""
+        self.read += count
+        if self.read - self._given < GIVE_BACK:
+            return
+        self._given = self._own[_READ] = self.read
+        with self._fence:
+            pass
+        wanted = self._peer[_WANTED]
+        if wanted and wanted != self._granted and wanted <= self.read:
+            self._granted = wanted
+            self._bell()
+
+    # ---- sleep ----
+
+    def sleep(self, for_room: bool) -> bool:
+        """Have the peer ring when it has written something, and, `for_room` in a full ring, when
+        a quarter of it is free. False, and awake, where there is something already."""
+        # No bell for what is given back here: it is less than a quarter, so a peer that waits for
+        # a quarter has had its bell.
+        self._given = self._own[_READ] = self.read
+        self._sleeps += 1
+        self._own[_ASLEEP] = self._sleeps
+        wanted = self._written - self.size * 3 // 4 if for_room else 0
+        self._own[_WANTED] = wanted
+        with self._fence:
+            pass
+        if self._peer[_WRITTEN] != self._seen or (for_room and self._peer[_READ] >= wanted):
+            self.wake()
+            return False
+        return True
+
+    def wake(self) -> None:
+        """No bell is needed for now."""
+        self._own[_ASLEEP] = 0
+        self._own[_WANTED] = 0
+
+    def close(self) -> None:
+        """Let go of the memory. Nothing else may be called afterwards."""
+        for view in (self._own, self._peer, self._out, self.incoming):
+            view.release()  # tracebacks of errors may hold on to the views

@@ -1,0 +1,170 @@
+"""What is measured, and how fast aiodist is asked to be. Pure data and arithmetic.
+
+A ratio is the peer's median over that of aiodist, in the same run: 2 means that aiodist takes half
+the time. The MPI of a ratio is the fastest of those that are installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aiodist_cli.bench_cases import Case, Result, digits, ratio
+from aiodist_cli.bench_peers import MPIS
+from aiodist_cli.bench_report import label
+
+B, KIB, MIB = 1, 1 << 10, 1 << 20
+
+OWN = "aiodist"
+SHARED = "aiodist group.empty"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The ratios that `column` is asked for in `case`; None: none is."""
+
+    case: Case
+    gloo: float | None
+    mpi: float | None = None
+    column: str = OWN
+
+
+def _both(op: str, nbytes: int, gloo: tuple[float, float], mpi: tuple[float, float]) -> list[Asked]:
+    """For 2 and for 4 ranks."""
+    return [Asked(Case(op, nbytes, n), gloo[i], mpi[i]) for i, n in enumerate((2, 4))]
+
+
+ASKED: Mapping[str, Sequence[Asked]] = {
+    "all_reduce": [
+        *_both("all_reduce", 8 * B, (25, 25), (0.2, 0.4)),
+        *_both("all_reduce", 64 * KIB, (15, 25), (0.3, 0.5)),
+        *_both("all_reduce", 1 * MIB, (8, 10), (0.8, 0.7)),
+        Asked(Case("all_reduce", 1 * MIB, 2), None, 1.2, SHARED),
+        Asked(Case("all_reduce", 16 * MIB, 2), 10, 1.5),
+        Asked(Case("all_reduce", 16 * MIB, 2), None, 2.5, SHARED),
+        Asked(Case("all_reduce", 16 * MIB, 4), None),
+        *_both("all_reduce", 64 * MIB, (10, 4.5), (1.8, 1.3)),
+    ],
+    "collectives": [
+        *_both("broadcast", 64 * MIB, (3, 3), (0.9, 0.9)),
+        *_both("reduce_scatter", 64 * MIB, (3, 3), (0.9, 0.9)),
+        *_both("all_gather", 64 * MIB, (3, 3), (0.75, 0.75)),
+        *_both("all_to_all", 64 * MIB, (3, 3), (0.75, 0.75)),
+    ],
+    "ping_pong": [
+        Asked(Case("ping_pong", 8 * B, 2), 10),
+        Asked(Case("ping_pong", 1 * MIB, 2), 3),
+        Asked(Case("ping_pong", 64 * MIB, 2), 4),
+    ],
+    "namespaces": [
+        Asked(Case("all_reduce", 8 * B, 2), 8),
+        Asked(Case("all_reduce", 1 * MIB, 2), 2),
+        Asked(Case("all_reduce", 64 * MIB, 2), 2.5),
+    ],
+    "two_by_two": [Asked(Case("all_reduce", 64 * MIB, 4), 2.5)],
+}
+"""By name of the benchmark; these are also the cases that it measures."""
+
+PLACES = {"namespaces": " over TCP", "two_by_two": " on 2 hosts"}
+"""Where the ranks of a benchmark are, if not all on one host."""
+
+TICKER_PERIOD = 0.002
+TICKER_LATER = 0.002
+"""Seconds by which a ticker of `TICKER_PERIOD` may be later at p99 while the group works."""
+
+IDLE_SHARE = 0.01
+"""Of a core, with a receive pending."""
+
+MEMORY_BYTES = 1 << 30
+MEMORY_GROWTH = 16 * MIB
+"""Bytes by which a rank may grow over its array of `MEMORY_BYTES`, with 4 ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A figure that is no ratio. `met`: None where nothing is asked."""
+
+    name: str
+    found: str
+    asked: str = ""
+    met: bool | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a benchmark found."""
+
+    name: str
+    results: list[Result] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    libraries: dict[str, str] = field(default_factory=dict)
+
+
+def cases_by_ranks(name: str) -> dict[int, list[Case]]:
+    """The cases of a benchmark, each once, by number of ranks."""
+    found: dict[int, list[Case]] = {}
+    for asked in ASKED[name]:
+        cases = found.setdefault(asked.case.ranks, [])
+        if asked.case not in cases:
+            cases.append(asked.case)
+    return found
+
+
+def fastest_mpi(results: Iterable[Result], case: Case) -> Result | None:
+    """The MPI with the lowest median."""
+    found = [r for r in results if r.case == case and r.column in MPIS and r.summary]
+    return min(found, key=lambda r: r.summary.median if r.summary else 0.0, default=None)
+
+
+HEAD = ("case", "aiodist: median (p99, mean)", "Gloo", "fastest MPI", "× Gloo (asked)",
+        "× MPI (asked)", "met")  # fmt: skip
+
+
+def rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+    """The lines of the table of figures, under `HEAD`."""
+    for asked in ASKED.get(outcome.name, ()):
+        found = {r.column: r for r in outcome.results if r.case == asked.case}
+        if asked.column == SHARED and SHARED not in found:
+            continue  # this version has no such memory
+        mpi = fastest_mpi(outcome.results, asked.case)
+        gloo_ratio = ratio(outcome.results, asked.case, "gloo", asked.column)
+        mpi_ratio = ratio(outcome.results, asked.case, mpi.column, asked.column) if mpi else None
+        yield (
+            f"{asked.case}{PLACES.get(outcome.name, '')}"
+            f"{', group.empty' if asked.column == SHARED else ''}",
+            _shown(found.get(asked.column)),
+            _shown(found.get("gloo")),
+            f"{label(mpi.column)} {_shown(mpi)}" if mpi else "–",
+            _ratio(gloo_ratio, asked.gloo),
+            _ratio(mpi_ratio, asked.mpi),
+            _verdict([(gloo_ratio, asked.gloo), (mpi_ratio, asked.mpi)]),
+        )
+    for fact in outcome.facts:
+        asked_text = f" (asked: {fact.asked})" if fact.asked else ""
+        yield (fact.name, f"{fact.found}{asked_text}", "", "", "", "", _word(fact.met))
+
+
+def _shown(result: Result | None) -> str:
+    if result is None:
+        return "–"
+    return str(result.summary) if result.summary else "failed"
+
+
+def _ratio(found: float | None, asked: float | None) -> str:
+    shown = "–" if found is None else digits(found)
+    return shown if asked is None else f"{shown} ({asked:g})"
+
+
+def _verdict(pairs: Iterable[tuple[float | None, float | None]]) -> str:
+    """ "yes" if each ratio that is asked for was found and is reached; "?" if one is unknown."""
+    wanted = [(found, asked) for found, asked in pairs if asked is not None]
+    if any(found is not None and found < asked for found, asked in wanted):
+        return _word(False)
+    if any(found is None for found, _ in wanted):
+        return "?"
+    return _word(True) if wanted else ""
+
+
+def _word(met: bool | None) -> str:
+    return {True: "yes", False: "no", None: ""}[met]

@@ -1,0 +1,89 @@
+"""Two "hosts" on this machine: network namespaces with a virtual wire between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from aiodist_cli.bench_peers import PeerMissing, Site
+
+_NETWORK = "10.231.8"
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def namespaces() -> Iterator[tuple[Site, Site]]:
+    """A site in each of two namespaces, gone afterwards. Raises PeerMissing where they cannot be
+    made: that needs root and iproute2."""
+    program = shutil.which("ip")
+    if program is None or os.geteuid() != 0:
+        raise PeerMissing("network namespaces need root, and `ip` of the package iproute2")
+    names = [f"aiodist-bench-{os.getpid()}-{side}" for side in "ab"]
+    devices = [f"adb{os.getpid() % 1_000_000}{side}" for side in "ab"]
+    try:
+        try:
+            for name in names:
+                _ip("netns", "add", name)
+            _ip("link", "add", devices[0], "netns", names[0], "type", "veth", "peer", "name",
+                devices[1], "netns", names[1])  # fmt: skip
+            for number, (name, device) in enumerate(zip(names, devices, strict=True), 1):
+                _ip("-n", name, "addr", "add", f"{_NETWORK}.{number}/24", "dev", device)
+                _ip("-n", name, "link", "set", device, "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            raise PeerMissing(
+                f"network namespaces cannot be made: {error.stderr.strip()}"
+            ) from error
+        first, second = (
+            Site((program, "netns", "exec", name), f"{_NETWORK}.{number}", device)
+            for number, (name, device) in enumerate(zip(names, devices, strict=True), 1)
+        )
+        yield first, second
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def iperf3(first: Site, second: Site, *, runs: int = 3, seconds: int = 1) -> float:
+    """Bytes per second each way of `iperf3 --bidir` between two sites: the best of `runs`, the
+    mean of both ways. Raises PeerMissing if it is not installed, or fails."""
+    program = shutil.which("iperf3")
+    if program is None:
+        raise PeerMissing("iperf3 is not installed")
+    return max(_iperf3(program, first, second, seconds) for _ in range(runs))
+
+
+def _iperf3(program: str, first: Site, second: Site, seconds: int) -> float:
+    serve = [*second.prefix, program, "-s", "-1", "-B", second.host, "--forceflush"]
+    ask = [*first.prefix, program, "-c", second.host, "--bidir", "-t", str(seconds), "-J"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            for line in server.stdout:
+                if "listening" in line:
+                    break
+            done = subprocess.run(
+                ask, capture_output=True, text=True, timeout=seconds + 30, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise PeerMissing("iperf3 did not end") from error
+        finally:
+            server.kill()
+    return parse_iperf3(done.stdout)
+
+
+def parse_iperf3(text: str) -> float:
+    """Bytes per second each way from the JSON of `iperf3 --bidir`. Raises PeerMissing."""
+    try:
+        end = json.loads(text)["end"]
+        ways = [end[name] for name in ("sum_received", "sum_received_bidir_reverse")]
+        return float(sum(way["bits_per_second"] for way in ways)) / 2 / 8
+    except (ValueError, KeyError) as error:
+        raise PeerMissing(f"iperf3 answered {text.strip()[:300]!r}") from error

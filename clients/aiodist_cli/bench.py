@@ -1,0 +1,179 @@
+"""`aiodist bench`: how fast collectives are on this machine, beside Gloo and MPI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from aiodist.runtime import spawn
+from aiodist.transports import registry
+from aiodist_cli import bench_plot
+from aiodist_cli.bench_cases import Case, cases_of, parse_sizes
+from aiodist_cli.bench_peers import Contender, Site, aiodist_over, find_peers
+from aiodist_cli.bench_report import Report, machine, tables
+from aiodist_cli.bench_run import Effort, measure, run_to_end
+from aiodist_cli.bench_team import teams
+from aiodist_cli.errors import CommandError, usage_error
+
+T = TypeVar("T")
+
+EPILOG = """Two operations beside Gloo and every MPI that is installed, as table, JSON and plot:
+
+    aiodist bench --ops all_reduce,broadcast --sizes 8B,1MiB..8MiB --ranks 2,4
+    --compare gloo,mpi --json out.json --plot out.svg
+
+Times are those of rank 0: the median of all rounds, the 99th percentile, and the mean (all time
+over all iterations). The bandwidth is a rank's input over the median. The libraries take turns,
+round by round, and those that wait sleep; results are checked once.
+
+Exit status: 0 if all was measured, 1 if something failed, 2 for wrong usage, 130 after Ctrl-C.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    cases: dict[int, list[Case]]
+    contenders: list[Contender]
+    effort: Effort
+
+
+def bench(
+    ops: Annotated[
+        str,
+        typer.Option(
+            help="Operations: all_reduce, broadcast, reduce_scatter, all_gather, all_to_all, "
+            "ping_pong."
+        ),
+    ] = "all_reduce",
+    sizes: Annotated[
+        str, typer.Option(help="Bytes of each rank's input; 1MiB..8MiB doubles from 1 to 8 MiB.")
+    ] = "8B,64KiB,1MiB,16MiB",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, on this host.")] = "2",
+    transports: Annotated[
+        str, typer.Option(help="What aiodist uses: auto (its own choice), unix, tcp.")
+    ] = "auto",
+    compare: Annotated[
+        str,
+        typer.Option(
+            help="Libraries to compare with: gloo, mpi (each that is installed), openmpi, "
+            "intelmpi, mpich."
+        ),
+    ] = "",
+    mpi: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="A Python environment that has an MPI and mpi4py, beside that of aiodist. "
+            "May be given several times.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of each library and case.")] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=0.001, max=60.0, help="Length of a block, about.")
+    ] = 0.2,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Iterations of a block, instead of a length.")
+    ] = None,
+    as_json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write JSON; - for stdout, without tables."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a plot: .svg, .png or .pdf.")
+    ] = None,
+) -> None:
+    """Measure collectives of float32 arrays on this host: latency and bandwidth.
+
+    Needs no other library; with torch installed, arrays are torch tensors, else numpy's. Close
+    other programs: what they take is missing in the figures.
+    """
+    spawn.require_posix("aiodist bench")
+    _check_files(as_json, plot)
+    own = _valid("--transports", lambda: [_own(name) for name in _items(transports)])
+    peers, missing = _valid("--compare", lambda: find_peers(_items(compare), mpi or []))
+    plan = _Plan(
+        _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks)),
+        [*own, *peers],
+        Effort(rounds, seconds, iterations),
+    )
+    report = Report(plan.effort, notes=missing)
+    run_to_end(_measure(plan, report))
+    _publish(report, as_json, plot)
+
+
+async def _measure(plan: _Plan, report: Report) -> None:
+    console = Console(stderr=True)
+    with console.status("starting …") as status:
+        for size, cases in plan.cases.items():
+            status.update(f"starting {size} ranks of each library …")
+            async with teams(plan.contenders, [Site()] * size) as started:
+                report.libraries |= {
+                    team.contender.name: team.library for team in started if team.library
+                }
+                report.results += await measure(
+                    cases, started, plan.effort, lambda text: status.update(f"{text} …")
+                )
+
+
+def _publish(report: Report, as_json: Path | None, plot: Path | None) -> None:
+    if as_json is not None:
+        text = json.dumps(report.as_json(machine()), indent=2)
+        if as_json == Path("-"):
+            typer.echo(text)
+        else:
+            as_json.write_text(f"{text}\n")
+    if as_json != Path("-"):
+        console = Console()
+        for table in tables(report.results):
+            console.print(table)
+    if plot is not None and any(result.summary for result in report.results):
+        bench_plot.write(report.results, plot)
+    for note in report.notes:
+        typer.echo(f"not measured: {note}", err=True)
+    if report.failures:
+        raise CommandError("\n".join(f"failed: {failure}" for failure in report.failures))
+
+
+def _check_files(as_json: Path | None, plot: Path | None) -> None:
+    """What could not be written is said before anything is measured."""
+    for option, path in (("--json", as_json), ("--plot", plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise usage_error(f"there is no folder {path.absolute().parent}", option)
+    if plot is not None and (why := bench_plot.problem(plot)) is not None:
+        raise usage_error(why, "--plot")
+
+
+def _valid(option: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except ValueError as error:
+        raise usage_error(str(error), option) from error
+
+
+def _cases(ops: str, sizes: str, ranks: str) -> dict[int, list[Case]]:
+    numbers: list[int] = []
+    for item in _items(ranks):
+        if not item.isdecimal():
+            raise ValueError(f"{item!r} is no number of ranks: expected such as 2 or 2,4")
+        numbers.append(int(item))
+    if not (numbers and _items(ops)):
+        raise ValueError("at least one operation and one number of ranks is needed")
+    return {number: cases_of(_items(ops), parse_sizes(sizes), number) for number in numbers}
+
+
+def _own(transport: str) -> Contender:
+    if transport == "inproc":
+        raise ValueError("inproc joins ranks of one process; here each has its own")
+    if transport != "auto":
+        registry.choose(transport)
+    return aiodist_over(transport)
+
+
+def _items(text: str) -> Sequence[Any]:
+    return [item for item in (part.strip() for part in text.split(",")) if item]

@@ -1,0 +1,159 @@
+"""The report of `aiodist bench`: as JSON, as tables for a terminal, as Markdown."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+import aiodist
+from aiodist.runtime import spawn
+from aiodist_cli.bench_cases import (
+    Result,
+    digits,
+    format_bandwidth,
+    format_seconds,
+    format_size,
+    ratio,
+)
+from aiodist_cli.bench_peers import LABELS
+from aiodist_cli.bench_run import Effort
+
+SCHEMA = 1
+"""Version of the JSON: raised when a reader of the one before would misread it."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run found. `libraries`: what each contender said it is, by name. `notes`: what was
+    asked for and could not be measured, with the reason."""
+
+    effort: Effort
+    results: list[Result] = field(default_factory=list)
+    libraries: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[str]:
+        """Each distinct failure, behind the first case in which it appeared."""
+        first: dict[str, str] = {}
+        for result in self.results:
+            if result.error is not None:
+                first.setdefault(result.error, f"{label(result.column)}, {result.case}")
+        return [f"{where}: {error}" for error, where in first.items()]
+
+    def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
+        """Times in seconds, bandwidth in bytes per second; see docs/benchmarks.md."""
+        return {
+            "schema": SCHEMA,
+            "machine": dict(machine),
+            "settings": {
+                "rounds": self.effort.rounds,
+                "seconds": self.effort.seconds,
+                "iterations": self.effort.iterations,
+                "dtype": "float32",
+            },
+            "libraries": self.libraries,
+            "notes": self.notes,
+            "results": [result.as_json() for result in self.results],
+        }
+
+
+def machine() -> dict[str, Any]:
+    """Where and when this runs."""
+    return {
+        "cpu": _cpu(),
+        "cores": spawn.cores(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "aiodist": aiodist.__version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def label(column: str) -> str:
+    """A column's name for people."""
+    return LABELS.get(column, column)
+
+
+def groups(results: Iterable[Result]) -> Iterator[tuple[str, int, list[Result]]]:
+    """(operation, ranks, results) in the order in which they appear."""
+    found: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        found.setdefault((result.case.op, result.case.ranks), []).append(result)
+    for (op, ranks), members in found.items():
+        yield op, ranks, members
+
+
+def tables(results: Sequence[Result]) -> Iterator[Table]:
+    """A table for each operation and number of ranks, a line for each size and column."""
+    for op, ranks, members in groups(results):
+        table = Table(title=f"{op}, float32, {ranks} ranks", title_justify="left")
+        reference = members[0].column
+        for column in ("size", "library", "median", "p99", "mean", "bandwidth", "relative"):
+            table.add_column(column, justify="left" if column == "library" else "right")
+        before: int | None = None
+        for result in members:
+            if before not in (None, result.case.nbytes):
+                table.add_section()
+            size = "" if before == result.case.nbytes else format_size(result.case.nbytes)
+            table.add_row(size, label(result.column), *_cells(result, members, reference))
+            before = result.case.nbytes
+        yield table
+
+
+def _cells(result: Result, members: Sequence[Result], reference: str) -> list[str | Text]:
+    if result.summary is None or result.bandwidth is None:
+        return [Text("failed", style="red"), *[""] * 4]
+    times = (result.summary.median, result.summary.p99, result.summary.mean)
+    share = ratio(members, result.case, result.column, reference)
+    return [
+        *map(format_seconds, times),
+        format_bandwidth(result.bandwidth),
+        "1" if result.column == reference else f"{digits(share)} ×" if share is not None else "–",
+    ]
+
+
+def markdown(results: Sequence[Result], ratios: Sequence[tuple[str, str]]) -> str:
+    """Tables with a line a size and a column a library: median, in brackets p99 and mean.
+
+    `ratios`: (over, column) pairs that get a column with the ratio of their medians.
+    """
+    parts: list[str] = []
+    for op, ranks, members in groups(results):
+        columns = list(dict.fromkeys(result.column for result in members))
+        pairs = [pair for pair in ratios if set(pair) <= set(columns)]
+        head = ["size", *map(label, columns)]
+        head += [f"{label(over)} / {label(column)}" for over, column in pairs]
+        lines = [f"{op}, n={ranks}\n", _line(head), _line(["---"] * len(head))]
+        for case in dict.fromkeys(result.case for result in members):
+            found = {result.column: result for result in members if result.case == case}
+            cells = [format_size(case.nbytes)]
+            cells += [
+                str(found[name].summary or "failed") if name in found else "–" for name in columns
+            ]
+            shares = (ratio(members, case, over, column) for over, column in pairs)
+            cells += ["–" if share is None else digits(share) for share in shares]
+            lines.append(_line(cells))
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,132 @@
+"""How `aiodist bench` measures: all contenders in turns, round by round, in one run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiodist.runtime import spawn
+from aiodist_cli.bench_cases import (
+    MAX_ITERATIONS,
+    Case,
+    Result,
+    Summary,
+    iterations_for,
+    turn,
+)
+from aiodist_cli.bench_team import OrderError, Team, TeamError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured: `rounds` blocks of each column, each of `seconds`, or of exactly
+    `iterations` where that is given."""
+
+    rounds: int = 5
+    seconds: float = 0.2
+    iterations: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What has times of its own: a team, and the memory that it works on."""
+
+    team: Team
+    memory: str = "plain"
+
+    @property
+    def name(self) -> str:
+        """As it appears in results."""
+        name = self.team.contender.name
+        return name if self.memory == "plain" else f"{name} group.empty"
+
+
+def columns_of(teams: Iterable[Team], op: str) -> list[Column]:
+    """One a team, and one more for collectives on memory that the ranks of one host share, where
+    there is such."""
+    columns: list[Column] = []
+    for team in teams:
+        columns.append(Column(team))
+        one_host = all(site.is_loopback for site in team.sites)
+        if "empty" in team.features and one_host and op != "ping_pong":
+            columns.append(Column(team, "shared"))
+    return columns
+
+
+async def measure(
+    cases: Iterable[Case],
+    teams: Sequence[Team],
+    effort: Effort,
+    progress: Callable[[str], None],
+) -> list[Result]:
+    """A result for each case and column. Failures are results too; a team that broke has one for
+    each case that is left."""
+    results: list[Result] = []
+    for case in cases:
+        progress(str(case))
+        results += await _case(case, columns_of(teams, case.op), effort)
+    return results
+
+
+async def _case(case: Case, columns: Sequence[Column], effort: Effort) -> list[Result]:
+    failed: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    samples: dict[str, list[int]] = {column.name: [] for column in columns}
+    for column in columns:
+        try:
+            counts[column.name] = await _warm_up(case, column, effort)
+        except (OrderError, TeamError) as error:
+            failed[column.name] = str(error)
+    for number in range(effort.rounds):
+        for column in turn(columns, number):
+            if column.name not in failed:
+                try:
+                    samples[column.name] += await column.team.run(
+                        case.op, case.nbytes, counts[column.name], memory=column.memory
+                    )
+                except (OrderError, TeamError) as error:
+                    failed[column.name] = str(error)
+    return [
+        Result(case, column.name, None, failed[column.name])
+        if column.name in failed
+        else Result(case, column.name, Summary.of(samples[column.name]))
+        for column in columns
+    ]
+
+
+async def _warm_up(case: Case, column: Column, effort: Effort) -> int:
+    """Check the result once, and find out how many iterations make a block."""
+    run, op, nbytes, memory = column.team.run, case.op, case.nbytes, column.memory
+    await run(op, nbytes, 1, memory=memory, check=True)
+    count = effort.iterations or 1
+    while True:
+        spent = sum(await run(op, nbytes, count, memory=memory)) / 1e9
+        if effort.iterations is not None:
+            return effort.iterations
+        if spent > effort.seconds / 4 or count >= MAX_ITERATIONS:
+            return iterations_for(effort.seconds, spent / count)
+        count *= 4
+
+
+def run_to_end(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` in a new loop. SIGINT (Ctrl-C) and SIGTERM cancel it, so that it ends what it
+    started, and then exit with status 128 + signal."""
+
+    async def cancellable() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await main
+
+    try:
+        with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
+            return runner.run(cancellable())
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None

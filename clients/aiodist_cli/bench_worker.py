@@ -1,0 +1,378 @@
+"""One process of a library that `aiodist bench` measures: Gloo, MPI, or the bare wire.
+
+This file is run as a script, by any Python that has the library, so that the MPI ones may live in
+environments of their own: it imports the standard library, numpy, and what it measures.
+
+    bench_worker.py CONTROL gloo RANK SIZE FILE     (FILE: where the ranks find each other)
+    bench_worker.py CONTROL mpi                     (under mpirun)
+    bench_worker.py CONTROL wire RANK 2 HOST        (HOST: where rank 0 listens)
+
+A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a line:
+
+    hello   {"rank": 0, "pid": 4711, "library": "Gloo of torch 2.13.0", "features": []}
+    order   {"do": "run", "op": "all_reduce", "nbytes": 8, "iterations": 1000,
+             "memory": "plain", "check": false}
+    answer  {"ns": [1234, …]} of rank 0, {} of the others; {"error": "…"} if it failed
+
+The end of the connection, or {"do": "quit"}, ends the worker. Between orders it sleeps in a
+blocking read, whatever the library would do while it waits, and so leaves the cores to others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+FLOAT = 4
+"""Bytes of an element: everything is float32."""
+
+OPS = ("all_reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all", "ping_pong")
+"""What can be measured. `ping_pong`: rank 0 sends to rank 1, which sends it back."""
+
+
+class Layout(NamedTuple):
+    """The memory of an operation at one rank, and what it holds at the end.
+
+    Every element of the input is the rank + 1. `out`: elements of the output, 0 if the result is
+    in place. `result`: the values of equal parts of the result, in order; empty: not looked at.
+    """
+
+    elements: int
+    out: int
+    result: tuple[float, ...]
+
+
+def layout(op: str, nbytes: int, rank: int, size: int) -> Layout:
+    """`nbytes`: of the input of one rank."""
+    count = nbytes // FLOAT
+    total = size * (size + 1) / 2
+    ranks = tuple(float(number + 1) for number in range(size))
+    if op == "all_reduce":
+        return Layout(count, 0, (total,))
+    if op == "broadcast":
+        return Layout(count, 0, (1.0,))
+    if op == "reduce_scatter":
+        return Layout(count, count // size, (total,))
+    if op == "all_gather":
+        return Layout(count, count * size, ranks)
+    if op == "all_to_all":
+        return Layout(count, count, ranks)
+    if op == "ping_pong":
+        return Layout(count, count, (1.0,) if rank < 2 else ())
+    raise ValueError(f"there is no operation {op!r}: expected one of {', '.join(OPS)}")
+
+
+def check(op: str, result: Any, expected: Sequence[float]) -> None:
+    """Raise ValueError unless the numpy array `result` has `expected` in its equal parts."""
+    part = len(result) // max(1, len(expected))
+    for number, value in enumerate(expected):
+        found = result[number * part : (number + 1) * part]
+        if not (found == value).all():
+            raise ValueError(f"{op} computed {found}, all elements should be {value}")
+
+
+class Prepared(NamedTuple):
+    """An operation on its memory: `call` does it once; `x` and `out` are numpy arrays."""
+
+    call: Callable[[], Any]
+    x: Any
+    out: Any
+    expected: tuple[float, ...]
+
+
+class Library(Protocol):
+    """What is measured, as seen by one rank of it. Its arrays may be of any kind that `view`
+    shows as numpy arrays of the same memory."""
+
+    rank: int
+    size: int
+    name: str
+
+    def empty(self, elements: int) -> Any:
+        """An array of float32."""
+
+    def view(self, array: Any) -> Any:
+        """The same memory as numpy array."""
+
+    def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
+        """What does `op` once. `out` is None where the result is in place."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def close(self) -> None:
+        """The ranks part."""
+
+
+class Gloo:
+    """torch.distributed with its backend for processors."""
+
+    def __init__(self, rank: int, size: int, file: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
+        self.rank, self.size = rank, size
+        self.name = f"Gloo of torch {torch.__version__}"
+        self._torch: Any = torch
+        self._dist: Any = dist
+
+    def empty(self, elements: int) -> Any:
+        return self._torch.empty(elements, dtype=self._torch.float32)
+
+    def view(self, array: Any) -> Any:
+        return array.numpy()
+
+    def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
+        dist = self._dist
+        if op == "all_reduce":
+            return lambda: dist.all_reduce(x)
+        if op == "broadcast":
+            return lambda: dist.broadcast(x, 0)
+        if op == "reduce_scatter":
+            slots = list(x.chunk(self.size))  # faster than with one tensor
+            return lambda: dist.reduce_scatter(out, slots)
+        if op == "all_gather":
+            parts = list(out.chunk(self.size))
+            return lambda: dist.all_gather(parts, x)
+        if op == "all_to_all":
+            return lambda: dist.all_to_all_single(out, x)
+        return ping_pong(self.rank, dist.send, dist.recv, x, out)
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def close(self) -> None:
+        self._dist.destroy_process_group()
+
+
+class Mpi:
+    """Any MPI, through mpi4py, with the buffer interface."""
+
+    def __init__(self) -> None:
+        import numpy
+        from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
+
+        self._numpy: Any = numpy
+        self._mpi: Any = MPI
+        self._world: Any = MPI.COMM_WORLD
+        self.rank, self.size = self._world.rank, self._world.size
+        text = MPI.Get_library_version().replace("\0", "").split("\n")[0]
+        self.name = text.split(",")[0].strip()
+
+    def empty(self, elements: int) -> Any:
+        return self._numpy.empty(elements, self._numpy.float32)
+
+    def view(self, array: Any) -> Any:
+        return array
+
+    def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
+        world, in_place = self._world, self._mpi.IN_PLACE
+        if op == "all_reduce":
+            return lambda: world.Allreduce(in_place, x)
+        if op == "broadcast":
+            return lambda: world.Bcast(x, 0)
+        if op == "reduce_scatter":
+            return lambda: world.Reduce_scatter_block(x, out)
+        if op == "all_gather":
+            return lambda: world.Allgather(x, out)
+        if op == "all_to_all":
+            return lambda: world.Alltoall(x, out)
+        return ping_pong(self.rank, world.Send, world.Recv, x, out)
+
+    def barrier(self) -> None:
+        self._world.Barrier()
+
+    def close(self) -> None:
+        self._mpi.Finalize()
+
+
+def ping_pong(
+    rank: int, send: Callable[..., Any], receive: Callable[..., Any], x: Any, out: Any
+) -> Callable[[], Any]:
+    """There and back between ranks 0 and 1; nothing elsewhere."""
+
+    def ping() -> None:
+        send(x, 1)
+        receive(out, 1)
+
+    def pong() -> None:
+        receive(out, 0)
+        send(out, 0)
+
+    return (ping, pong)[rank] if rank < 2 else lambda: None
+
+
+class Wire:
+    """TCP with both directions full: `sendfile` from one thread, `recv_into` in another.
+
+    Whatever the operation, its bytes go both ways at once: what an all_reduce or a ping-pong
+    between two ranks has to move at least.
+    """
+
+    PORT = 29600
+    BLOCK = 256 << 10
+
+    def __init__(self, rank: int, size: int, host: str) -> None:
+        import numpy
+
+        self.rank, self.size = rank, size
+        self.name = "sendfile and recv_into in Python"
+        self._numpy: Any = numpy
+        self._socket = _listen_once(host, self.PORT) if rank == 0 else _dial(host, self.PORT)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._block = memoryview(bytearray(self.BLOCK))
+        self._file = os.memfd_create("wire")
+
+    def empty(self, elements: int) -> Any:
+        return self._numpy.empty(elements, self._numpy.float32)
+
+    def view(self, array: Any) -> Any:
+        return array
+
+    def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
+        return lambda: self._exchange(x.nbytes)
+
+    def _exchange(self, nbytes: int) -> None:
+        os.ftruncate(self._file, max(nbytes, os.fstat(self._file).st_size))
+        sender = threading.Thread(target=self._send, args=(nbytes,))
+        sender.start()
+        left = nbytes
+        while left:
+            got = self._socket.recv_into(self._block[:left])
+            if not got:
+                raise ConnectionError("the other end of the wire is gone")
+            left -= got
+        sender.join()
+
+    def _send(self, nbytes: int) -> None:
+        at = 0
+        while at < nbytes:
+            at += os.sendfile(self._socket.fileno(), self._file, at, nbytes - at)
+
+    def barrier(self) -> None:
+        self._exchange(1)
+
+    def close(self) -> None:
+        self._socket.close()
+        os.close(self._file)
+
+
+def _listen_once(host: str, port: int) -> socket.socket:
+    with socket.create_server((host, port)) as listener:
+        listener.settimeout(30.0)
+        accepted, _ = listener.accept()
+    accepted.settimeout(None)
+    return accepted
+
+
+def _dial(host: str, port: int) -> socket.socket:
+    deadline = time.monotonic() + 30.0
+    while True:
+        try:
+            return socket.create_connection((host, port))
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def prepare(library: Library, op: str, nbytes: int) -> Prepared:
+    """Get the memory of an operation."""
+    elements, out_elements, expected = layout(op, nbytes, library.rank, library.size)
+    x = library.empty(elements)
+    out = library.empty(out_elements) if out_elements else None
+    return Prepared(
+        library.operation(op, x, out),
+        library.view(x),
+        None if out is None else library.view(out),
+        () if isinstance(library, Wire) else expected,
+    )
+
+
+def fill(prepared: Prepared, rank: int) -> None:
+    """Values for the next run, and pages for all the memory."""
+    prepared.x.fill(rank + 1)
+    if prepared.out is not None:
+        prepared.out.fill(0)
+
+
+def run(library: Library, prepared: Prepared, iterations: int) -> list[int]:
+    """Nanoseconds of each iteration; they add up to the time of the whole."""
+    call, clock = prepared.call, time.perf_counter_ns
+    fill(prepared, library.rank)
+    library.barrier()
+    stamps = [clock()]
+    for _ in range(iterations):
+        call()
+        stamps.append(clock())
+    return differences(stamps)
+
+
+def differences(stamps: Sequence[int]) -> list[int]:
+    """Between neighbours."""
+    return [after - before for before, after in itertools.pairwise(stamps)]
+
+
+def checked(op: str, prepared: Prepared) -> None:
+    """Raise ValueError if the first iteration gave a wrong result."""
+    check(op, prepared.x if prepared.out is None else prepared.out, prepared.expected)
+
+
+def hello(rank: int, library: str, features: Sequence[str] = ()) -> dict[str, Any]:
+    """The first message of a worker."""
+    return {"rank": rank, "pid": os.getpid(), "library": library, "features": list(features)}
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as it goes through the control socket."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def obey(library: Library, orders: Iterator[bytes], answer: Callable[[bytes], Any]) -> None:
+    """Serve until told to quit."""
+    answer(encode(hello(library.rank, library.name)))
+    current: tuple[str, int] | None = None
+    prepared: Prepared | None = None
+    for line in orders:
+        order = json.loads(line)
+        if order["do"] == "quit":
+            library.close()
+            return
+        wanted = (order["op"], order["nbytes"])
+        try:
+            if prepared is None or wanted != current:
+                prepared = None  # frees its memory before the next is taken
+                prepared, current = prepare(library, *wanted), wanted
+            times = run(library, prepared, order["iterations"])
+            if order["check"]:
+                checked(order["op"], prepared)
+        except Exception as error:  # told to the driver, which goes on with the others
+            answer(encode({"error": f"{type(error).__name__}: {error}"}))
+        else:
+            answer(encode({"ns": times} if library.rank == 0 else {}))
+
+
+def main(control: str, kind: str, *arguments: str) -> None:
+    """What a worker does; see the top of this file."""
+    library: Library
+    if kind == "mpi":
+        library = Mpi()
+    else:
+        rank, size, place = int(arguments[0]), int(arguments[1]), arguments[2]
+        library = Gloo(rank, size, place) if kind == "gloo" else Wire(rank, size, place)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(control)
+        obey(library, iter(connection.makefile("rb")), connection.sendall)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

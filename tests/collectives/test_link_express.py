@@ -1,0 +1,260 @@
+"""Small all-reduces over sockets that are done within the call, beside ordinary ones."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import ReduceOp
+from aiodist.runtime.link_express import LinkExpress
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def transport(request):
+    return request.param
+
+
+async def learn(ranks, *arrays):
+    """Have all ranks connected to their partners, by the ordinary way."""
+    for array in arrays:
+        await asyncio.gather(*[group.all_reduce(array.copy()) for group in ranks])
+
+
+def express_of(group):
+    express = group._context.express
+    assert isinstance(express, LinkExpress)
+    return express
+
+
+def ordinary(group):
+    """Have `group` go the ordinary way from here on."""
+    group._context.express = None
+
+
+async def until(condition):
+    """Let the loop turn until it is so."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never was")
+
+
+def nothing_is_left(ranks):
+    for group in ranks:
+        context = group._context
+        assert not context._ops
+        assert not context._early
+        assert not any(context._unsolicited)
+
+
+async def test_the_last_rank_is_done_within_its_call(groups):
+    async with groups(2) as ranks:
+        x = np.arange(5.0)
+        await learn(ranks, x)
+        for early in (False, True):
+            mine, theirs = x.copy(), x + 1
+            first = ranks[0].all_reduce(mine)
+            if early:
+                await until(lambda: ranks[1]._context.has_early)
+            second = ranks[1].all_reduce(theirs)
+            assert second.done()
+            assert (second.op, second.tag, second.seq, second.nbytes) == (
+                "all_reduce",
+                None,
+                1 + early,
+                40,
+            )
+            assert second.result() is theirs
+            assert await first is mine
+            assert first.seq == second.seq
+            assert (mine == 2 * x + 1).all()
+            assert (theirs == 2 * x + 1).all()
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        (ReduceOp.SUM, "f4"),
+        (ReduceOp.AVG, "f4"),
+        (ReduceOp.AVG, "f2"),
+        (ReduceOp.SUM, "f2"),
+        (ReduceOp.MAX, "i2"),
+        (ReduceOp.premul_sum(0.5), "f8"),
+        (ReduceOp.PRODUCT, "c8"),
+        (ReduceOp.LAND, "i4"),
+    ],
+    ids=str,
+)
+async def test_it_gives_what_the_ordinary_way_gives(groups, size, op, dtype):
+    random = np.random.default_rng(size)
+    values = [(random.normal(size=(3, 7)) * 10).astype(dtype) for _ in range(size)]
+    async with groups(size) as ranks:
+        arrays = [value.copy() for value in values]
+        await asyncio.gather(*[g.all_reduce(x, op) for g, x in zip(ranks, arrays, strict=True)])
+        for first in range(size):  # another one is late each time, and some go the ordinary way
+            again = [value.copy() for value in values]
+            kept = [group._context.express for group in ranks]
+            if first % 2:
+                ordinary(ranks[first])
+            order = [*range(first, size), *range(first)]
+            works = [ranks[rank].all_reduce(again[rank], op) for rank in order]
+            await asyncio.gather(*works)
+            for group, express in zip(ranks, kept, strict=True):
+                group._context.express = express
+            for x, expected in zip(again, arrays, strict=True):
+                assert x.tobytes() == expected.tobytes()
+        nothing_is_left(ranks)
+
+
+async def test_large_numbers_are_written_as_others_write_them(groups):
+    async with groups(2) as ranks:
+        x = np.ones(3, np.float32)
+        await learn(ranks, x)
+        for start in (126, 254, 65534, 2**32 - 2):
+            for group in ranks:
+                group._context.tags._next[None] = start
+            for turn in range(4):
+                express = express_of(ranks[turn % 2])
+                ordinary(ranks[turn % 2])
+                arrays = [x.copy(), x.copy()]
+                works = [g.all_reduce(y) for g, y in zip(ranks, arrays, strict=True)]
+                await asyncio.gather(*works)
+                ranks[turn % 2]._context.express = express
+                assert [work.seq for work in works] == [start + turn] * 2
+                assert (arrays[0] == 2).all()
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+async def test_different_calls_are_told(groups, who):
+    async with groups(2) as ranks:
+        x, y = np.ones(3), np.ones(4)
+        await learn(ranks, x, y)
+        works = [ranks[who].all_reduce(x), ranks[1 - who].all_reduce(y)]
+        await asyncio.wait(works)
+        for work in works:
+            error = work.exception()
+            assert isinstance(error, aiodist.MismatchError)
+            assert "float64[3]" in str(error)
+            assert "float64[4]" in str(error)
+        await learn(ranks, x, y)
+        nothing_is_left(ranks)
+
+
+async def test_a_cancelled_one_is_given_up_by_all(groups):
+    async with groups(3) as ranks:
+        x = np.ones(3)
+        await learn(ranks, x)
+        works = [ranks[rank].all_reduce(x.copy()) for rank in (0, 1)]
+        assert not any(work.done() for work in works)
+        works[0].cancel()
+        with pytest.raises(aiodist.CollectiveAbortedError):
+            await works[1]
+        with pytest.raises(aiodist.CollectiveAbortedError):
+            await ranks[2].all_reduce(x.copy())
+        await learn(ranks, x)
+        nothing_is_left(ranks)
+
+
+async def test_a_word_right_behind_the_contribution_counts(groups):
+    """Both have come when the late rank calls: it fails, though it could have completed."""
+    async with groups(2) as ranks:
+        x = np.ones(3)
+        await learn(ranks, x)
+        ranks[0].all_reduce(x.copy()).cancel()
+        late = ranks[1].all_reduce(x.copy())
+        assert late.done()
+        with pytest.raises(aiodist.CollectiveAbortedError):
+            await late
+        await learn(ranks, x)
+        nothing_is_left(ranks)
+
+
+async def test_who_asks_gets_an_answer(groups):
+    async with groups(2) as ranks:
+        x = np.ones(3)
+        await learn(ranks, x)
+        first = ranks[0].all_reduce(x.copy())
+        context = ranks[0]._context
+        operation = context._ops[None, first.seq]
+        context.inquire(operation, [1])
+        await until(lambda: operation.seen)  # "not entered": rank 1 keeps the question
+        second = ranks[1].all_reduce(x.copy())
+        await asyncio.gather(first, second)
+        nothing_is_left(ranks)
+
+
+async def test_a_deadline_passes_while_it_waits(groups):
+    async with groups(2) as ranks:
+        x = np.ones(3)
+        await learn(ranks, x)
+        with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+            await ranks[0].all_reduce(x.copy(), timeout=0.05)
+        assert caught.value.missing == (1,)
+        with pytest.raises(aiodist.CollectiveTimeoutError):
+            await ranks[1].all_reduce(x.copy())
+        await learn(ranks, x)
+        nothing_is_left(ranks)
+
+
+async def test_a_peer_leaves_while_it_waits(groups):
+    async with groups(2) as ranks:
+        x = np.ones(3)
+        await learn(ranks, x)
+        work = ranks[0].all_reduce(x.copy())
+        ranks[1].abort("enough")
+        with pytest.raises(aiodist.AiodistError, match=r"enough|lost"):
+            await work
+
+
+async def test_others_pending_do_not_matter(groups):
+    """Tagged ones that wait, untagged ones that overlap: each gets its own data."""
+    async with groups(2) as ranks:
+        x = np.ones(3)
+        await learn(ranks, x)
+        waiting = ranks[0].all_reduce(np.full(3, 10.0), tag="later")
+        works = []
+        for number in range(20):
+            order = [ranks[number % 2], ranks[1 - number % 2]]
+            works += [(number, group.all_reduce(x * number)) for group in order]
+        other = ranks[1].all_reduce(np.full(3, 20.0), tag="later")
+        for number, work in works:
+            assert (await work == 2 * number).all()
+        assert (await waiting == 30).all()
+        assert (await other == 30).all()
+        nothing_is_left(ranks)
+
+
+async def test_messages_come_in_between(groups):
+    async with groups(2) as ranks:
+        x = np.ones(3)
+        await learn(ranks, x)
+        sends = [ranks[0].send(np.full(length, 7.0), 1) for length in (3, 200_000)]
+        first = ranks[0].all_reduce(x.copy())
+        second = ranks[1].all_reduce(x.copy())
+        for length in (3, 200_000):
+            value = await ranks[1].recv()
+            assert value.shape == (length,)
+            assert (value == 7).all()
+        assert (await first == 2).all()
+        assert (await second == 2).all()
+        await asyncio.gather(*sends)
+
+
+async def test_torch_is_told(groups):
+    torch = pytest.importorskip("torch")
+    async with groups(2) as ranks:
+        for _ in range(3):
+            tensors = [torch.ones(3), torch.ones(3)]
+            versions = [tensor._version for tensor in tensors]
+            works = [g.all_reduce(t) for g, t in zip(ranks, tensors, strict=True)]
+            await asyncio.gather(*works)
+            for tensor, version in zip(tensors, versions, strict=True):
+                assert tensor.tolist() == [2, 2, 2]
+                assert tensor._version > version

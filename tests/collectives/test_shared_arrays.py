@@ -1,0 +1,183 @@
+"""`Group.empty`: arrays that all ranks of a host see; elsewhere arrays like others."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from aiodist import CollectiveAbortedError, GroupClosedError, ReduceOp
+from aiodist.runtime.board import BULK
+
+MANY = 50_000
+"""float32 elements: more than what everyone reduces for itself."""
+
+
+async def shown(ranks):
+    """All have mapped the arrays of all, and share memory."""
+    await asyncio.gather(*[group.barrier() for group in ranks])
+    await until(lambda: all(g._context.heap.shows_any and g._context.express for g in ranks))
+
+
+async def until(condition):
+    """Give the loop turns until `condition()`."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await turn()
+
+
+def turn():
+    """One turn of the loop."""
+    return asyncio.sleep(0)
+
+
+def untouched(group):
+    """Whether nothing large was ever staged."""
+    return not any(group._context.lane.area(group.rank, 2)[:BULK:4096])
+
+
+def mapped():
+    fds = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            fds.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    return sum("aiodist-array" in name for name in fds)
+
+
+def test_what_it_gives(run, groups):
+    async def main():
+        async with groups(2) as (group, _):
+            array = group.empty((3, 4), np.float64)
+            assert isinstance(array, np.ndarray)
+            assert (array.shape, array.dtype) == ((3, 4), np.float64)
+            assert not array.any()
+            array += 1
+            tensor = group.empty(5, torch.bfloat16)
+            assert (tuple(tensor.shape), tensor.dtype) == ((5,), torch.bfloat16)
+            assert group.empty([2], "int16").dtype == np.int16
+            assert group.empty(2, like=tensor).dtype == torch.bfloat16
+            assert group.empty((), like=array).shape == ()
+            assert group.empty((0, 3), like=array).shape == (0, 3)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "error", "text"),
+    [
+        (3, {}, TypeError, "give a dtype, or like="),
+        (3, {"dtype": "f4", "like": np.ones(1)}, TypeError, "give a dtype, or like="),
+        (3, {"dtype": object}, TypeError, "does not travel"),
+        (3, {"dtype": torch.qint8}, TypeError, "does not travel"),
+        (3, {"like": "text"}, TypeError, "expected an array, got str"),
+        ((3, -1), {"dtype": "f4"}, ValueError, "negative"),
+    ],
+)
+def test_what_it_refuses(run, groups, shape, options, error, text):
+    async def main():
+        async with groups(2) as (group, _):
+            with pytest.raises(error, match=text):
+                group.empty(shape, **options)
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("transport", ["shm"])
+def test_nothing_is_staged(run, groups, everyone, size, transport):
+    async def main():
+        async with groups(size) as ranks:
+            wholes = [group.empty((2, MANY), np.float32) for group in ranks]
+            tensors = [torch.from_numpy(whole) for whole in wholes]
+            await shown(ranks)
+            total = size * (size + 1) / 2
+            for parts in (wholes, tensors, [whole[1] for whole in wholes]):
+                for group, part in zip(ranks, parts, strict=True):
+                    part[...] = group.rank + 1
+                results = await everyone(ranks, lambda g, parts=parts: g.all_reduce(parts[g.rank]))
+                for group, part, result in zip(ranks, parts, results, strict=True):
+                    assert result is part
+                    assert (part == total).all()
+                    assert untouched(group)
+            works = [g.all_reduce(wholes[g.rank], ReduceOp.MAX) for g in ranks]
+            await asyncio.gather(*works)
+            assert all(map(untouched, ranks))
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+def test_where_one_rank_has_another_array(run, groups, everyone, transport):
+    async def main():
+        async with groups(3) as ranks:
+            arrays = [group.empty(MANY, np.float32) for group in ranks]
+            await shown(ranks)
+            arrays[1] = np.empty(MANY, np.float32)
+            other = [np.empty(2 * MANY, np.float32)[::2] for _ in ranks]
+            for mixed in (arrays, [arrays[0], other[1], arrays[2]]):
+                for group, array in zip(ranks, mixed, strict=True):
+                    array[...] = group.rank
+                await everyone(ranks, lambda g, mixed=mixed: g.all_reduce(mixed[g.rank]))
+                assert all((array == 3).all() for array in mixed)
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+def test_a_cancel_frees_the_array(run, groups, everyone, transport):
+    async def main():
+        async with groups(2) as ranks:
+            arrays = [group.empty(MANY, np.float32) for group in ranks]
+            await shown(ranks)
+            for array in arrays:
+                array[...] = 1
+            first, second = (g.all_reduce(arrays[g.rank]) for g in ranks)
+            first.cancel()
+            arrays[0][...] = 7
+            with pytest.raises(CollectiveAbortedError) as caught:
+                await second
+            assert caught.value.rank == 0
+            arrays[1][...] = 2
+            await everyone(ranks, lambda g: g.all_reduce(arrays[g.rank]))
+            assert all((array == 9).all() for array in arrays)
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+def test_memory_lives_as_long_as_its_last_view(run, groups, everyone, transport):
+    async def main():
+        async with groups(2) as ranks:
+            arrays = [group.empty(MANY, np.float32) for group in ranks]
+            await shown(ranks)
+            await everyone(ranks, lambda g: g.all_reduce(arrays[g.rank]))
+            view = torch.from_numpy(arrays[0][10:20])
+            arrays.clear()
+            gc.collect()
+            await until(lambda: mapped() <= 2)  # here and at the peer
+            view += 1
+            del view
+            await until(lambda: not mapped())
+            assert not any(g._context.heap.shows_any for g in ranks)
+
+    run(main())
+
+
+def test_arrays_outlive_the_group(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            arrays = [group.empty(MANY, np.float32) for group in ranks]
+        for array in arrays:
+            array += 1
+        with pytest.raises(GroupClosedError):
+            ranks[0].empty(3, np.float32)
+        del array
+        arrays.clear()
+
+    run(main())

@@ -1,0 +1,228 @@
+"""Ranks that are killed, or stopped, while others wait for them in shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+import aiodist
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory")
+
+PRELUDE = """
+import asyncio, json, os, sys
+import numpy as np
+import aiodist
+
+length = int(sys.argv[3])
+
+async def outcome(work):
+    try:
+        return float((await work)[0])
+    except aiodist.PeerLostError as error:
+        return ["PeerLostError", list(error.ranks)]
+    except aiodist.CollectiveTimeoutError as error:
+        return ["CollectiveTimeoutError", list(error.missing)]
+
+def say(value):
+    print(json.dumps(value), flush=True)
+
+def held():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+             if os.path.exists(f"/proc/self/fd/{fd}")]
+    return [link for link in links if link.startswith("/memfd:")]
+
+async def main():
+    group = await aiodist.connect(sys.argv[1], rank=int(sys.argv[2]), size=3)
+    await program(group)
+    import gc
+    gc.collect()
+    say(held())
+
+async def settled(group):
+    over = 0
+    while not over:  # as often on all ranks
+        over = await group.all_reduce(int(group._context._setup._over), aiodist.ReduceOp.MIN)
+    assert group._context.lane is not None
+
+async def lost(group):
+    # Whatever comes next fails as well, at once; those that are left go on with each other.
+    for _ in range(3):
+        say(await outcome(group.all_reduce(np.ones(length))))
+        say(await outcome(group.all_gather(np.ones(length))))
+    pair = await group.subgroup([0, 1])
+    await settled(pair)
+    say(await outcome(pair.all_reduce(np.ones(length))))
+    await group.close()
+"""
+GO = "\nasyncio.run(main())\n"
+
+
+@asynccontextmanager
+async def processes(program, length):
+    started = []
+    shared = set(os.listdir("/dev/shm"))
+    try:
+        async with aiodist.Coordinator() as coordinator:
+            for rank in range(3):
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", PRELUDE + program + GO),
+                    *(coordinator.address, str(rank), str(length)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                started.append(process)
+            yield started
+            assert set(os.listdir("/dev/shm")) <= shared
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+        for process in started:
+            await process.communicate()
+
+
+async def line(process):
+    return json.loads(await process.stdout.readline())
+
+
+LOST = ["PeerLostError", [2]]
+
+
+async def see_the_loss(ranks):
+    for process in ranks[:2]:
+        for _ in range(6):
+            assert await line(process) == LOST
+    for process in ranks[:2]:
+        assert await line(process) == 2.0
+        assert await line(process) == []
+        assert await process.wait() == 0
+
+
+WAITS = """
+async def program(group):
+    await settled(group)
+    if group.rank == 2:
+        say("ready")
+        await asyncio.Event().wait()
+    works = [group.all_reduce(np.ones(length)) for _ in range(3)]
+    for _ in range(1000):
+        await asyncio.sleep(0)  # asleep by now
+    say("ready")
+    for work in works:
+        say(await outcome(work))
+    await lost(group)
+"""
+
+
+@pytest.mark.parametrize("length", [4, 400_000])
+def test_while_others_wait(run, length):
+    async def main():
+        async with processes(WAITS, length) as ranks:
+            for process in ranks:
+                assert await line(process) == "ready"
+            os.kill(ranks[2].pid, signal.SIGKILL)
+            for process in ranks[:2]:
+                assert [await line(process) for _ in range(3)] == [LOST] * 3
+            await see_the_loss(ranks)
+
+    run(main())
+
+
+WORKS = """
+async def program(group):
+    await settled(group)
+    for number in range(1_000_000):
+        x = np.full(length, float(number))
+        value = await outcome(group.all_reduce(x))
+        if value != 3.0 * number:
+            say(value)
+            break
+        assert (x == 3 * number).all()
+        if number == 30:
+            say("ready")
+    await lost(group)
+"""
+
+
+@pytest.mark.parametrize("length", [4, 20_000, 400_000])
+def test_amid_the_work(run, length):
+    """Everything that completes is right."""
+
+    async def main():
+        async with processes(WORKS, length) as ranks:
+            for process in ranks:
+                assert await line(process) == "ready"
+            os.kill(ranks[2].pid, signal.SIGKILL)
+            for process in ranks[:2]:
+                assert await line(process) == LOST
+            await see_the_loss(ranks)
+
+    run(main())
+
+
+BEGINS = """
+async def program(group):
+    if group.rank == 2:
+        say("ready")
+        await asyncio.Event().wait()
+    work = group.barrier()
+    say("ready")
+    try:
+        await work
+    except aiodist.PeerLostError as error:
+        say(["PeerLostError", list(error.ranks)])
+    await lost(group)
+"""
+
+
+def test_before_memory_is_shared(run):
+    async def main():
+        async with processes(BEGINS, 4) as ranks:
+            for process in ranks:
+                assert await line(process) == "ready"
+            os.kill(ranks[2].pid, signal.SIGKILL)
+            for process in ranks[:2]:
+                assert await line(process) == LOST
+            await see_the_loss(ranks)
+
+    run(main())
+
+
+STOPS = """
+async def program(group):
+    await settled(group)
+    say("ready")
+    sys.stdin.readline()
+    timeout = 0.5 if group.rank < 2 else 30
+    say(await outcome(group.all_reduce(np.ones(length), timeout=timeout)))
+    say(await outcome(group.all_reduce(np.ones(length))))
+    await group.close()
+"""
+
+
+@pytest.mark.parametrize("length", [4, 400_000])
+def test_a_rank_that_is_stopped_is_named_and_goes_on(run, length):
+    async def main():
+        async with processes(STOPS, length) as ranks:
+            for process in ranks:
+                assert await line(process) == "ready"
+            os.kill(ranks[2].pid, signal.SIGSTOP)
+            for process in ranks:
+                process.stdin.write(b"\n")
+            for process in ranks[:2]:
+                assert await line(process) == ["CollectiveTimeoutError", [2]]
+            os.kill(ranks[2].pid, signal.SIGCONT)
+            assert await line(ranks[2]) == ["CollectiveTimeoutError", [2]]
+            for process in ranks:
+                assert await line(process) == 3.0
+                assert await line(process) == []
+                assert await process.wait() == 0
+
+    run(main())

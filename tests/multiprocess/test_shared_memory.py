@@ -1,0 +1,374 @@
+"""Ranks in processes of their own: their collectives without a tag run in shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import aiodist
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory")
+
+PRELUDE = """
+import asyncio, json, logging, os, sys
+import numpy as np
+import aiodist
+
+async def settled(group):
+    over = 0
+    while not over:  # as often on all ranks
+        over = await group.all_reduce(int(group._context._setup._over), aiodist.ReduceOp.MIN)
+
+def say(value):
+    print(json.dumps(value), flush=True)
+
+def held():
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+             if os.path.exists(f"/proc/self/fd/{fd}")]
+    return [link for link in links if link.startswith("/memfd:")]
+
+async def start():
+    logging.basicConfig(format="%(message)s")
+    rank, size = int(sys.argv[2]), int(sys.argv[3])
+    group = await aiodist.connect(sys.argv[1], rank=rank, size=size, op_timeout=30)
+    await program(group)
+    await group.close()
+
+def go():
+    asyncio.run(start())
+"""
+
+
+@asynccontextmanager
+async def processes(program, size, *, env=None):
+    """Ranks that run `program`; `env`: what is added to the environment, by rank."""
+    started = []
+    shared = set(os.listdir("/dev/shm"))
+    try:
+        async with aiodist.Coordinator() as coordinator:
+            for rank in range(size):
+                clean = {k: v for k, v in os.environ.items() if not k.startswith("AIODIST_")}
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", PRELUDE + program + "\ngo()\n"),
+                    *(coordinator.address, str(rank), str(size)),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=clean | (env or {}).get(rank, {}),
+                )
+                started.append(process)
+            yield started
+            assert set(os.listdir("/dev/shm")) <= shared
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.kill()
+        for process in started:
+            await process.communicate()
+
+
+async def line(process):
+    said = await process.stdout.readline()
+    assert said, (await process.stderr.read()).decode()
+    return json.loads(said)
+
+
+async def ends(process):
+    """What it wrote to stderr; it ends well."""
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return errors.decode()
+
+
+EVERYTHING = """
+async def program(group):
+    rank, size = group.rank, group.size
+    everyone = range(size)
+    await settled(group)
+    say(group._context.lane is not None)
+    for n in (1, 5, 1000, 30_000, 200_000):
+        for _ in range(2):
+            x = np.arange(n, dtype=np.float64) + rank
+            total = np.arange(n) * size + sum(everyone)
+            for y in (await group.all_reduce(x.copy()), await group.all_reduce(x, out=x.copy())):
+                np.testing.assert_array_equal(y, total)
+            y = await group.reduce(x.copy(), 1)
+            assert (y is None) == (rank != 1)
+            if y is not None:
+                np.testing.assert_array_equal(y, total)
+            y = await group.reduce_scatter(x)
+            np.testing.assert_array_equal(y, np.array_split(total, size)[rank])
+            y = await group.scan(x.copy())
+            np.testing.assert_array_equal(y, np.arange(n) * (rank + 1) + sum(range(rank + 1)))
+            for src, y in enumerate(await group.all_gather(x)):
+                np.testing.assert_array_equal(y, np.arange(n) + src)
+            y = await group.broadcast(x if rank == 2 else None, 2)
+            np.testing.assert_array_equal(y, np.arange(n) + 2)
+            for src, y in enumerate(await group.all_to_all([x + dst for dst in everyone])):
+                np.testing.assert_array_equal(y, np.arange(n) + src + rank)
+            assert await group.all_reduce(rank) == sum(everyone)
+    before = group.bytes_moved
+    works = [group.all_reduce(np.full(7, float(k))) for k in range(200)]
+    for k, work in enumerate(works):
+        assert (await work == size * k).all()
+    assert group.bytes_moved >= before
+    pair = await group.split("alone" if rank == 1 else "pair")
+    if pair.size > 1:
+        await settled(pair)
+    assert await pair.all_reduce(1) == pair.size
+    await pair.close()
+    await group.close()
+    import gc
+    gc.collect()
+    say(held())
+"""
+
+
+def test_everything(run):
+    async def main():
+        async with processes(EVERYTHING, 3) as ranks:
+            for process in ranks:
+                assert await line(process) is True
+            for process in ranks:
+                assert await line(process) == []  # no memory is left when the group is closed
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
+
+
+NONE_HERE = """
+if os.environ.get("NO_MEMORY"):
+    from aiodist.runtime import lane_setup
+    lane_setup.unsupported_reason = lambda: "no memfd today"
+
+async def program(group):
+    await settled(group)
+    for number in range(5):
+        assert (await group.all_reduce(np.full(50_000, float(number))) == 3 * number).all()
+    say(group._context.lane is None)
+"""
+
+
+def test_a_rank_without_shared_memory(run):
+    async def main():
+        async with processes(NONE_HERE, 3, env={1: {"NO_MEMORY": "1"}}) as ranks:
+            for process in ranks:
+                assert await line(process) is True
+            logs = [await ends(process) for process in ranks]
+            for rank, log in enumerate(logs):
+                assert len(log.splitlines()) == 1
+                assert f"rank {rank} uses sockets" in log
+                assert ("no memfd today" in log) == (rank == 1)
+
+    run(main())
+
+
+BY_CHOICE = """
+async def program(group):
+    for number in range(12):
+        assert (await group.all_reduce(np.full(50_000, float(number))) == 3 * number).all()
+    say(group._context.lane is None)
+"""
+
+
+def test_a_rank_that_is_not_to_share(run):
+    async def main():
+        async with processes(BY_CHOICE, 3, env={2: {"AIODIST_TRANSPORTS": "unix"}}) as ranks:
+            for process in ranks:
+                assert await line(process) is True
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
+
+
+BLOCKS = """
+async def program(group):
+    await settled(group)
+    for length in (4, 400_000):
+        if group.rank == 1:
+            say("blocks")
+            sys.stdin.readline()
+            value = await group.all_reduce(np.ones(length))
+        else:
+            work = group.all_reduce(np.ones(length))
+            for _ in range(5000):
+                await asyncio.sleep(0)
+            assert not work.done()
+            assert await group.recv(src=2 - group.rank, tag="x") == 5 \
+                if group.rank == 2 else (await group.send(5, 2, tag="x")) is None
+            say("turned")
+            value = await work
+        assert (value == 3).all()
+"""
+
+
+def test_a_rank_that_blocks_its_loop(run):
+    """The others' loops turn; they go on once it returns."""
+
+    async def main():
+        async with processes(BLOCKS, 3) as ranks:
+            for _ in range(2):
+                assert await line(ranks[1]) == "blocks"
+                for process in (ranks[0], ranks[2]):
+                    assert await line(process) == "turned"
+                ranks[1].stdin.write(b"\n")
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
+
+
+TURNS = """
+async def program(group):
+    await settled(group)
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    calls = at_once = 0
+    x = np.zeros(4)
+    # Until all have counted, or it has obviously no end.
+    while calls < 300_000:
+        work = group.all_reduce(x)
+        at_once += work.done()
+        calls += 1
+        await work
+        if not calls % 100 and await group.all_reduce(turns, aiodist.ReduceOp.MIN) > 20:
+            break
+    say([turns > 20, at_once > 0])
+    # A large one takes its time, and gives the loop its turns.
+    x = np.zeros(16_000_000, np.float32)
+    before = turns
+    work = group.all_reduce(x)
+    say(work.done())
+    await work
+    say(turns > before)
+    counting.cancel()
+"""
+
+
+def test_the_loop_gets_its_turn(run):
+    async def main():
+        async with processes(TURNS, 2) as ranks:
+            counts = [await line(process) for process in ranks]
+            assert all(turned for turned, _ in counts)
+            assert any(at_once for _, at_once in counts)
+            for process in ranks:
+                assert await line(process) is False
+                assert await line(process) is True
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
+
+
+GIVES_UP = """
+async def outcome(work):
+    try:
+        return float((await work)[0])
+    except (aiodist.AiodistError, asyncio.CancelledError, TimeoutError) as error:
+        missing = list(getattr(error, "missing", []))
+        return [type(error).__name__, getattr(error, "rank", None), missing]
+
+async def program(group):
+    await settled(group)
+    for length in (4, 400_000):
+        results = []
+        for way in ("cancel", "timeout", "deadline"):
+            work = None
+            if group.rank == 0 and way == "cancel":
+                work = group.all_reduce(np.ones(length))
+                work.cancel()
+                results.append(await outcome(work))
+            elif group.rank == 0 and way == "timeout":
+                try:
+                    async with asyncio.timeout(0.01):
+                        await group.all_reduce(np.ones(length))
+                except TimeoutError:
+                    results.append("TimeoutError")
+            elif group.rank == 0:
+                results.append(await outcome(group.all_reduce(np.ones(length), timeout=0.05)))
+            if group.rank == 0:
+                await group.barrier(tag=way)
+            else:
+                if way != "deadline" or group.rank == 1:
+                    await group.barrier(tag=way)
+                    results.append(await outcome(group.all_reduce(np.ones(length))))
+                else:
+                    results.append(await outcome(group.all_reduce(np.ones(length))))
+                    await group.barrier(tag=way)
+            results.append(await outcome(group.all_reduce(np.ones(length))))
+        say(results)
+"""
+
+
+def test_giving_up(run):
+    async def main():
+        async with processes(GIVES_UP, 3) as ranks:
+            for _ in range(2):
+                aborted = ["CollectiveAbortedError", 0, []]
+                late = ["CollectiveTimeoutError", None, [1]]
+                zero, one, two = [await line(process) for process in ranks]
+                cancelled = ["CancelledError", None, []]
+                assert zero == [cancelled, 3.0, "TimeoutError", 3.0, late, 3.0]
+                assert one == [aborted, 3.0, aborted, 3.0, late, 3.0]
+                assert two == [aborted, 3.0, aborted, 3.0, late, 3.0]
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
+
+
+FORKS = """
+async def program(group):
+    await settled(group)
+    x = np.ones(4)
+    await group.all_reduce(x)
+    waiting = group.all_reduce(np.ones(4)) if group.rank == 0 else None
+    if group.rank == 0:
+        pid = os.fork()
+        if not pid:
+            try:
+                group.all_reduce(x)
+            except (aiodist.GroupClosedError, RuntimeError):
+                os._exit(7)
+            os._exit(1)
+        say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        await group.barrier(tag="forked")
+        assert (await waiting == 2).all()
+    else:
+        await group.barrier(tag="forked")
+        assert (await group.all_reduce(np.ones(4)) == 2).all()
+    for _ in range(5):
+        assert (await group.all_reduce(np.ones(4)) == 2).all()
+    say("done")
+"""
+
+
+def test_a_child_of_fork_leaves_it_alone(run):
+    async def main():
+        async with processes(FORKS, 2) as ranks:
+            assert await line(ranks[0]) == 7
+            for process in ranks:
+                assert await line(process) == "done"
+                assert await ends(process) == ""
+
+    run(main())
+
+
+def test_nothing_is_in_a_directory():
+    assert not [name for name in os.listdir("/dev/shm") if "aiodist" in name]
+    assert not list(Path("/tmp").glob("aiodist-mem*"))

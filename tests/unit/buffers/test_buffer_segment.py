@@ -1,0 +1,176 @@
+"""Memory owned by one process and read by others."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import mmap
+import os
+import platform
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+from aiodist.buffers import segment as module
+from aiodist.buffers.segment import Segment, supported, unsupported_reason
+from aiodist.errors import ProtocolError
+
+pytestmark = pytest.mark.skipif(not supported(), reason=str(unsupported_reason()))
+
+SIZE = 10_000
+
+
+def attached(own: Segment) -> Segment:
+    return Segment.attach(os.dup(own.fd), own.nbytes)
+
+
+def test_a_peer_sees_what_the_owner_writes() -> None:
+    own = Segment.create(SIZE)
+    peer = attached(own)
+    assert own.nbytes == peer.nbytes == len(own.memory) == len(peer.memory) == SIZE
+    assert peer.memory == bytes(SIZE)
+    own.memory[7:10] = b"abc"
+    own.memory[-1] = 5
+    assert bytes(peer.memory[7:10]) == b"abc"
+    assert peer.memory[-1] == 5
+    own.close()
+    assert bytes(peer.memory[7:10]) == b"abc"
+    peer.close()
+
+
+def test_a_peer_cannot_write() -> None:
+    own = Segment.create(SIZE)
+    peer = attached(own)
+    assert peer.memory.readonly
+    with pytest.raises(TypeError, match="read-only"):
+        peer.memory[0] = 1
+    with pytest.raises(OSError, match="not permitted"):
+        os.pwrite(own.fd, b"x", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(own.fd, SIZE)  # another writable mapping
+    assert peer.fd == -1
+    own.close()
+    peer.close()
+
+
+def test_nobody_can_resize_it() -> None:
+    own = Segment.create(SIZE)
+    for size in (0, SIZE - 1, SIZE + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(own.fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(own.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    own.close()
+
+
+def test_kernels_without_the_seal_against_future_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SEAL_FUTURE_WRITE", 1 << 30)  # EINVAL
+    own = Segment.create(SIZE)
+    with pytest.raises(PermissionError):
+        os.ftruncate(own.fd, 0)
+    peer = attached(own)
+    own.memory[0] = 9
+    assert peer.memory[0] == 9
+    own.close()
+    peer.close()
+
+
+def test_descriptors_are_not_inherited() -> None:
+    own = Segment.create(SIZE)
+    assert not os.get_inheritable(own.fd)
+    own.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, -1])
+def test_an_empty_segment_is_refused(nbytes: int) -> None:
+    with pytest.raises(ValueError, match="at least 1 byte"):
+        Segment.create(nbytes)
+
+
+@pytest.mark.parametrize("told", [SIZE - 1, SIZE + 1, 0, -1])
+def test_attaching_with_another_size_is_refused(told: int) -> None:
+    own = Segment.create(SIZE)
+    fd = os.dup(own.fd)
+    with pytest.raises(ProtocolError, match=f"of {SIZE} bytes: expected {told}"):
+        Segment.attach(fd, told)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    own.close()
+
+
+def test_attaching_what_could_shrink_is_refused() -> None:
+    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, SIZE)
+    with pytest.raises(ProtocolError, match="SIGBUS"):
+        Segment.attach(fd, SIZE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_attaching_an_empty_memfd_is_refused() -> None:
+    fd = os.memfd_create("empty", os.MFD_CLOEXEC)
+    with pytest.raises(ProtocolError, match="of 0 bytes"):
+        Segment.attach(fd, 0)
+
+
+def test_attaching_a_file_is_refused() -> None:
+    with tempfile.TemporaryFile(dir="/proc/self/cwd") as file:
+        file.truncate(SIZE)
+        with pytest.raises(ProtocolError, match="expected a memfd"):
+            Segment.attach(os.dup(file.fileno()), SIZE)
+
+
+def test_closing_leaves_the_views_of_users_alone() -> None:
+    own = Segment.create(SIZE)
+    peer = attached(own)
+    written = np.frombuffer(own.memory, np.uint8)
+    read = np.frombuffer(peer.memory, np.uint8)
+    view = own.memory[10:20]
+    for segment in (own, peer):
+        segment.close()
+        segment.close()
+        assert segment.fd == -1
+        with pytest.raises(ValueError, match="closed"):
+            _ = segment.memory
+    written[:] = 3
+    view[0] = 4
+    assert read[9] == 3
+    assert read[10] == 4
+
+
+def test_the_last_view_frees_the_mapping() -> None:
+    own = Segment.create(SIZE, "aiodist-once-only")
+    array = np.frombuffer(own.memory, np.uint8)
+    own.close()
+    assert "aiodist-once-only" in mappings()
+    del array
+    gc.collect()
+    assert "aiodist-once-only" not in mappings()
+
+
+def mappings() -> str:
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        return file.read()
+
+
+def test_why_it_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unsupported_reason() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(platform, "machine", lambda: "aarch64")
+        assert "aarch64" in str(unsupported_reason())
+        assert not supported()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        assert "darwin" in str(unsupported_reason())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", forbidden)
+        assert "Operation not permitted" in str(unsupported_reason())
+    with monkeypatch.context() as patch:
+        patch.delattr(os, "memfd_create")
+        assert "without memfd_create" in str(unsupported_reason())
+
+
+def forbidden(name: str, flags: int) -> int:
+    raise PermissionError(1, "Operation not permitted")

@@ -1,0 +1,125 @@
+"""`python -m benchmarks figures`: what is found, beside what is asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aiodist_cli.bench_cases import Case, Result, Summary
+from aiodist_cli.bench_peers import PeerMissing
+from benchmarks import asked
+from benchmarks.__main__ import as_json, main, parser
+from benchmarks.asked import HEAD, SHARED, Fact, Outcome
+from benchmarks.namespaces import parse_iperf3
+from benchmarks.suites import SUITES
+
+SMALL, MIDDLE = Case("all_reduce", 8, 2), Case("all_reduce", 1 << 20, 2)
+
+
+def result(case: Case, column: str, median: float) -> Result:
+    return Result(case, column, Summary(1, median, median, median))
+
+
+def row(outcome: Outcome, case: str) -> dict[str, str]:
+    (found,) = [row for row in asked.rows(outcome) if row[0] == case]
+    return dict(zip(HEAD, found, strict=True))
+
+
+def test_ratios_are_of_the_fastest_mpi() -> None:
+    outcome = Outcome("all_reduce")
+    outcome.results = [
+        result(SMALL, "aiodist", 4e-6),
+        result(SMALL, "gloo", 100e-6),
+        result(SMALL, "openmpi", 2e-6),
+        result(SMALL, "intelmpi", 1e-6),
+    ]
+    found = row(outcome, "all_reduce 8 B, n=2")
+    assert found["fastest MPI"].startswith("Intel MPI 1.00 µs")
+    assert found["× Gloo (asked)"] == "25.0 (25)"
+    assert found["× MPI (asked)"] == "0.25 (0.2)"
+    assert found["met"] == "yes"
+    outcome.results[0] = result(SMALL, "aiodist", 4.1e-6)
+    assert row(outcome, "all_reduce 8 B, n=2")["met"] == "no"
+
+
+def test_what_was_not_found_is_not_met() -> None:
+    outcome = Outcome("all_reduce", [result(SMALL, "aiodist", 1e-6)])
+    assert row(outcome, "all_reduce 8 B, n=2")["met"] == "?"
+    outcome.results.append(result(SMALL, "gloo", 1e-6))
+    assert row(outcome, "all_reduce 8 B, n=2")["met"] == "no"
+    outcome.results = [Result(SMALL, "aiodist", None, "it died")]
+    found = row(outcome, "all_reduce 8 B, n=2")
+    assert (found["aiodist: median (p99, mean)"], found["met"]) == ("failed", "?")
+
+
+def test_memory_of_the_group_has_lines_only_where_there_is_such() -> None:
+    outcome = Outcome("all_reduce", [result(MIDDLE, "aiodist", 1e-6)])
+    assert not [row for row in asked.rows(outcome) if "group.empty" in row[0]]
+    outcome.results += [result(MIDDLE, SHARED, 1e-6), result(MIDDLE, "openmpi", 1.3e-6)]
+    found = row(outcome, "all_reduce 1 MiB, n=2, group.empty")
+    assert (found["× MPI (asked)"], found["met"]) == ("1.30 (1.2)", "yes")
+
+
+def test_facts() -> None:
+    outcome = Outcome("memory", facts=[Fact("growth", "7 MiB", "at most 16 MiB", True)])
+    assert list(asked.rows(outcome)) == [
+        ("growth", "7 MiB (asked: at most 16 MiB)", "", "", "", "", "yes")
+    ]
+    assert next(asked.rows(Outcome("x", facts=[Fact("a", "b")])))[-1] == ""
+
+
+def test_every_benchmark_with_cases_can_run() -> None:
+    assert set(asked.ASKED) | {"citizen", "memory"} == set(SUITES)
+    assert [str(case) for case in asked.cases_by_ranks("namespaces")[2]] == [
+        "all_reduce 8 B, n=2",
+        "all_reduce 1 MiB, n=2",
+        "all_reduce 64 MiB, n=2",
+    ]
+    sizes = {n: len(cases) for n, cases in asked.cases_by_ranks("all_reduce").items()}
+    assert sizes == {2: 5, 4: 5}
+
+
+def test_iperf3() -> None:
+    end = {"sum_received": {"bits_per_second": 8e9}}
+    with pytest.raises(PeerMissing, match="iperf3 answered"):
+        parse_iperf3(json.dumps({"end": end}))
+    end["sum_received_bidir_reverse"] = {"bits_per_second": 16e9}
+    assert parse_iperf3(json.dumps({"end": end})) == 1.5e9
+    with pytest.raises(PeerMissing, match="iperf3 answered ''"):
+        parse_iperf3("")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["figures", "--only", "citizen,x"], "there is no benchmark 'x': expected all_reduce"),
+        (["citizen", "--plot", "x.gif"], "a plot is written as one of"),
+    ],
+)
+def test_wrong_usage(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_help_has_examples() -> None:
+    assert "python -m benchmarks figures --only" in parser().format_help()
+
+
+def test_json() -> None:
+    from aiodist_cli.bench_report import Report
+    from aiodist_cli.bench_run import Effort
+
+    outcome = Outcome("memory", facts=[Fact("a", "b")])
+    found = as_json(Report(Effort()), [outcome])
+    assert found["benchmarks"] == {
+        "memory": {
+            "results": [],
+            "facts": [{"name": "a", "found": "b", "asked": "", "met": None}],
+        }
+    }

@@ -1,0 +1,462 @@
+"""Every pull plan, run by the simulator over sizes, lengths, pieces, depths and interleavings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist.schedules import pull_scan, pull_slices, pull_values, pull_whole
+from aiodist.schedules.cuts import even_bounds, pieces
+from aiodist.schedules.plan import (
+    OUT,
+    SHARED,
+    Await,
+    Copy,
+    Plan,
+    Publish,
+    Reduce,
+    Span,
+    X,
+)
+from aiodist.schedules.pull import joined
+from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
+
+SIZES = range(1, 18)
+sizes = pytest.mark.parametrize("size", SIZES)
+in_places = pytest.mark.parametrize("in_place", [False, True])
+pipelines = pytest.mark.parametrize(
+    ("size", "depth"),
+    [(size, d) for size in SIZES for d in ((2, 3, 5) if size < 5 else (2 + size % 4,))],
+)
+
+
+def lengths(size: int) -> list[int]:
+    """Empty, fewer units than ranks, even, odd, one and many blocks."""
+    if size > 4:
+        return [size - 1, 5 * size + 3]
+    return sorted({0, 1, size - 1, 6 * size, 13 * size + 3})
+
+
+def roots(size: int) -> set[int]:
+    return {size // 2} if size > 4 else {0, size - 1}
+
+
+def run(
+    plan: Callable[[int], Plan],
+    size: int,
+    inputs: int | Sequence[int] = 0,
+    outputs: int | Sequence[int] = 0,
+    *,
+    in_place: Collection[int] = (),
+    seed: int = 0,
+) -> Outcome:
+    """The outcome, which must not depend on the interleaving. The simulator has no data race, no
+    lone end, and memory that is written by its owner only."""
+    plans = [plan(rank) for rank in range(size)]
+    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
+    for made in plans:
+        assert all(isinstance(step, Copy | Reduce | Publish | Await) for step in made.steps)
+        assert made.publishes == sum(isinstance(step, Publish) for step in made.steps) > 0
+        assert made.scratch == 0
+        assert joined(made.steps) == made.steps, "steps that could be fewer"
+    shuffled = Random(seed).randrange
+    outcomes = {
+        simulate(
+            plans,
+            inputs=[inputs] * size if isinstance(inputs, int) else inputs,
+            outputs=[outputs] * size if isinstance(outputs, int) else outputs,
+            in_place=in_place,
+            order=order,
+        )
+        for order in ([lambda n: 0, lambda n: n - 1, shuffled] if size < 5 else [shuffled])
+    }
+    assert len(outcomes) == 1
+    return outcomes.pop()
+
+
+def assert_reduced(values: Iterable[Value], units: Iterable[int], ranks: range) -> None:
+    """`values` are the final reductions of `units` of X of `ranks`, in rank order."""
+    found, expected = list(values), list(units)
+    assert len(found) == len(expected)
+    for value, unit in zip(found, expected, strict=True):
+        assert isinstance(value, Reduced)
+        assert value.final
+        assert contributors(value) == tuple(Unit(rank, X, unit) for rank in ranks)
+
+
+def span(rank: int, buffer: int, start: int, stop: int) -> tuple[Unit, ...]:
+    return tuple(Unit(rank, buffer, at) for at in range(start, stop))
+
+
+def bounds_of(lengths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths, initial=0))
+
+
+def uneven(size: int) -> tuple[int, ...]:
+    """Bounds of slices of 0 to 4 units."""
+    return bounds_of((3 * rank + 2) % 5 for rank in range(size))
+
+
+# -- joining copies ---------------------------------------------------------------------------
+
+
+def test_copies_are_joined_where_both_ends_go_on() -> None:
+    def copy(into: int, source: int, length: int, buffer: int = OUT) -> Copy:
+        return Copy(Span(buffer, into, into + length), Span(X, source, source + length))
+
+    assert joined([]) == ()
+    assert joined([copy(0, 5, 2), copy(2, 7, 3), copy(5, 10, 1)]) == (copy(0, 5, 6),)
+    apart = (
+        copy(0, 0, 2),
+        copy(2, 3, 2),  # a gap where it comes from
+        copy(5, 5, 2),  # a gap where it goes
+        copy(7, 7, 1, SHARED),  # another memory
+        Publish(),
+        copy(8, 8, 1, SHARED),
+    )
+    assert joined(apart) == apart
+    empty = Reduce(Span(OUT, 3, 3), (Span(X, 3, 3),))
+    assert joined([copy(0, 0, 2), empty, copy(9, 9, 0), copy(2, 2, 2)]) == (copy(0, 0, 4),)
+
+
+# -- whole values -----------------------------------------------------------------------------
+
+
+@sizes
+@in_places
+def test_whole_all_reduce(size: int, in_place: bool) -> None:
+    for length in (0, 1, 5):
+        plans = [pull_whole.all_reduce(rank, size, length) for rank in range(size)]
+        everyone = range(size) if in_place else ()
+        outcome = run(plans.__getitem__, size, length, length, in_place=everyone)
+        for out in outcome.out:
+            assert_reduced(out, range(length), range(size))
+        assert len(set(outcome.out)) == 1, "all ranks evaluate one expression"
+        assert outcome.rounds <= 1
+        assert all(len(plan.steps) == (4 if length else 2) for plan in plans)
+        assert all(plan.shared == length for plan in plans)
+
+
+@sizes
+@in_places
+def test_whole_reduce(size: int, in_place: bool) -> None:
+    for root in roots(size):
+        for length in (0, 3):
+            outcome = run(
+                lambda rank, to=root, n=length: pull_whole.reduce(rank, size, to, n),
+                size,
+                length,
+                [length if rank == root else 0 for rank in range(size)],
+                in_place=(root,) if in_place else (),
+            )
+            assert_reduced(outcome.out[root], range(length), range(size))
+
+
+@sizes
+@in_places
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_whole_scan(size: int, in_place: bool, exclusive: bool) -> None:
+    for length in (0, 3):
+        outcome = run(
+            lambda rank, n=length: pull_whole.scan(rank, size, n, exclusive),
+            size,
+            length,
+            length,
+            in_place=range(size) if in_place else (),
+        )
+        assert_prefixes(outcome, length, exclusive)
+
+
+def assert_prefixes(outcome: Outcome, length: int, exclusive: bool) -> None:
+    for rank, out in enumerate(outcome.out):
+        if exclusive and rank == 0:
+            assert out == span(0, X, 0, length)
+        else:
+            assert_reduced(out, range(length), range(rank if exclusive else rank + 1))
+
+
+@sizes
+def test_share(size: int) -> None:
+    for cell in (0, 1, 4):
+        outcome = run(lambda rank, n=cell: pull_whole.share(rank, size, n), size, cell, size * cell)
+        for out in outcome.out:
+            assert out == tuple(unit for rank in range(size) for unit in span(rank, X, 0, cell))
+    assert len(pull_whole.share(0, size, 0).steps) == 2
+
+
+# -- reductions by slices ---------------------------------------------------------------------
+
+
+@pipelines
+@in_places
+def test_all_reduce(size: int, in_place: bool, depth: int) -> None:
+    for length in lengths(size):
+        outcome = run(
+            lambda rank, n=length: pull_slices.all_reduce(rank, size, n, 2, depth),
+            size,
+            length,
+            length,
+            in_place=range(size) if in_place else (),
+            seed=length,
+        )
+        for out in outcome.out:
+            assert_reduced(out, range(length), range(size))
+        assert len(set(outcome.out)) == 1
+
+
+@pipelines
+def test_reduce(size: int, depth: int) -> None:
+    for root in roots(size):
+        for length in lengths(size):
+            for in_place in ((), (root,)):
+                outcome = run(
+                    lambda rank, n=length, to=root: pull_slices.reduce(rank, size, to, n, 3, depth),
+                    size,
+                    length,
+                    [length if rank == root else 0 for rank in range(size)],
+                    in_place=in_place,
+                    seed=root,
+                )
+                assert_reduced(outcome.out[root], range(length), range(size))
+
+
+@pipelines
+def test_reduce_scatter(size: int, depth: int) -> None:
+    for bounds in (uneven(size), even_bounds(11 * size + 3, size), (0,) * (size + 1)):
+        for piece in (1, 3, 100):
+            slices = [bounds[r + 1] - bounds[r] for r in range(size)]
+            outcome = run(
+                lambda rank, b=bounds, n=piece: pull_slices.reduce_scatter(rank, size, b, n, depth),
+                size,
+                bounds[-1],
+                slices,
+                seed=piece,
+            )
+            for rank, out in enumerate(outcome.out):
+                assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
+
+
+@pytest.mark.parametrize("size", range(2, 18))
+def test_slices_take_few_steps(size: int) -> None:
+    """A round of an all-reduce: stage in two steps, reduce and show in two, collect."""
+    blocks, piece = 10, 3
+    for rank in range(size):
+        plan = pull_slices.all_reduce(rank, size, (blocks - 1) * size * piece + 2 * size, piece, 3)
+        copied = sum(isinstance(step, Copy) for step in plan.steps)
+        staging = 1 if rank in (0, size - 1) else 2
+        assert copied == blocks * (staging + 1 + (size - 1))
+        assert sum(isinstance(step, Reduce) for step in plan.steps) == blocks
+        assert plan.publishes == blocks + 1
+        assert sum(isinstance(step, Await) for step in plan.steps) == blocks + 1
+        assert plan.shared == 3 * size * piece
+
+
+def test_shared_memory_is_no_more_than_the_array_needs() -> None:
+    assert pull_slices.all_reduce(0, 4, 10, 1000, 3).shared == 12
+    assert pull_slices.reduce(0, 4, 0, 0, 1000, 3).shared == 0
+    assert pull_slices.reduce_scatter(0, 4, (0, 2, 3, 6, 6), 1000, 3).shared == 9
+    assert pull_values.all_gather(0, 4, (1, 0, 2, 0), 1000, 3).shared == 2
+    assert pull_values.broadcast(0, 4, 0, 10, 1000, 3).shared == 10
+    assert pull_scan.scan(0, 4, 10, False, 1000, 3).shared == 10
+
+
+def test_every_rank_publishes_also_where_there_is_nothing_to_do() -> None:
+    for rank in range(3):
+        for plan in (
+            pull_slices.all_reduce(rank, 3, 0, 4, 2),
+            pull_slices.reduce(rank, 3, 1, 0, 4, 2),
+            pull_slices.reduce_scatter(rank, 3, (0, 0, 0, 0), 4, 2),
+            pull_values.broadcast(rank, 3, 1, 0, 4, 1),
+            pull_values.all_gather(rank, 3, (0, 0, 0), 4, 2),
+            pull_values.exchange(rank, 3, (0, 0, 0, 0), (0, 0, 0, 0), 0, 4, 2),
+            pull_scan.scan(rank, 3, 0, False, 4, 1),
+        ):
+            waits = [step for step in plan.steps if isinstance(step, Await)]
+            assert [set(wait.peers) for wait in waits] == [{0, 1, 2} - {rank}]
+            assert plan.shared == 0
+
+
+# -- moving values ----------------------------------------------------------------------------
+
+
+@sizes
+@in_places
+def test_broadcast(size: int, in_place: bool) -> None:
+    for depth in (1, 2, 3) if size < 5 else (1 + size % 3,):
+        for root in roots(size):
+            for length in lengths(size):
+                outcome = run(
+                    lambda rank, src=root, n=length, d=depth: pull_values.broadcast(
+                        rank, size, src, n, 3, d
+                    ),
+                    size,
+                    length,
+                    length,
+                    in_place=range(size) if in_place else (),
+                    seed=depth,
+                )
+                for rank, out in enumerate(outcome.out):
+                    buffer = OUT if rank == root and not in_place else X
+                    assert out == span(root, buffer, 0, length)
+
+
+@pipelines
+def test_all_gather(size: int, depth: int) -> None:
+    for parts in (
+        [(5 * rank + 3) % 11 for rank in range(size)],
+        [7] * size,
+        [0] * (size - 1) + [20],
+        [0] * size,
+    ):
+        outcome = run(
+            lambda rank, n=tuple(parts): pull_values.all_gather(rank, size, n, 2, depth),
+            size,
+            parts,
+            [sum(parts) - part for part in parts],
+            seed=depth,
+        )
+        for rank, out in enumerate(outcome.out):
+            assert out == tuple(
+                unit for q in range(size) if q != rank for unit in span(q, X, 0, parts[q])
+            )
+
+
+def message(source: int, target: int, size: int) -> int:
+    """Units that `source` sends `target`: some none, some several pieces."""
+    return (source * 5 + target * 3 + size) % 11
+
+
+Lengths = Callable[[int, int], int]
+
+
+def run_exchange(size: int, message: Lengths, piece: int, depth: int, seed: int = 0) -> None:
+    sends = [bounds_of(message(a, b) for b in range(size)) for a in range(size)]
+    recvs = [bounds_of(message(a, b) for a in range(size)) for b in range(size)]
+    pairs = [(a, b) for a in range(size) for b in range(size) if a != b]
+    rounds = max((len(pieces(0, message(a, b), piece)) for a, b in pairs), default=0)
+    outcome = run(
+        lambda rank: pull_values.exchange(
+            rank, size, sends[rank], recvs[rank], rounds, piece, depth
+        ),
+        size,
+        [bounds[-1] for bounds in sends],
+        [bounds[-1] for bounds in recvs],
+        seed=seed,
+    )
+    for b, out in enumerate(outcome.out):
+        assert out == tuple(
+            unit for a in range(size) for unit in span(a, X, sends[a][b], sends[a][b + 1])
+        )
+
+
+@pipelines
+def test_exchange(size: int, depth: int) -> None:
+    for piece in (2, 3, 20):
+        run_exchange(size, lambda a, b: message(a, b, size), piece, depth)
+
+
+@sizes
+def test_gather_and_scatter_are_exchanges(size: int) -> None:
+    for root in roots(size):
+        run_exchange(size, lambda a, b, to=root: 7 if b == to != a else 0, 2, 3)
+        run_exchange(size, lambda a, b, to=root: 7 + b if a == to != b else 0, 2, 3)
+
+
+def test_full_messages_are_staged_in_two_steps() -> None:
+    plan = pull_values.exchange(2, 5, (0, 3, 6, 6, 9, 12), (0,) * 6, 1, 3, 2)
+    staged = [step for step in plan.steps if isinstance(step, Copy)]
+    assert staged == [Copy(Span(SHARED + 2, 0, 12), Span(X, 0, 12))]
+
+
+# -- prefixes ---------------------------------------------------------------------------------
+
+
+@sizes
+@in_places
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_scan(size: int, in_place: bool, exclusive: bool) -> None:
+    for depth in (1, 2, 3) if size < 5 else (1 + size % 3,):
+        for length in lengths(size):
+            outcome = run(
+                lambda rank, n=length, d=depth: pull_scan.scan(rank, size, n, exclusive, 2, d),
+                size,
+                length,
+                length,
+                in_place=range(size) if in_place else (),
+                seed=depth,
+            )
+            assert_prefixes(outcome, length, exclusive)
+
+
+# -- all of it, at random ---------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_and_interleaving(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 7), "size")
+    piece = data.draw(st.integers(1, 5), "piece")
+    depth = data.draw(st.integers(2, 7), "depth")
+    slices = data.draw(st.lists(st.integers(0, 30), min_size=size, max_size=size), "slices")
+    root = data.draw(st.integers(0, size - 1), "root")
+    seed = data.draw(st.integers(0, 2**32), "seed")
+    bounds, length = bounds_of(slices), sum(slices)
+    in_place = data.draw(st.sampled_from([(), (root,), range(size)]), "in_place")
+
+    everywhere = run(
+        lambda rank: pull_slices.all_reduce(rank, size, length, piece, depth),
+        size, length, length, in_place=in_place, seed=seed,
+    )  # fmt: skip
+    for out in everywhere.out:
+        assert_reduced(out, range(length), range(size))
+
+    there = run(
+        lambda rank: pull_slices.reduce(rank, size, root, length, piece, depth),
+        size, length, length, in_place=in_place, seed=seed,
+    )  # fmt: skip
+    assert_reduced(there.out[root], range(length), range(size))
+
+    sliced = run(
+        lambda rank: pull_slices.reduce_scatter(rank, size, bounds, piece, depth),
+        size, length, slices, seed=seed,
+    )  # fmt: skip
+    for rank, out in enumerate(sliced.out):
+        assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
+
+    prefixes = run(
+        lambda rank: pull_scan.scan(rank, size, length, bool(root), piece, depth),
+        size, length, length, in_place=in_place, seed=seed,
+    )  # fmt: skip
+    assert_prefixes(prefixes, length, bool(root))
+
+    run_exchange(size, lambda a, b: slices[a] * (a + b) // (size + b), piece, depth, seed)
+
+
+# -- what they refuse -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda depth: pull_slices.all_reduce(0, 2, 8, 2, depth + 1),
+        lambda depth: pull_values.all_gather(0, 2, (8, 8), 2, depth + 1),
+        lambda depth: pull_values.broadcast(0, 2, 0, 8, 2, depth),
+        lambda depth: pull_scan.scan(0, 2, 8, False, 2, depth),
+    ],
+)
+def test_the_least_depth(plan: Callable[[int], Plan]) -> None:
+    plan(1)
+    with pytest.raises(ValueError, match=r"at least (one buffer, not 0|two buffers, not 1)"):
+        plan(0)
+
+
+def test_messages_longer_than_agreed() -> None:
+    with pytest.raises(ValueError, match="a message of rank 0 has 3 pieces, over 2 rounds"):
+        pull_values.exchange(0, 2, (0, 0, 5), (0, 0, 0), 2, 2, 2)
+    with pytest.raises(ValueError, match="3 pieces"):
+        pull_values.exchange(0, 2, (0, 0, 0), (0, 0, 5), 2, 2, 2)
