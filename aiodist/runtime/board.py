@@ -143,7 +143,10 @@ class Board:
 
     def abort(self, operation: int) -> None:
         """Nobody may complete `operation` with what is read of this rank from here on."""
-        self.own[_ABORTED + (operation & 1)] = operation + 1
+        parity = operation & 1
+        if self._places[parity]:  # perhaps of two operations ago, if this one is passed over
+            self._places[parity] = self.own[_PLACE + parity] = 0
+        self.own[_ABORTED + parity] = operation + 1
         fence()
 
     def aborted(self, operation: int) -> bool:

@@ -535,3 +535,11 @@ def test_lanes_word_by_word(seed, polls):
                 for phase, row in enumerate(rider.rows):
                     assert row == [other.number(rider.seq, phase) for other in users], where
             assert user.lane.idle
+
+
+def test_who_passed_an_operation_over_has_no_place():
+    one, two = boards(2)
+    one.announce(4, 1, b"x", 9)
+    assert two.places(4) == {0: 9}
+    one.abort(6)
+    assert two.places(6) is None
