@@ -425,7 +425,7 @@ class Group:
             op_timeout=parent.op_timeout,
             max_message_bytes=parent.max_message_bytes,
             allow_pickle=parent.allow_pickle,
-            sharing=self._seat.sharing([parent.ranks[rank] for rank in ranks]),
+            layout=self._seat.layout([parent.ranks[rank] for rank in ranks]),
         )
         group = Group(self._seat, context, name=context.group)
         call = base.barrier(context)

@@ -220,7 +220,7 @@ async def _connect(options: _Options) -> Group:
         op_timeout=options.op_timeout,
         max_message_bytes=options.max_message_bytes,
         allow_pickle=options.allow_pickle,
-        sharing=seat.sharing(range(len(view.members))),
+        layout=seat.layout(range(len(view.members))),
     )
     seat.context = context
     return Group(seat, context, name=view.group)

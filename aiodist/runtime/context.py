@@ -25,7 +25,7 @@ from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, s
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
-from aiodist.runtime.lane import Lane, Sharing
+from aiodist.runtime.lane import Lane, Layout, Sharing
 from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
 from aiodist.runtime.operation import Operation, Program, Start
@@ -33,6 +33,7 @@ from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.tags import Sends, TagCounts
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step
+from aiodist.schedules.teams import post, spans_hosts
 from aiodist.transports.base import Done, Link
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
@@ -56,7 +57,7 @@ class Context:
         op_timeout: float,
         max_message_bytes: int,
         allow_pickle: bool,
-        sharing: Sharing,
+        layout: Layout,
     ) -> None:
         self.endpoint = endpoint
         self.loop = endpoint.loop
@@ -87,7 +88,9 @@ class Context:
         """The last collective, if it was one without a tag that was done within its call."""
         self.lane: Lane | None = None
         self.express: Express[Any] | None = None
-        self.shares = sharing is not Sharing.NONE
+        sharing, self.teams = layout
+        self.mates = post(self.teams, self.rank).mates
+        self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         self.heap = Heap(self)
         self._setup = None if sharing is Sharing.NONE else LaneSetup(self, sharing)
         if self._setup is None:
@@ -109,7 +112,7 @@ class Context:
         """Start a collective; `call` says, in words, what all ranks must agree on."""
         if tag is None and self._setup is not None:
             self._setup.begin()
-        if tag is not None or self.lane is None:
+        if tag is not None or self.lane is None or spans_hosts(self.teams):
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             self.endpoint.poll()
         self.check_open()
@@ -608,7 +611,8 @@ class Context:
     def share_memory(self, lane: Lane) -> None:
         """From number `lane.first` on, collectives without a tag run on `lane`."""
         self.lane = lane
-        self.express = LaneExpress(self, lane)
+        if not spans_hosts(self.teams):
+            self.express = LaneExpress(self, lane)
         if self.lost():
             lane.break_off()
 

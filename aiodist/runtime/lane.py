@@ -11,7 +11,7 @@ import enum
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from aiodist.runtime.board import (
     stamp_of,
 )
 from aiodist.runtime.progress import Progress
+from aiodist.schedules.teams import Teams
 
 
 def cores() -> int:
@@ -55,6 +56,13 @@ class Sharing(enum.Enum):
     """Who waits looks at memory, for a while."""
     WOKEN = enum.auto()
     """Who waits goes to sleep at once."""
+
+
+class Layout(NamedTuple):
+    """Which ranks of a group are on one host, and how they may share memory."""
+
+    sharing: Sharing
+    teams: Teams
 
 
 class Rider(Protocol):
@@ -90,7 +98,8 @@ class DifferentCallsError(Exception):
 
 
 class Lane:
-    """One rank's end of a lane. `first`: the number of the first operation that runs on it."""
+    """One rank's end of a lane. `first`: the number of the first operation that runs on it; `size`:
+    the ranks of the group, of whom those on this host are on the board."""
 
     def __init__(
         self,
@@ -101,6 +110,7 @@ class Lane:
         first: int,
         moved: Moved,
         *,
+        size: int,
         polls: bool,
     ) -> None:
         self.board = board
@@ -108,7 +118,9 @@ class Lane:
         self.moved = moved
         self.others: Sequence[int] = tuple(board.words)
         self._polls = polls
-        self._crowded = len(self.others) + 1 > cores()
+        self._size = size
+        # Between hosts a yield of the core costs little of the time that is waited anyway.
+        self._crowded = len(self.others) + 1 > cores() or size > len(self.others) + 1
         self.current: Rider | Ghost | None = None
         self.is_broken = False
         self._queue: deque[Rider | Ghost] = deque()
@@ -230,13 +242,15 @@ class Lane:
         return self.board.area(rank, index)
 
     def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
-        """The same of all ranks, by rank, as vectors of `dtype`. They are kept."""
+        """The same of all ranks, by rank, as vectors of `dtype`; empty ones of those on other
+        hosts. They are kept."""
         found = self._vectors.get((index, dtype))
         if found is None:
             count = AREAS[index][1] // dtype.itemsize
-            ranks = range(len(self.others) + 1)
-            areas = [np.frombuffer(self.area(rank, index), dtype, count) for rank in ranks]
-            found = self._vectors[index, dtype] = [Vector.of(area) for area in areas]
+            found = [Vector([], dtype)] * self._size
+            for rank in (self.board.rank, *self.others):
+                found[rank] = Vector.of(np.frombuffer(self.area(rank, index), dtype, count))
+            self._vectors[index, dtype] = found
         return found
 
     # -- what the current operation does ----------------------------------------------------------
@@ -372,6 +386,15 @@ class Lane:
         calls = self.board.different(entered, self._seq, self._digest)
         self._agreed = not calls and len(entered) == len(self.others)
         return calls
+
+    def has_published(self, peer: int, publishes: int) -> bool:
+        """Whether `peer` has published that often in this phase."""
+        return self.board.reached((peer,), self._base + publishes)
+
+    def is_void(self) -> bool:
+        """Whether one of the others has given the current operation up: what was read of it may be
+        anything."""
+        return self.board.aborted(self._seq)
 
     def end(self, area: int) -> bool:
         """The phase is over. False: one of the others gave the operation up while we read from it;

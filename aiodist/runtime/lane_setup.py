@@ -1,7 +1,8 @@
 """How ranks of one host come to share memory, and agree from which collective on.
 
 It begins with a group's first collective without a tag, beside it: everyone makes a segment and
-tells the others where to fetch it, then whether it has theirs. Only if all have, all use them. In
+tells the others where to fetch it, then whether it has those of its host. Only if all have, on
+whatever host, all use them. In
 that second round each says how many untagged collectives it has called, and holds further ones
 back until it knows the answers: those with numbers from the highest on run in shared memory.
 """
@@ -72,7 +73,7 @@ class LaneSetup:
 
     async def _establish(self) -> Lane | None:
         context = self._context
-        own = _Own(context.loop)
+        own = _Own(context.loop, alone=not context.mates)
         try:
             offers = await self._share(own.offer)
             others, problem = await self._fetch(own, offers)
@@ -99,6 +100,7 @@ class LaneSetup:
             context.kick,
             max(upcoming for _, upcoming in answers),
             context.endpoint.moved,
+            size=context.size,
             polls=self._sharing is Sharing.POLLED,
         )
 
@@ -106,10 +108,10 @@ class LaneSetup:
         """The others' memory; or what is wrong."""
         if own.problem:
             return {}, own.problem
-        refused = [rank for rank, offer in enumerate(offers) if offer is None]
+        peers = self._context.mates
+        refused = [rank for rank in peers if offers[rank] is None]
         if refused:
             return {}, f"rank {refused[0]} offers none"
-        peers = [rank for rank in range(len(offers)) if rank != self._context.rank]
         found = await asyncio.gather(
             *(_attach(offers[rank]) for rank in peers), return_exceptions=True
         )
@@ -143,14 +145,18 @@ class _Own:
     """The memory of this rank, offered to the others.
 
     `memory`: None where there is none, for the reason in `problem`. `offer`: what to tell them.
+    `alone`: there are no others on this host, so any memory will do.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
         self.memory: memoryview | None = None
         self.offer: tuple[str, bytes] | None = None
         self.problem = unsupported_reason() or ""
         self._handover: Handover | None = None
-        if self.problem:
+        if alone:
+            self.problem = ""
+            self.memory = memoryview(bytearray(SEGMENT))
+        if alone or self.problem:
             return
         try:
             with closing(Segment.create(SEGMENT)) as segment:

@@ -182,7 +182,7 @@ class LinkExpress(Express[Recipe]):
         memory.hold(cell, [total])
 
         def program(_: bool) -> Program:
-            yield Phase(recipe.prepared, memory, done)
+            yield Phase(recipe.prepared, memory, done=done)
             if type(x) is not np.ndarray:
                 tensors.mark_written(x)
             return x

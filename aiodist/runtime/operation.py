@@ -14,16 +14,18 @@ from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import ProtocolError
 from aiodist.runtime.lane import DifferentCallsError, Lane
-from aiodist.runtime.pull import PullPhase, PullRun
+from aiodist.runtime.pull import PullPhase, PullRun, area_for
 from aiodist.runtime.work import Work
-from aiodist.schedules.plan import Grant, Plan, Recv, Reduce, Send, Span, Step
+from aiodist.schedules.plan import Await, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step
+from aiodist.schedules.pull import moved
 
 Spans = tuple[Span, ...]
 
 
 class Memory(Protocol):
     """What the spans of a plan mean. Where the plan has `Copy` and `Reduce` steps, the memory has
-    ``copy(step)`` and ``reduce(step)``, too."""
+    ``copy(step)`` and ``reduce(step)``, too; where it is a mixed one, also what a `PullMemory`
+    has."""
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         """The bytes to send. They must not change until the frame has left."""
@@ -39,10 +41,13 @@ class Memory(Protocol):
 
 
 class Prepared(NamedTuple):
-    """A plan, and the spans of its receives by peer, in order."""
+    """A plan, the spans of its receives by peer, in order, and the units that it shows to others in
+    shared memory and takes from them."""
 
     plan: Plan
     receives: dict[int, list[Spans]]
+    shown: int
+    taken: int
 
 
 @lru_cache(maxsize=64)
@@ -53,15 +58,18 @@ def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
     for step in plan.steps:
         if type(step) is Recv:
             receives.setdefault(step.peer, []).append(step.spans)
-    return Prepared(plan, receives)
+    return Prepared(plan, receives, *moved(plan))
 
 
 class Phase(NamedTuple):
-    """A plan to execute on a memory. `done`: so many steps of it are done already; only of a first
-    phase, see `Operation.catch_up`."""
+    """A plan to execute on a memory. A mixed plan runs on a lane as well: it is of units of
+    `itemsize` bytes, and needs `shared` bytes of each rank's area (None: it is not mixed).
+    `done`: so many steps are done already; only of a first phase, see `Operation.catch_up`."""
 
     prepared: Prepared
     memory: Memory
+    itemsize: int = 0
+    shared: int | None = None
     done: int = 0
 
 
@@ -118,10 +126,10 @@ class Operation:
     """A started collective. `waiting_for` is the peer that the next step needs, or None."""
 
     __slots__ = (
-        "_allowed", "_arrived", "_base", "_consumed", "_draining", "_early", "_granted", "_host",
-        "_memory", "_pc", "_plan", "_program", "_pull", "_receives", "_running", "_sent",
-        "_staging", "_start", "_unsent", "call", "digest", "done", "heard", "lane", "seen", "seq",
-        "tag", "timer", "unsolicited", "urgent", "waiting_for", "work",
+        "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
+        "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_pull", "_receives",
+        "_running", "_sent", "_staging", "_start", "_unsent", "call", "digest", "done", "heard",
+        "lane", "seen", "seq", "tag", "timer", "unsolicited", "urgent", "waiting_for", "work",
     )  # fmt: skip
 
     def __init__(
@@ -165,6 +173,9 @@ class Operation:
         self._plan: Plan | None = None
         self._receives: dict[int, list[Spans]] = {}
         self._memory: Any = None
+        self._area: int | None = None  # in shared memory, of a mixed plan
+        self._bound = False
+        self._moved = (0, 0)  # bytes that it shows and takes there
         self._pc = 0
 
     # -- entered by the context ---------------------------------------------------------------
@@ -270,6 +281,10 @@ class Operation:
                 return True
             if type(step) is Recv and step.peer == peer:
                 receives += 1
+            if type(step) is Await and peer in step.peers:
+                assert self.lane is not None
+                if not self.lane.has_published(peer, step.count):
+                    return True
         return receives > self._arrived[peer] - self._base[peer] - self._consumed[peer]
 
     def close(self) -> None:
@@ -310,6 +325,7 @@ class Operation:
         if self._pull is not None:
             self._pull.close()
             self._pull = None
+        self._unbind()
         self._memory = None
         self._receives = {}
 
@@ -317,6 +333,8 @@ class Operation:
         """Execute steps of the current plan. True: all are done."""
         if self._pull is not None:
             return self._pull.run()
+        if self._area is not None and not self._bind(self._area):
+            return False
         plan = self._plan
         assert plan is not None
         steps = plan.steps
@@ -326,19 +344,26 @@ class Operation:
         pc = self._pc
         end = len(steps)
         while pc < end:
-            step = steps[pc]
-            if isinstance(step, Recv):
+            step: Any = steps[pc]
+            kind = type(step)  # looked at rather than isinstance(): large arrays take many steps
+            if kind is Copy:
+                memory.copy(step)
+            elif kind is Recv:
                 peer = step.peer
                 if self._arrived[peer] - self._base[peer] <= self._consumed[peer]:
                     return self._wait(pc, peer)
                 self._consumed[peer] += 1
-            elif isinstance(step, Reduce):
+            elif kind is Reduce:
                 memory.reduce(step)
-            elif isinstance(step, Send):
+            elif kind is Send:
                 peer = step.peer
                 slot = self._sent[peer]
                 if not eager and slot >= self._granted[peer]:
                     return self._wait(pc, peer)
+                if self._bound and self._is_void():
+                    self._pc = pc
+                    self.waiting_for = None
+                    return False
                 views = memory.outgoing(step.spans)
                 if peer not in self.heard and not host.may_send(
                     self, peer, sum([view.nbytes for view in views])
@@ -350,18 +375,62 @@ class Operation:
                 self._sent[peer] = slot + 1
                 self._unsent += 1
                 host.send_message(self, peer, slot, views)
-            elif isinstance(step, Grant):
+            elif kind is Grant:
                 peer = step.peer
                 self._allowed[peer] += step.count
                 host.send_grant(self, peer, self._allowed[peer])
             else:
-                memory.copy(step)
+                lane = self.lane
+                assert lane is not None
+                if kind is not Await:
+                    lane.publish()
+                elif not lane.wait_for(step.peers, step.count):
+                    self._pc = pc
+                    self.waiting_for = None
+                    late = [p for p in step.peers if not lane.has_published(p, step.count)]
+                    return self._rest(late)
             pc += 1
             if self.done:  # a link that broke during a send has ended the operation
                 return False
         self._pc = pc
         self.waiting_for = None
+        if self._area is None:
+            return True
+        assert self.lane is not None
+        if not self.lane.end(self._area):
+            return False
+        self.lane.moved.add(*self._moved)
         return True
+
+    def _bind(self, area: int) -> bool:
+        """Have the own area of shared memory for this phase. False: wait."""
+        if not self._bound:
+            assert self.lane is not None
+            if not self.lane.begin(area):
+                return self._rest(self.lane.others)
+            self._memory.bind(self.lane, area)
+            self._bound = True
+        return True
+
+    def _unbind(self) -> None:
+        if self._bound:
+            self._memory.unbind()
+        self._area = None
+        self._bound = False
+
+    def _is_void(self) -> bool:
+        """Whether someone gave the operation up whose memory was read: then nothing made of it may
+        leave this host, where nobody could tell."""
+        assert self.lane is not None
+        return self.lane.is_void()
+
+    def _rest(self, peers: Sequence[int]) -> bool:
+        """Wait for `peers` on the lane; raise if one of them is lost."""
+        for peer in peers:
+            lost = self._host.why_lost(peer)
+            if lost is not None:
+                raise lost
+        return False
 
     def _wait(self, pc: int, peer: int) -> bool:
         self._pc = pc
@@ -392,6 +461,7 @@ class Operation:
         if self._pull is not None:
             self._pull.close()
             self._pull = None
+        self._unbind()
         assert self._program is not None
         try:
             phase = next(self._program)
@@ -409,9 +479,16 @@ class Operation:
             return
         if not isinstance(phase, Phase):
             return
-        (plan, receives), self._memory, self._pc = phase
+        plan, receives, *_ = phase.prepared
         self._plan = plan
         self._receives = receives
+        self._memory = phase.memory
+        self._pc = phase.done
+        if phase.shared is not None:
+            assert self.lane is not None
+            self._area = area_for(phase.shared, self.seq, self.lane.next_phase())
+            prepared = phase.prepared
+            self._moved = prepared.shown * phase.itemsize, prepared.taken * phase.itemsize
         size = len(self._sent)
         self._consumed = [0] * size
         for step in plan.steps[: self._pc]:

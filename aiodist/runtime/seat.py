@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiodist.errors import GroupClosedError
 from aiodist.runtime.control import ControlClient, ControlEvent, CoordinatorGone
 from aiodist.runtime.endpoint import Endpoint
-from aiodist.runtime.lane import Sharing
+from aiodist.runtime.lane import Layout, Sharing
 from aiodist.runtime.store import Store
+from aiodist.schedules.teams import teams_of
 from aiodist.transports.base import Listener
 from aiodist.wire.messages import MemberLeft, MemberLost, View
 
@@ -31,7 +32,7 @@ GOODBYE_TIMEOUT = 5.0
 
 
 MOST_SHARING = 64
-"""Most ranks of a group whose collectives run in shared memory."""
+"""Most ranks of a group on one host whose collectives run in shared memory."""
 
 
 class Memory(NamedTuple):
@@ -80,16 +81,14 @@ class Seat:
         control.on_event = self._on_event
         _seats.add(self)
 
-    def sharing(self, ranks: Iterable[int]) -> Sharing:
-        """How the collectives of `ranks` may share memory."""
+    def layout(self, ranks: Iterable[int]) -> Layout:
+        """How the collectives of `ranks` may share memory, and which of them."""
         memories = [self._memories[rank] for rank in ranks]
-        hosts = {memory.host for memory in memories}
-        if len(hosts) > 1 or "" in hosts or not 1 < len(memories) <= MOST_SHARING:
-            return Sharing.NONE
-        if len({memory.process for memory in memories}) == len(memories):
-            return Sharing.POLLED
-        # Ranks of one process take turns: to look at memory means to keep the other from writing.
-        return Sharing.NONE if any(memory.inproc for memory in memories) else Sharing.WOKEN
+        teams = teams_of([memory.host for memory in memories])
+        ways = [_sharing([memories[rank] for rank in team]) for team in teams if len(team) > 1]
+        if not ways or Sharing.NONE in ways or not all(memory.host for memory in memories):
+            return Layout(Sharing.NONE, teams)
+        return Layout(Sharing.WOKEN if Sharing.WOKEN in ways else Sharing.POLLED, teams)
 
     def _on_event(self, event: ControlEvent) -> None:
         if isinstance(event, MemberLost):
@@ -178,6 +177,16 @@ class Seat:
             context.ended = error
         self.endpoint.close_in_child()
         self.control.close_fds_after_fork()
+
+
+def _sharing(memories: Sequence[Memory]) -> Sharing:
+    """How ranks of one host may share memory."""
+    if len(memories) > MOST_SHARING:
+        return Sharing.NONE
+    if len({memory.process for memory in memories}) == len(memories):
+        return Sharing.POLLED
+    # Ranks of one process take turns: to look at memory means to keep the other from writing.
+    return Sharing.NONE if any(memory.inproc for memory in memories) else Sharing.WOKEN
 
 
 _seats: weakref.WeakSet[Seat] = weakref.WeakSet()

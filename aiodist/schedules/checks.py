@@ -20,6 +20,7 @@ from aiodist.schedules.plan import (
     Step,
     X,
 )
+from aiodist.schedules.teams import Teams, post
 
 
 class PlanError(Exception):
@@ -32,6 +33,7 @@ def check(
     outputs: Sequence[int],
     in_place: Collection[int],
     segment: int | None,
+    teams: Teams,
 ) -> None:
     """Raise PlanError unless the plans fit together and every step fits its buffers.
 
@@ -40,6 +42,7 @@ def check(
     size = len(plans)
     for rank, plan in enumerate(plans):
         _check_head(plan, rank, plans)
+        team = post(teams, rank).team
         lengths = (inputs[rank], outputs[rank], plan.scratch, *(p.shared for p in plans))
         limits = dict(enumerate(lengths))
         for at, step in enumerate(plan.steps):
@@ -48,6 +51,8 @@ def check(
                 limit = limits.get(span.buffer, 0)
                 if span.buffer not in limits or not 0 <= span.start <= span.stop <= limit:
                     raise PlanError(f"{where}: {name_of(span.buffer)} has {limit} units")
+                if span.buffer >= SHARED and span.buffer - SHARED not in team:
+                    raise PlanError(f"{where}: {name_of(span.buffer)} is on another host")
             for span in written(step):
                 if span.buffer == X or (span.buffer >= SHARED and span.buffer != SHARED + rank):
                     raise PlanError(f"{where} writes {name_of(span.buffer)}")
@@ -64,6 +69,8 @@ def check(
                     )
                 case Await(_, count) if not 1 <= count <= plan.publishes:
                     raise PlanError(f"{where}: each rank publishes {plan.publishes} times")
+                case Await(peers) if not set(peers) <= set(team):
+                    raise PlanError(f"{where}: not all of them are on its host")
                 case _:
                     pass
     sends, recvs = [slots(plan, Send) for plan in plans], [slots(plan, Recv) for plan in plans]
@@ -89,8 +96,6 @@ def _check_head(plan: Plan, rank: int, plans: Sequence[Plan]) -> None:
         raise PlanError(
             f"plan {rank} says that it publishes {plan.publishes} times; it has {published} Publish"
         )
-    if plan.publishes and any(isinstance(step, Send | Recv | Grant) for step in plan.steps):
-        raise PlanError(f"plan {rank} both publishes and exchanges frames")
 
 
 def _check_frame(where: str, step: Send | Recv, segment: int | None) -> None:

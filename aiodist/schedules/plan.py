@@ -22,11 +22,14 @@ bytes, or whole blobs): `X` the input, which no step writes, `OUT` the result, `
 of `Plan.scratch` units. `X` and `OUT` may be the same memory (an operation in place), unless the
 docstring of the algorithm says otherwise.
 
-Plans of ranks that share memory have `Publish` and `Await` steps in place of frames. There `SHARED
-+ r` names memory of rank r that all ranks see and r alone writes: `Plan.shared` units, all free
-when the plan starts. What comes before the n-th `Publish` of a rank has happened for whoever has
-awaited it. All ranks of such a plan publish the same number of times, so that it is known how many
-of them belong to it. After its last step others may still read what the rank has published.
+*Pull* plans, of ranks that share memory, have `Publish` and `Await` steps in place of frames. There
+`SHARED + r` names memory of rank r that all ranks see and r alone writes: `Plan.shared` units, all
+free when the plan starts. What comes before the n-th `Publish` of a rank has happened for whoever
+has awaited it. All ranks of such a plan publish the same number of times, so that it is known how
+many of them belong to it. After its last step others may still read what the rank has published.
+
+*Mixed* plans, of groups that span hosts, have both: shared memory is seen, and its ranks are
+awaited, on the same host alone.
 
 In plans that exchange partial results of reductions, these lie in `TMP` and travel from there, so
 that `TMP` may be of a wider type than `X` and `OUT`; each such docstring says so.

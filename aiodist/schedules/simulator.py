@@ -10,8 +10,8 @@ Checked are: frames pair up, with equal lengths, none over the segment; there ar
 sends; spans lie within their buffers; X is never written; there is no deadlock; scratch is read
 only where it was written; a final result is not reduced again; no accesses race. Of ranks that
 share memory besides: each writes its own only; all publish equally often, and await no more than
-that; no rank comes to its end before all have published. Whether the results are right is for the
-caller to say: see `contributors`.
+that; without frames, no rank comes to its end before all have published. Whether the results are
+right is for the caller to say: see `contributors`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.races import Clock, Event, find_race
+from aiodist.schedules.teams import Teams
 
 __all__ = ["Order", "Outcome", "PlanError", "Reduced", "Unit", "Value", "contributors", "simulate"]
 
@@ -93,13 +94,15 @@ def simulate(
     in_place: Collection[int] = (),
     segment: int | None = None,
     order: Order = lambda choices: 0,
+    teams: Teams | None = None,
 ) -> Outcome:
     """Run ``plans[rank]`` of all ranks, and return what came out.
 
     `inputs` and `outputs`: units of X and of OUT, by rank. `in_place`: the ranks where both are the
-    same memory. `segment`: the most units of a frame. Raises PlanError for whatever is wrong.
+    same memory. `segment`: the most units of a frame. `teams`: the ranks of each host; None: all
+    are on one. Raises PlanError for whatever is wrong.
     """
-    check(plans, inputs, outputs, in_place, segment)
+    check(plans, inputs, outputs, in_place, segment, teams or (tuple(range(len(plans))),))
     ranks = [
         _Rank(plan, inputs[rank], outputs[rank], rank in in_place)
         for rank, plan in enumerate(plans)
@@ -142,7 +145,8 @@ def _judge(
             other_end[a, send] = (b, recv)
             other_end[b, recv] = (a, send)
     race = find_race(plans, trace, [rank.clocks for rank in ranks], other_end, in_place)
-    for problem in (race, *(rank.problem for rank in ranks), _lone_end(ranks)):
+    lone = None if other_end else _lone_end(ranks)
+    for problem in (race, *(rank.problem for rank in ranks), lone):
         if problem is not None:
             raise PlanError(problem)
 

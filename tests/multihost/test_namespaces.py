@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -34,38 +31,6 @@ asyncio.run(main())
 """
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-@pytest.fixture
-def hosts() -> Iterator[list[tuple[str, str]]]:
-    """(namespace, address) of two hosts. Skips where making them is not permitted."""
-    names = [f"aiodist-{os.getpid()}-{side}" for side in "ab"]
-    try:
-        ip("netns", "add", names[0])
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-    try:
-        ip("netns", "add", names[1])
-        veth = [f"ad{os.getpid() % 100000}{side}" for side in "ab"]
-        ip("link", "add", veth[0], "netns", names[0], "type", "veth", "peer", veth[1],
-           "netns", names[1])  # fmt: skip
-        for number, (name, device) in enumerate(zip(names, veth, strict=True), 1):
-            ip("-n", name, "addr", "add", f"10.231.7.{number}/24", "dev", device)
-            ip("-n", name, "link", "set", device, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        for name, master in zip(names, ["127.0.1.1", "10.231.7.1"], strict=True):
-            # What `ip netns exec` shows as /etc/hosts.
-            Path(f"/etc/netns/{name}").mkdir(parents=True)
-            Path(f"/etc/netns/{name}/hosts").write_text(f"{master} aiodist-master\n")
-        yield [(names[0], "10.231.7.1"), (names[1], "10.231.7.2")]
-    finally:
-        for name in names:
-            shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
 @pytest.mark.parametrize("master", ["address", "name"])
 def test_ranks_of_two_hosts(hosts, master):
     """The name of rank 0's host leads to 127.0.1.1 on that host itself, as on Debian."""
@@ -73,9 +38,9 @@ def test_ranks_of_two_hosts(hosts, master):
     ranks = []
     try:
         for rank in range(4):
-            namespace, _ = hosts[rank // 2]
+            namespace = hosts[rank // 2].namespace
             variables = {
-                "MASTER_ADDR": hosts[0][1] if master == "address" else "aiodist-master",
+                "MASTER_ADDR": hosts[0].address if master == "address" else "aiodist-master",
                 "MASTER_PORT": "29500",
                 "RANK": str(rank),
                 "WORLD_SIZE": "4",
@@ -101,7 +66,7 @@ def test_ranks_of_two_hosts(hosts, master):
             assert [number, local_rank, local_size] == [str(rank), str(rank % 2), "2"]
             assert kinds == expected
             if master == "address" or mine:
-                assert host == hosts[mine][1]
+                assert host == hosts[mine].address
     finally:
         for process in ranks:
             process.kill()

@@ -6,13 +6,17 @@ from collections.abc import Generator
 from typing import NamedTuple, Protocol, TypeVar
 
 from aiodist.errors import AiodistError
-from aiodist.runtime.board import SMALL
+from aiodist.runtime.board import BULK, SMALL
 from aiodist.runtime.collectives.memories import Blobs
 from aiodist.runtime.operation import Phase, Program, Running, Start, prepared
 from aiodist.runtime.pull import PullPhase, planned
-from aiodist.schedules import dissemination, pull_whole
+from aiodist.schedules import dissemination, pull_whole, team_whole
+from aiodist.schedules.teams import Teams, spans_hosts
 
 T = TypeVar("T")
+MANY_RANKS = 64
+"""With more ranks, the small bytes of all may be too much for a small area of shared memory."""
+
 Part = Generator[Phase | PullPhase | Running, None, T]
 """A part of a program, with a result of its own."""
 
@@ -22,6 +26,7 @@ class Place(Protocol):
 
     rank: int
     size: int
+    teams: Teams
     max_message_bytes: int
     allow_pickle: bool
 
@@ -41,7 +46,11 @@ class Call(NamedTuple):
 def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
     """Every rank's small bytes, by rank (Bruck's all-gather). Synchronises all ranks."""
     memory = Blobs(place.rank, place.size, own)
-    if on_lane:
+    if on_lane and spans_hosts(place.teams):
+        plan = prepared(team_whole.share, place.rank, place.teams)
+        yield Phase(plan, memory, len(own), SMALL if place.size <= MANY_RANKS else BULK)
+        memory.check()
+    elif on_lane:
         # One cell a rank, which has all of a small area for it.
         pulled = planned(pull_whole.share, place.rank, place.size, 1)
         yield PullPhase(pulled, memory, len(own), SMALL)

@@ -14,7 +14,7 @@ from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector, align
 from aiodist.errors import ProtocolError
 from aiodist.runtime.lane import Lane
-from aiodist.schedules.plan import SHARED, TMP, Copy, Reduce, Span
+from aiodist.schedules.plan import OUT, SHARED, TMP, Copy, Reduce, Span, X
 
 Array = NDArray[Any]
 AnyKernel = Kernel | CustomKernel
@@ -22,15 +22,16 @@ Spans = tuple[Span, ...]
 
 
 class Blobs:
-    """One blob of bytes a rank: OUT[r] is the blob of rank r. For `dissemination.all_gather`, and
-    for `pull_whole.share` with cells of one unit."""
+    """One blob of bytes a rank: OUT[r] is the blob of rank r. For `dissemination.all_gather`,
+    `team_whole.share`, and for `pull_whole.share` with cells of one unit. What lies in shared
+    memory looks like the payload of a frame, and begins where the area does."""
 
     def __init__(self, rank: int, size: int, own: bytes) -> None:
         self.blobs: list[bytes] = [b""] * size
         self.blobs[rank] = own
         self._rank = rank
         self._inbox: dict[Spans, bytearray] = {}
-        self._areas: list[memoryview] = []
+        self._areas: dict[int, memoryview] = {}
         self._wrong: list[int] = []
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
@@ -58,23 +59,30 @@ class Blobs:
             raise ProtocolError("a frame of blobs has bytes to spare")
 
     def bind(self, lane: Lane, area: int) -> None:
-        self._areas = [lane.area(rank, area) for rank in range(len(self.blobs))]
+        self._areas = {rank: lane.area(rank, area) for rank in (self._rank, *lane.others)}
 
     def unbind(self) -> None:
         self._areas.clear()
 
     def copy(self, step: Copy) -> None:
         if step.into.buffer >= SHARED:
-            blob = self.blobs[self._rank]
-            self._areas[self._rank][: 4 + len(blob)] = len(blob).to_bytes(4, "big") + blob
+            # X is the own blob.
+            own = Span(OUT, self._rank, self._rank + 1)
+            (data,) = self.outgoing((own if step.source.buffer == X else step.source,))
+            area = self._areas[self._rank]
+            if len(data) > len(area):
+                raise ValueError(f"small values of {len(data)} bytes, over {len(area)}")
+            area[: len(data)] = data
             return
         # Without a judgement: who gives up lets others read anything, see `check`.
+        source = step.source.buffer - SHARED
+        area, at = self._areas[source], 0
         for rank in range(step.into.start, step.into.stop):
-            area = self._areas[rank]
-            stop = 4 + int.from_bytes(area[:4], "big")
+            stop = at + 4 + int.from_bytes(area[at : at + 4], "big")
             if stop > len(area):
-                self._wrong.append(rank)
-            self.blobs[rank] = bytes(area[4:stop])
+                self._wrong.append(source)
+            self.blobs[rank] = bytes(area[at + 4 : stop])
+            at = stop
 
     def check(self) -> None:
         """Raise ProtocolError for what was read and makes no sense."""
@@ -88,7 +96,6 @@ class Regions:
 
     def __init__(self, x: Vector, out: Vector, scratch: int = 0) -> None:
         self._vectors = [x, out, Vector([np.empty(scratch, x.dtype)], x.dtype)]
-        self._itemsize = x.itemsize
         self._inbox: dict[Spans, bytearray] = {}
 
     def bind(self, lane: Lane, area: int) -> None:
@@ -109,7 +116,8 @@ class Regions:
         return [view for span in spans for view in self._vectors[span.buffer].views(*span[1:])]
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        due = sum(span.stop - span.start for span in spans) * self._itemsize
+        vectors = self._vectors
+        due = sum([(stop - start) * vectors[buffer].itemsize for buffer, start, stop in spans])
         if nbytes != due:
             raise ProtocolError(f"a frame of {nbytes} bytes where {due} were due")
         views = self.outgoing(spans)
@@ -136,7 +144,10 @@ class Regions:
 
     def _piece(self, span: Span) -> Array | None:
         buffer, start, stop = span
-        return self._vectors[buffer].piece(start, stop)
+        vector = self._vectors[buffer]
+        if len(vector.arrays) == 1:
+            return vector.arrays[0][start:stop]
+        return vector.piece(start, stop)
 
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
         """The arrays of equally long spans, cut so that each row has one length."""
@@ -165,42 +176,44 @@ class Reductions(Regions):
             self._reduce(others, part, self._size)
 
 
-class Prefixes(Regions):
-    """Regions for `chain.scan`: TMP holds partial results in the kernel's accumulator dtype."""
+class Partials(Reductions):
+    """Regions for plans in which partial results stand in TMP, in the kernel's accumulator dtype,
+    and travel from there."""
 
-    def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel) -> None:
-        super().__init__(x, out)
+    def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
+        super().__init__(x, out, 0, kernel, size)
         self._vectors[TMP] = Vector([np.empty(scratch, kernel.wire_dtype)], kernel.wire_dtype)
-        self._itemsize = kernel.wire_dtype.itemsize  # only TMP travels
         self._kernel = kernel
 
     def reduce(self, step: Reduce) -> None:
+        if not (self._kernel.loads or self._kernel.stores):
+            super().reduce(step)
+            return
         spans = (step.into, *step.operands)
         for into, *operands in self._aligned(*spans):
-            self._reduce(into, operands, spans)
+            self._accumulate(into, operands, spans)
 
-    def _reduce(self, into: Array, operands: list[Array], spans: Spans) -> None:
+    def _accumulate(self, into: Array, operands: list[Array], spans: Spans) -> None:
         kernel = self._kernel
-        partials = [
-            piece if span.buffer == TMP else kernel.load(piece)
+        partial, *others = [
+            piece if span.buffer == TMP or not kernel.loads else kernel.load(piece)
             for piece, span in zip(operands, spans[1:], strict=True)
         ]
-        partial = partials[0]
-        for other in partials[1:]:
+        for other in others:
             result = np.empty_like(partial)
             kernel.combine(result, partial, other)
             partial = result
         if spans[0].buffer == TMP:
             np.copyto(into, partial)
         else:
-            kernel.store(partial, into, 1)
+            kernel.store(partial, into, self._size)
 
     def copy(self, step: Copy) -> None:
+        if step.into.buffer != TMP or step.source.buffer == TMP:
+            super().copy(step)
+            return
         for into, source in self._aligned(step.into, step.source):
-            if step.into.buffer == TMP and step.source.buffer != TMP:
-                np.copyto(into, self._kernel.load(source))
-            else:
-                np.copyto(into, source)
+            np.copyto(into, self._kernel.load(source))
 
 
 class Wholes:

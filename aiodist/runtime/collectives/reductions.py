@@ -17,9 +17,9 @@ from aiodist.buffers.reductions import Group, Operand
 from aiodist.buffers.scalars import Scalar, reduce_scalars
 from aiodist.buffers.vector import align
 from aiodist.errors import ProtocolError
-from aiodist.runtime.collectives import pulls
+from aiodist.runtime.collectives import lanes
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root, share
-from aiodist.runtime.collectives.memories import Prefixes, Reductions, Wholes
+from aiodist.runtime.collectives.memories import Partials, Reductions, Wholes
 from aiodist.runtime.operation import Phase, Program, Start, prepared
 from aiodist.schedules import (
     chain,
@@ -49,9 +49,8 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
             values = yield from _share_numbers(place, [operand.value], on_lane)
             return reduce_scalars([value[0] for value in values], op)
         groups = operand.groups
-        if on_lane and groups and all(map(pulls.can_reduce, groups)):
-            for group in groups:
-                yield pulls.all_reduce(place, group)
+        if on_lane and groups and lanes.can_reduce(place, groups):
+            yield from lanes.all_reduce(place, groups)
             return operand.finish()
         chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
         if chosen == "recursive_doubling":
@@ -78,9 +77,8 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
             values = yield from _share_numbers(place, [operand.value], on_lane)
             return reduce_scalars([value[0] for value in values], op) if here else None
         groups = operand.groups
-        if on_lane and groups and all(map(pulls.can_reduce, groups)):
-            for group in groups:
-                yield pulls.reduce(place, group, dst)
+        if on_lane and groups and lanes.can_reduce(place, groups):
+            yield from lanes.reduce(place, groups, dst)
             return operand.finish() if here else None
         chosen = choose_reduce(_nbytes(groups), place.size, _sliceable(groups))
         if chosen == "recursive_doubling":
@@ -108,9 +106,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             assert isinstance(operand.value, list)
             values = yield from _share_numbers(place, operand.value, on_lane)
             return reduce_scalars([value[place.rank] for value in values], op)
-        if on_lane and operand.groups and all(map(pulls.can_slice, operand.groups)):
-            for group in operand.groups:
-                yield pulls.reduce_scatter(place, group)
+        if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
+            yield from lanes.reduce_scatter(place, operand.groups)
             return operand.finish()
         if on_lane or any(map(_has_empty_slot, operand.groups)) or not operand.groups:
             # Someone hears from nobody in what follows.
@@ -135,9 +132,8 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
             values = yield from _share_numbers(place, [operand.value], on_lane)
             return reduce_scalars([value[0] for value in values[:stop]], op) if stop else x
         groups = operand.groups
-        if on_lane and groups and all(map(pulls.can_scan, groups)):
-            for group in groups:
-                yield pulls.scan(place, group, exclusive)
+        if on_lane and groups and lanes.can_scan(place, groups):
+            yield from lanes.scan(place, groups, exclusive)
         elif choose_scan(_nbytes(groups), place.size) == "gather":
             blobs = yield from share(place, b"".join(_bytes_of(groups)), on_lane)
             _fold(groups, blobs[:stop])
@@ -216,7 +212,7 @@ def _chained(place: Place, group: Group, exclusive: bool) -> Phase:
         _scan_plan, place.rank, place.size, group.x.length, segment, exclusive,
         not group.kernel.sliceable,
     )  # fmt: skip
-    return Phase(plan, Prefixes(group.x, group.out, plan.plan.scratch, group.kernel))
+    return Phase(plan, Partials(group.x, group.out, plan.plan.scratch, group.kernel, 1))
 
 
 def _scan_plan(

@@ -15,11 +15,12 @@ import msgpack
 
 from aiodist.buffers.values import Encoded, Incoming, copy_value, describe, encode, into, parse
 from aiodist.errors import MismatchError, ProtocolError
-from aiodist.runtime.collectives import pulls
+from aiodist.runtime.collectives import lanes, pulls
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root, share
 from aiodist.runtime.collectives.memories import Regions
 from aiodist.runtime.operation import Phase, Program, prepared
 from aiodist.schedules import chain, direct_exchange
+from aiodist.schedules.teams import spans_hosts
 from aiodist.wire.frames import MAX_PAYLOAD
 
 ROOM = 64 * 1024
@@ -121,7 +122,7 @@ def exchange(
     source = [view for dst in range(place.size) for view in sends.get(dst, ())]
     target = [view for src in range(place.size) for view in receives.get(src, ())]
     outgoing, incoming = _bounds(place.size, sends), _bounds(place.size, receives)
-    if on_lane:
+    if on_lane and not spans_hosts(place.teams):
         yield pulls.exchange(place, outgoing, incoming, longest, source, target)
         return
     yield Phase(
@@ -176,7 +177,7 @@ def collect(
     elif longest:
         source = next(iter(outgoing.values()), ())
         target = [view for src in sorted(buffers) for view in buffers[src]]
-        yield pulls.all_gather(place, lengths, source, target)
+        yield from lanes.all_gather(place, lengths, source, target)
     return {src: value.finish() for src, value in incoming.items()}
 
 
@@ -275,7 +276,7 @@ def _chain(
     on_lane: bool,
 ) -> Part[None]:
     if on_lane:
-        yield pulls.broadcast(place, src, source, target)
+        yield from lanes.broadcast(place, src, source, target)
         return
     length = sum(view.nbytes for view in (source or target))
     yield Phase(

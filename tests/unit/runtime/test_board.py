@@ -474,7 +474,14 @@ class User:
         self._phases = phases
         self._size = len(machine.segments)
         self.lane = Lane(
-            machine.board(rank), self.loop, self.progress, self._kick, 0, Moved(), polls=polls
+            machine.board(rank),
+            self.loop,
+            self.progress,
+            self._kick,
+            0,
+            Moved(),
+            size=self._size,
+            polls=polls,
         )
 
     def number(self, seq: int, phase: int) -> int:

@@ -21,7 +21,8 @@ from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchErr
 from aiodist.runtime.board import SEGMENT, Board
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
-from aiodist.runtime.lane import Ghost, Lane, Moved, Sharing
+from aiodist.runtime.lane import Ghost, Lane, Layout, Moved, Sharing
+from aiodist.schedules.teams import Teams
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire.frames import unpack_fields
 
@@ -127,10 +128,19 @@ class Endpoint:
 
 
 class World:
-    """`size` ranks that share memory."""
+    """`size` ranks that share memory: all of them, or those of each of `teams`."""
 
-    def __init__(self, size: int, chooser: Any, *, polls: bool = False, first: int = 0) -> None:
+    def __init__(
+        self,
+        size: int,
+        chooser: Any,
+        *,
+        polls: bool = False,
+        first: int = 0,
+        teams: Teams | None = None,
+    ) -> None:
         self.chooser = chooser
+        self.teams = teams or (tuple(range(size)),)
         self.size = size
         self.ranks = range(size)
         self.dead: set[int] = set()
@@ -151,12 +161,19 @@ class World:
             op_timeout=math.inf,
             max_message_bytes=1 << 30,
             allow_pickle=False,
-            sharing=Sharing.NONE,
+            layout=Layout(Sharing.NONE, self.teams),
         )
-        others = {r: self.memories[r].toreadonly() for r in self.ranks if r != rank}
+        others = {r: self.memories[r].toreadonly() for r in context.mates}
         board = Board(rank, self.memories[rank], others)
         lane = Lane(
-            board, endpoint.loop, endpoint.progress, context.kick, first, Moved(), polls=polls
+            board,
+            endpoint.loop,
+            endpoint.progress,
+            context.kick,
+            first,
+            Moved(),
+            size=self.size,
+            polls=polls,
         )
         context.share_memory(lane)
         return context
@@ -226,15 +243,19 @@ class Call:
         x = np.full(self.length, self.value(rank))
         arrays = self._arrays[rank] = [x]
         match self.kind:
-            case "express":
-                assert context.express is not None
+            case "express" if context.express is not None:
                 work = context.express.all_reduce(x, SUM, math.inf)
                 if work is not None:
                     self.works[rank] = work
                     return
                 call = reductions.all_reduce(context, x, SUM, None)
-            case "all_reduce":
+            case "express" | "all_reduce":
                 call = reductions.all_reduce(context, x, SUM, None)
+            case "reduce":
+                call = reductions.reduce(context, x, self.number % context.size, SUM, None)
+            case "reduce_scatter":
+                slots = [x + slot for slot in range(context.size)]
+                call = reductions.reduce_scatter(context, slots, SUM, None)
             case "max":  # of another dtype, in another array
                 arrays[0] = x = x.astype(np.int32)
                 arrays.append(np.empty_like(x))
@@ -264,6 +285,12 @@ class Call:
         match self.kind:
             case "express" | "all_reduce":
                 parts = [(result, sum(everyone))]
+            case "reduce":
+                if rank != self.number % size:
+                    return result is None
+                parts = [(result, sum(everyone))]
+            case "reduce_scatter":
+                parts = [(result, sum(everyone) + size * rank)]
             case "max":
                 parts = [(result, max(everyone))]
             case "list":
@@ -348,11 +375,13 @@ LENGTHS = [1, 3, 3, 3, 0, 7000, 9000, 40_000]
 """In one small area for all, in the large one, in several pieces."""
 
 
-def random_calls(chooser: random.Random, size: int, count: int) -> list[Call]:
+def random_calls(
+    chooser: random.Random, size: int, count: int, kinds: list[str] = KINDS
+) -> list[Call]:
     return [
         Call(
             number,
-            chooser.choice(KINDS),
+            chooser.choice(kinds),
             chooser.choice(LENGTHS),
             chooser.choice([*[None] * 3, *range(size)]) if chooser.random() < 0.5 else None,
         )
@@ -369,6 +398,50 @@ def test_any_interleaving(seed, polls):
     users = Users(world, random_calls(chance, size, 12))
     users.run()
     users.check()
+
+
+TEAMS: list[Teams] = [((0, 1), (2, 3)), ((0, 2), (1,)), ((0,), (1, 2, 3)), ((0, 1), (2, 3), (4,))]
+
+
+@pytest.mark.parametrize("polls", [False, True])
+@pytest.mark.parametrize("seed", range(60))
+def test_any_interleaving_over_hosts(seed, polls):
+    chance = random.Random(seed)
+    teams = chance.choice(TEAMS)
+    size = sum(map(len, teams))
+    world = World(size, Chance(seed), polls=polls, teams=teams)
+    users = Users(world, random_calls(chance, size, 8, [*KINDS, "reduce", "reduce_scatter"]))
+    users.run()
+    users.check()
+
+
+def test_what_a_cancelled_rank_overwrites_does_not_cross():
+    """Rank 3 reads of rank 2 what that one wrote for the next operation, and must notice before it
+    sends: rank 1 could not."""
+    world = World(4, Path([]), teams=((0, 1), (2, 3)))
+    calls = [Call(number, "reduce_scatter", 9000) for number in range(2)]
+
+    def deliver(*pairs: tuple[int, int]) -> None:
+        for pair in pairs:
+            while world.wires[pair]:
+                world.do(("wire", *pair))
+
+    for rank in (0, 1, 3):
+        calls[0].start(world.contexts[rank])
+    deliver((0, 1), (1, 0), (0, 3), (1, 3))
+    calls[0].start(world.contexts[2])
+    calls[0].cancel(2)
+    calls[1].start(world.contexts[2])
+    world.do(("wire", 2, 3))  # rank 3 hears that it can go on, not yet that rank 2 gave up
+    deliver((3, 1), (0, 1), (1, 0))
+    assert not calls[0].works[1].done()
+    for rank in (0, 1, 3):
+        calls[1].start(world.contexts[rank])
+    world.settle()
+    for rank in (0, 1, 3):
+        assert isinstance(calls[0].works[rank].exception(), CollectiveAbortedError)
+    for rank in world.ranks:
+        assert calls[1].is_right(rank, 4)
 
 
 def every_path(make: Any) -> int:

@@ -20,6 +20,9 @@ from aiodist.schedules import (
     reduce,
     reduce_scatter,
     reduce_scatter_all_gather,
+    team_slices,
+    team_values,
+    team_whole,
 )
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.plan import Await, Copy, Plan, Reduce
@@ -64,13 +67,27 @@ PULLS: dict[str, Callable[[int], Plan]] = {
 }
 
 
+HOSTS = ((0, 1, 2, 3), (4, 5, 6, 7))
+
+MIXED: dict[str, Callable[[int], Plan]] = {
+    "team_whole.share": lambda r: team_whole.share(r, HOSTS),
+    "team_whole.all_reduce": lambda r: team_whole.all_reduce(r, HOSTS, LENGTH),
+    "team_whole.reduce": lambda r: team_whole.reduce(r, HOSTS, 0, LENGTH),
+    "team_slices.all_reduce": lambda r: team_slices.all_reduce(r, HOSTS, LENGTH, 2),
+    "team_slices.reduce": lambda r: team_slices.reduce(r, HOSTS, 0, LENGTH, 2),
+    "team_slices.reduce_scatter": lambda r: team_slices.reduce_scatter(r, HOSTS, SLICES, 2),
+    "team_values.broadcast": lambda r: team_values.broadcast(r, HOSTS, 0, LENGTH, 4),
+    "team_values.all_gather": lambda r: team_values.all_gather(r, HOSTS, (8,) * SIZE, 2),
+}
+
+
 def documented() -> dict[str, tuple[int, ...]]:
     rows = re.findall(r"^\| `(\w+\.\w+)` \|((?: *\d+ \|)+)$", PAGE.read_text("utf-8"), re.MULTILINE)
     return {name: tuple(int(cell) for cell in cells.split("|")[:-1]) for name, cells in rows}
 
 
 def test_every_algorithm_is_documented() -> None:
-    assert set(documented()) == {*ALGORITHMS, *PULLS}
+    assert set(documented()) == {*ALGORITHMS, *PULLS, *MIXED}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -98,6 +115,25 @@ def test_the_numbers_are_those_of_the_pull_plans(name: str) -> None:
         max(map(copied, plans)),
         max(map(reduced, plans)),
         plans[0].shared,
+    )
+    assert documented()[name] == numbers
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_the_numbers_are_those_of_the_mixed_plans(name: str) -> None:
+    plans = [MIXED[name](rank) for rank in range(SIZE)]
+    outcome = simulate(
+        plans, inputs=[LENGTH] * SIZE, outputs=[LENGTH] * SIZE, segment=LENGTH, teams=HOSTS
+    )
+    numbers = (
+        outcome.rounds,
+        max(outcome.frames),
+        sum(outcome.units),
+        plans[0].publishes,
+        max(map(copied, plans)),
+        max(map(reduced, plans)),
+        plans[0].shared,
+        max(plan.scratch for plan in plans),
     )
     assert documented()[name] == numbers
 

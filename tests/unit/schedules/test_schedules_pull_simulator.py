@@ -15,6 +15,7 @@ from aiodist.schedules.plan import (
     SHARED,
     Await,
     Copy,
+    Grant,
     Plan,
     Publish,
     Recv,
@@ -99,9 +100,23 @@ def test_more_or_less_published_than_said() -> None:
     fails(plans([], [Publish()]), "plan 1 says that it publishes 0 times; it has 1 Publish")
 
 
-def test_frames_and_shared_memory_do_not_mix() -> None:
-    made = plans([Publish(), Send(1, ())], [Publish(), Recv(0, ())])
-    fails(made, "plan 0 both publishes and exchanges frames")
+def test_what_is_on_another_host() -> None:
+    made = plans([Copy(HERE, X4), Publish()], [Publish(), Await((0,), 1)])
+    elsewhere = plans([Copy(HERE, X4), Publish()], [Publish(), Copy(OUT4, HERE)])
+    for programs, text in (
+        (made, r"rank 1 step 1 Await\(1 of 0\): not all of them are on its host"),
+        (elsewhere, r"rank 1 step 1 Copy\(.*\): SHARED\+0 is on another host"),
+    ):
+        with pytest.raises(PlanError, match=text):
+            simulate(programs, inputs=[4, 4], outputs=[4, 4], teams=((0,), (1,)))
+
+
+def test_with_frames_the_entry_of_all_is_for_the_caller() -> None:
+    made = plans(
+        [Publish(), Grant(1, 1), Recv(1, ())],
+        [Publish(), Send(0, ())],
+    )
+    assert run(made).frames == (0, 1)
 
 
 @pytest.mark.parametrize("count", [0, 2, -1])

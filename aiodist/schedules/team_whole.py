@@ -1,0 +1,186 @@
+"""Small values over several hosts: every team shows its values to its leader, the leaders talk to
+each other, and each shows its team what came of it.
+
+Source: Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
+operation performance", 2000. Between the leaders go the plans for small values of one host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aiodist.schedules import dissemination, recursive_doubling
+from aiodist.schedules.plan import (
+    OUT,
+    SHARED,
+    TMP,
+    Await,
+    Copy,
+    Plan,
+    Publish,
+    Recv,
+    Reduce,
+    Send,
+    Span,
+    Step,
+    X,
+)
+from aiodist.schedules.pull import joined
+from aiodist.schedules.teams import Post, Teams, post
+
+
+def share(rank: int, teams: Teams) -> Plan:
+    """Gather one blob a rank on every rank. Mixed, eager.
+
+    Units are blobs, of any lengths: OUT[0:P]. The own blob stands in OUT[rank] before; X is not
+    used. No rank completes before all have entered: with empty blobs it is a barrier.
+
+    Between H hosts cross the blobs of all others to each: each once, which is the least possible,
+    in ceil(log2 H) frames of each leader (`dissemination.all_gather`). Shared: P.
+    """
+    here = post(teams, rank)
+    leader = here.team[0]
+    every = Span(OUT, 0, here.size)
+    steps: list[Step]
+    if rank != leader:
+        mine = Copy(Span(SHARED + rank, rank, rank + 1), Span(OUT, rank, rank + 1))
+        steps = [mine, Publish(), Await((leader,), 1), Copy(every, _at(leader, every))]
+        return _plan("team_whole.share", here, steps, shared=here.size)
+
+    def blobs_of_hosts(span: Span) -> tuple[Span, ...]:
+        ranks = [owner for host in range(span.start, span.stop) for owner in teams[host]]
+        return tuple(Span(OUT, owner, owner + 1) for owner in ranks)
+
+    steps = [Await(here.mates, 1)] if here.mates else []
+    steps += [
+        Copy(Span(OUT, mate, mate + 1), Span(SHARED + mate, mate, mate + 1)) for mate in here.mates
+    ]
+    leaders = [team[0] for team in teams]
+    among_leaders = dissemination.all_gather(here.host, len(teams))
+    steps += _between(among_leaders.steps, leaders, blobs_of_hosts)
+    if here.mates:
+        steps.append(Copy(_at(leader, every), every))
+    return _plan("team_whole.share", here, [*steps, Publish()], shared=here.size)
+
+
+def all_reduce(rank: int, teams: Teams, length: int) -> Plan:
+    """Reduce X[0:length] of all ranks into OUT[0:length] of all. Mixed, eager.
+
+    Each Reduce is of whole arrays, so any operator will do. X may be OUT; otherwise it is not
+    altered. Operands stand in rank order if that is the order of the hosts. Partial results lie in
+    TMP and travel from there, so TMP may hold a wider type than X and OUT. No rank completes before
+    all have entered.
+
+    Rounds between H hosts, frames and scratch: those of `recursive_doubling.all_reduce` over H,
+    of `length`; between 2 hosts `length` crosses each way, which is the least possible. Shared:
+    `length`.
+    """
+    name, here = "team_whole.all_reduce", post(teams, rank)
+    leader = here.team[0]
+    result = Span(OUT, 0, length)
+    if rank != leader:
+        return _plan(name, here, _follow(here, leader, length, result), shared=length)
+    among_leaders = recursive_doubling.all_reduce(here.host, len(teams))
+
+    def scaled(span: Span) -> tuple[Span]:
+        # The partial result of the team stands where the plan copies its input to.
+        buffer = TMP if span.buffer == X else span.buffer
+        return (Span(buffer, span.start * length, span.stop * length),)
+
+    steps = _lead(here, length, Span(TMP, 0, length))
+    steps += _between(among_leaders.steps, [team[0] for team in teams], scaled)
+    if here.mates:
+        steps.append(Copy(_at(leader, result), result))
+    scratch = max(1, among_leaders.scratch) * length
+    return _plan(name, here, [*steps, Publish()], shared=length, scratch=scratch)
+
+
+def reduce(rank: int, teams: Teams, root: int, length: int) -> Plan:
+    """Reduce X[0:length] of all ranks into OUT[0:length] of `root`. Mixed, eager.
+
+    As `all_reduce`, but at the other ranks OUT is not used. `root` leads its team, and sends the
+    other leaders an empty frame once it has all.
+
+    Between H hosts cross H - 1 times `length`, which is the least possible. Scratch: at `root` H
+    times `length`, at other leaders `length`.
+    """
+    name, here = "team_whole.reduce", post(teams, rank)
+    home = post(teams, root).host
+    leaders = [root if host == home else team[0] for host, team in enumerate(teams)]
+    leader = leaders[here.host]
+    if rank != leader:
+        return _plan(name, here, _follow(here, leader, length, None), shared=length)
+    cells = [Span(TMP, host * length, (host + 1) * length) for host in range(len(teams))]
+    if rank != root:
+        steps = _lead(here, length, cells[0])
+        steps += [Send(root, (cells[0],)), Recv(root, ()), Publish()]
+        return _plan(name, here, steps, shared=length, scratch=length)
+    steps = _lead(here, length, cells[here.host])
+    steps += [Recv(leaders[host], (cells[host],)) for host in here.abroad()]
+    steps += [Send(leaders[host], ()) for host in here.abroad()]
+    steps += [Publish(), Reduce(Span(OUT, 0, length), tuple(cells))]
+    return _plan(name, here, steps, shared=length, scratch=len(teams) * length)
+
+
+def _lead(here: Post, length: int, partial: Span) -> list[Step]:
+    """Reduce the arrays of the team."""
+    operands = tuple(
+        Span(X if mate == here.rank else SHARED + mate, 0, length) for mate in here.team
+    )
+    waiting: list[Step] = [Await(here.mates, 1)] if here.mates else []
+    return [*waiting, Reduce(partial, operands, final=False)]
+
+
+def _follow(here: Post, leader: int, length: int, result: Span | None) -> list[Step]:
+    """Show the leader the own array, wait for it, and take the result."""
+    shown = Copy(Span(SHARED + here.rank, 0, length), Span(X, 0, length))
+    steps: list[Step] = [shown, Publish(), Await((leader,), 1)]
+    return steps if result is None else [*steps, Copy(result, _at(leader, result))]
+
+
+def _at(holder: int, span: Span) -> Span:
+    """The same place in the shared memory of `holder`."""
+    return span._replace(buffer=SHARED + holder)
+
+
+def _between(
+    steps: Sequence[Step], leaders: Sequence[int], placed: Callable[[Span], tuple[Span, ...]]
+) -> list[Step]:
+    """The steps of a plan among hosts as those of their leaders: `placed` says where a span of the
+    former lies."""
+
+    def place(span: Span) -> Span:
+        (only,) = placed(span)
+        return only
+
+    def spread(spans: Sequence[Span]) -> tuple[Span, ...]:
+        return tuple(part for span in spans for part in placed(span))
+
+    result: list[Step] = []
+    for step in steps:
+        match step:
+            case Send(peer, spans):
+                result.append(Send(leaders[peer], spread(spans)))
+            case Recv(peer, spans):
+                result.append(Recv(leaders[peer], spread(spans)))
+            case Reduce(into, operands, final):
+                result.append(Reduce(place(into), tuple(map(place, operands)), final))
+            case Copy(into, source):
+                if place(into) != place(source):
+                    result.append(Copy(place(into), place(source)))
+            case _:
+                raise ValueError(f"{step} has no meaning among leaders")
+    return result
+
+
+def _plan(name: str, here: Post, steps: Sequence[Step], *, shared: int, scratch: int = 0) -> Plan:
+    return Plan(
+        name,
+        here.rank,
+        here.size,
+        joined(steps),
+        eager=True,
+        scratch=scratch,
+        shared=shared,
+        publishes=1,
+    )

@@ -1,0 +1,90 @@
+"""Ranks of several hosts: who shares memory with whom, and who speaks for a host.
+
+The ranks of one host are a *team*. What crosses between hosts goes along columns: each rank has a
+place in its team, and meets the ranks with the same place in other teams. Where a team is smaller,
+its ranks stand in several columns. So all ranks of a team carry, each something else, and nothing
+crosses twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import NamedTuple
+
+Teams = tuple[tuple[int, ...], ...]
+"""The ranks of each host, ascending; hosts in the order of their lowest ranks."""
+
+
+def teams_of(hosts: Collection[object]) -> Teams:
+    """The teams of ranks 0, 1, …, which are on `hosts`."""
+    found: dict[object, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        found.setdefault(host, []).append(rank)
+    return tuple(map(tuple, found.values()))
+
+
+def spans_hosts(teams: Teams) -> bool:
+    """Whether there are several hosts."""
+    return len(teams) > 1
+
+
+def in_order(teams: Teams) -> bool:
+    """Whether reducing team by team keeps the order of the ranks."""
+    ranks = [rank for team in teams for rank in team]
+    return ranks == sorted(ranks)
+
+
+class Post(NamedTuple):
+    """Where a rank stands among `teams`."""
+
+    teams: Teams
+    rank: int
+    host: int
+    """The index of its team."""
+    team: tuple[int, ...]
+    mates: tuple[int, ...]
+    """The others of its team, from the next one on: so that no rank is everybody's first."""
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.teams))
+
+    def agent(self, host: int, rank: int) -> int:
+        """Who stands on `host` in the column of `rank`: on its own host, itself."""
+        return _agent(self.teams, host, rank)
+
+    def duties(self, rank: int) -> tuple[int, ...]:
+        """Whose agent `rank` is on its host, itself included, ascending."""
+        return _duties(self.teams)[rank]
+
+    def abroad(self) -> tuple[int, ...]:
+        """The other hosts, from the next one on."""
+        hosts = len(self.teams)
+        return tuple((self.host + distance) % hosts for distance in range(1, hosts))
+
+
+@lru_cache(maxsize=64)
+def post(teams: Teams, rank: int) -> Post:
+    """The post of `rank`."""
+    for host, team in enumerate(teams):
+        if rank in team:
+            at = team.index(rank)
+            return Post(teams, rank, host, team, team[at + 1 :] + team[:at])
+    raise ValueError(f"rank {rank} is in none of the teams {teams}")
+
+
+def _agent(teams: Teams, host: int, rank: int) -> int:
+    at = next(team.index(rank) for team in teams if rank in team)
+    return teams[host][at % len(teams[host])]
+
+
+@lru_cache(maxsize=64)
+def _duties(teams: Teams) -> tuple[tuple[int, ...], ...]:
+    """By rank."""
+    ranks = range(sum(map(len, teams)))
+    duties: list[list[int]] = [[] for _ in ranks]
+    for rank in ranks:
+        for host in range(len(teams)):
+            duties[_agent(teams, host, rank)].append(rank)
+    return tuple(map(tuple, duties))
