@@ -20,8 +20,9 @@ from aiodist.errors import (
     ProtocolError,
 )
 from aiodist.runtime import deadlines, failures
+from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.board import digest_of
-from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
+from aiodist.runtime.early import Key
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
@@ -73,14 +74,14 @@ class Context:
         self.ended: AiodistError | None = None
         self.p2p = PointToPoint(self, self.loop)
         self._local = {root: local for local, root in enumerate(self.ranks)}
-        self._ops: dict[Key, Operation] = {}
+        self.ops: dict[Key, Operation] = {}
+        """The collectives that are pending and have a number."""
         self.tags = TagCounts(self.rank, self.size)
         self._unsolicited = [0] * self.size
         self._deferred: list[Operation] = []
-        self._held: list[tuple[int, Key, failures.Verdict]] = []
-        self._early: dict[Key, Early] = {}
-        self._verdicts: dict[Key, failures.Verdict] = {}
-        self._receiving: dict[int, Operation | Ahead | PointToPoint] = {}
+        self.arrivals = Arrivals(self)
+        self._fetching: set[int] = set()
+        """The ranks of whom the payload of a message is under way."""
         self._derived: dict[bytes, int] = {}
         self._gone: dict[int, str] = {}
         self._last = "nothing yet"
@@ -157,18 +158,17 @@ class Context:
         tag = operation.tag
         operation.seq = operation.work.seq = seq = self.tags.take(tag)
         key = (tag, seq)
-        self._ops[key] = operation
+        self.ops[key] = operation
         lane = self.lane
         if lane is not None and tag is None and seq >= lane.first:
             operation.lane = lane
             operation.digest = digest_of(operation.call)
-        verdict = self._verdicts.pop(key, None)
-        early = self._early.pop(key, None)
+        verdict, early = self.arrivals.take(key)
         if verdict is not None:
-            self._end(operation, verdict)
+            self.end(operation, verdict)
         elif operation.done:  # cancelled while it waited for its number
             self._give_up(operation, failures.cancelled(self.rank), None)
-        elif early is None or self._replay(operation, early):
+        elif early is None or self.arrivals.replay(operation, early):
             if lane is None or operation.lane is None:
                 operation.start()
             else:
@@ -180,31 +180,6 @@ class Context:
         lost = self.lost()
         text = "; ".join(f"rank {rank} is lost: {reason}" for rank, reason in lost.items())
         return PeerLostError(text, ranks=list(lost))
-
-    def _replay(self, operation: Operation, early: Early) -> bool:
-        """Hand `operation` the frames that came before it. False: it failed."""
-        for src in early.inquirers:
-            self._answer(src, operation.tag, operation.seq, entered=True)
-        for src in early.knockers:
-            self._admit(src, operation.tag, operation.seq)
-        calls = {src: call for src, (_, call) in early.grants.items()}
-        calls |= {frame.src: frame.call for frame in early.frames}
-        wrong = {src: call for src, call in calls.items() if call != operation.call}
-        if wrong:
-            self._mismatch(operation, wrong)
-            return False
-        for frame in early.frames:
-            self._hand_over(operation, frame)
-        for src, (upto, _) in early.grants.items():
-            operation.granted(src, upto)
-        return True
-
-    def _hand_over(self, operation: Operation, frame: Ahead) -> None:
-        try:
-            operation.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
-            operation.payload(frame.src)
-        except ProtocolError as error:  # its link can no longer be blamed: it has moved on
-            self.endpoint.lose(self.ranks[frame.src], str(error))
 
     def link(self, peer: int) -> Link | None:
         """The link to rank `peer`, if there is one."""
@@ -260,14 +235,11 @@ class Context:
 
     def failed(self, op: Operation, error: BaseException) -> None:
         """`op` failed here: tell the others."""
-        if self._ops.get((op.tag, op.seq)) is not op:
+        if self.ops.get((op.tag, op.seq)) is not op:
             return
         if isinstance(error, AiodistError):
             self.locate(error, op)
         self._give_up(op, failures.verdict_of(error, self.rank), error)
-
-    def differ(self, op: Operation, calls: dict[int, bytes]) -> None:
-        self._mismatch(op, calls)
 
     def why_lost(self, peer: int) -> BaseException | None:
         reason = self._gone.get(peer) or self.endpoint.lost.get(self.ranks[peer])
@@ -281,7 +253,7 @@ class Context:
         if op.unsolicited:
             for peer in list(op.unsolicited):
                 self.refund(op, peer)
-        if self._ops.pop((op.tag, op.seq), None) is not None:
+        if self.ops.pop((op.tag, op.seq), None) is not None:
             self.tags.release(op.tag, failed=failed)
             if op.lane is not None:
                 op.lane.leave(op, failed=failed)
@@ -296,7 +268,7 @@ class Context:
         self._forget(op, failed=True)
         for src in op.receiving_from():
             self.endpoint.divert(self.ranks[src], None)
-            self._receiving.pop(src, None)
+            self.arrivals.cut_off(src)
         op.close()
         for peer in range(self.size):
             if peer != self.rank:
@@ -320,7 +292,7 @@ class Context:
         else:
             self._give_up(op, failures.cancelled(self.rank), None)
 
-    def _end(self, op: Operation, verdict: failures.Verdict) -> None:
+    def end(self, op: Operation, verdict: failures.Verdict) -> None:
         """Another rank gave `op` up."""
         call = op.call.decode(errors="replace")
         self._withdraw(op)
@@ -334,7 +306,8 @@ class Context:
         }
         op.work.fail(verdict.error(self.rank, call, where))
 
-    def _mismatch(self, op: Operation, others: Mapping[int, bytes]) -> None:
+    def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
+        """`others`, by rank, called something else than `op`."""
         calls = {self.rank: op.call.decode(errors="replace")}
         calls |= {src: call.decode(errors="replace") for src, call in others.items()}
         error = MismatchError(failures.mismatch_text(calls), calls=calls)
@@ -358,21 +331,9 @@ class Context:
         for peer in peers:
             self.endpoint.send(self.ranks[peer], header, urgent=True)
 
-    def _answer(self, dst: int, tag: object, seq: int, *, entered: bool) -> None:
-        self.endpoint.send(
-            self.ranks[dst],
-            pack_fields(kinds.STATUS, self.id, tag, seq, entered, self.doing()),
-            urgent=True,
-        )
-
-    def _admit(self, dst: int, tag: object, seq: int) -> None:
-        self.endpoint.send(
-            self.ranks[dst], pack_fields(kinds.ADMIT, self.id, tag, seq), urgent=True
-        )
-
     def doing(self) -> str:
         """What this rank is doing, in a few words."""
-        for op in self._ops.values():
+        for op in self.ops.values():
             if op.tag == SETUP_TAG:
                 continue
             tag = "" if op.tag is None else f" tag {op.tag!r}"
@@ -395,11 +356,11 @@ class Context:
             raise ProtocolError(f"a frame for {self.group!r}, which rank {root} is not part of")
         kind = fields[0]
         # A frame that was skipped, or came for an operation that has ended, had no `payload`.
-        self._receiving.pop(src, None)
+        self._cut_off(src)
         if kind == kinds.P2P:
             view = self.p2p.frame(src, fields[2:], nbytes)
             if view is not None:
-                self._receiving[src] = self.p2p
+                self._fetching.add(src)
             return view
         if kind == kinds.TAGS:
             self._about_tags(src, fields[2:])
@@ -411,100 +372,20 @@ class Context:
             if self.lane is not None:
                 self.lane.kicked()
             return None
-        key = key_of(fields)
-        if kind == kinds.MESSAGE or kind == kinds.GRANT:
-            self.tags.contributed(*key)
-        op = self._ops.get(key)
-        if kind == kinds.MESSAGE:
-            return self._message(src, key, op, fields, nbytes)
-        if nbytes:
-            raise ProtocolError(f"a frame of kind {kind} has no payload")
-        if kind == kinds.GRANT:
-            self._grant(src, key, op, fields)
-        elif kind == kinds.ABORT:
-            self._aborted(src, key, failures.Verdict.parse(fields[4:], src))
-        elif kind == kinds.INQUIRE:
-            entered = op is not None or not self.tags.is_ahead(*key)
-            self._answer(src, *key, entered=entered)
-            self.tags.keep(key[0])
-            if not entered:
-                self._early.setdefault(key, Early()).inquirers.add(src)
-        elif kind == kinds.KNOCK:
-            if op is not None:
-                self._admit(src, *key)
-            elif self.tags.is_ahead(*key):
-                self._early.setdefault(key, Early()).knockers.add(src)
-        elif kind == kinds.ADMIT:
-            if op is not None:
-                op.admitted(src)
-        elif kind == kinds.STATUS:
-            self._status(src, op, fields)
-        else:
-            raise ProtocolError(f"no frame is of kind {kind!r}")
-        return None
+        return self.arrivals.frame(src, fields, nbytes)
+
+    def _cut_off(self, src: int) -> None:
+        self._fetching.discard(src)
+        self.arrivals.cut_off(src)
 
     def payload(self, root: int) -> None:
         """The payload of the last frame of `root` is complete."""
         src = self._local[root]
-        receiver = self._receiving.pop(src, None)
-        if receiver is self.p2p:
+        if src in self._fetching:
+            self._fetching.remove(src)
             self.p2p.payload(src)
-        elif isinstance(receiver, Operation):
-            receiver.payload(src)
-        elif isinstance(receiver, Ahead):
-            op = self._ops.get(receiver.key)
-            if op is not None:  # called here while the payload was coming
-                if self._agrees(op, src, receiver.call):
-                    self._hand_over(op, receiver)
-            elif self.tags.is_ahead(*receiver.key):
-                self._early.setdefault(receiver.key, Early()).frames.append(receiver)
-
-    def _message(
-        self, src: int, key: Key, op: Operation | None, fields: list[Any], nbytes: int
-    ) -> memoryview | None:
-        slot, call = slot_and_call(fields)
-        if op is not None:
-            if not self._agrees(op, src, call):
-                return None
-            self._receiving[src] = op
-            return op.message(src, slot, nbytes)
-        if not self.tags.is_ahead(*key) or key in self._verdicts:
-            return None
-        ahead = Ahead(key, src, slot, call, bytearray(nbytes))
-        self._receiving[src] = ahead
-        return memoryview(ahead.data)
-
-    def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
-        if call == op.call:
-            return True
-        self._mismatch(op, {src: call})
-        return False
-
-    def _grant(self, src: int, key: Key, op: Operation | None, fields: list[Any]) -> None:
-        upto, call = slot_and_call(fields)
-        if op is not None:
-            if self._agrees(op, src, call):
-                op.granted(src, upto)
-        elif self.tags.is_ahead(*key) and key not in self._verdicts:
-            self._early.setdefault(key, Early()).grants[src] = (upto, call)
-
-    def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
-        op = self._ops.get(key)
-        if op is not None:
-            self._end(op, verdict)
-        elif key[0] in self.tags.frozen:
-            self._held.append((src, key, verdict))  # of the number before, or after, the round
-        elif self.tags.is_ahead(*key):
-            self._verdicts.setdefault(key, verdict)
-            self._early.pop(key, None)
-
-    def _status(self, src: int, op: Operation | None, fields: list[Any]) -> None:
-        entered, text = entered_and_text(fields)
-        if op is not None:
-            if entered:
-                op.heard.add(src)
-            else:
-                op.seen[src] = text
+        else:
+            self.arrivals.payload(src)
 
     # -- forgetting tags --------------------------------------------------------------------------
 
@@ -522,9 +403,7 @@ class Context:
 
     def _thaw(self) -> None:
         """The round is over: do what had to wait for its end."""
-        held, self._held = self._held, []
-        for src, key, verdict in held:
-            self._aborted(src, key, verdict)
+        self.arrivals.thaw()
         self.undefer()
 
     def undefer(self) -> None:
@@ -544,12 +423,12 @@ class Context:
         if src is None or src in self._gone:
             return
         self._gone[src] = reason
-        self._receiving.pop(src, None)
+        self._cut_off(src)
         self.tags.disband()
         self._thaw()
         if self.lane is not None:
             self.lane.hurry()  # what it has left in shared memory can still be taken
-        for op in list(self._ops.values()):
+        for op in list(self.ops.values()):
             if not op.done and op.needs(src):
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
         if self.lane is not None:
@@ -566,7 +445,7 @@ class Context:
         """Works that are not done, but for receives and probes, which may never be, and aiodist's
         own, of which the user knows nothing."""
         sends = [work for work in self.p2p.pending if work.op == "send"]
-        operations = [*self._ops.values(), *self._deferred]
+        operations = [*self.ops.values(), *self._deferred]
         return [op.work for op in operations if op.tag != SETUP_TAG] + sends
 
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
@@ -577,7 +456,7 @@ class Context:
             self._setup.cancel()
         self.tags.disband()
         self._thaw()
-        for op in list(self._ops.values()):
+        for op in list(self.ops.values()):
             if abort:
                 verdict = failures.Verdict("aborted", error.message, self.rank)
                 self._give_up(op, verdict, error)
@@ -590,9 +469,8 @@ class Context:
             self.lane.close()
         self.lane = self.express = None
         self.p2p.close(error)
-        self._early.clear()
-        self._verdicts.clear()
-        self._receiving.clear()
+        self.arrivals.clear()
+        self._fetching.clear()
         if abort:
             self.endpoint.remove(self, error.message)
         else:
@@ -627,32 +505,12 @@ class Context:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
-        return not (self._ops or self._verdicts or self._deferred or self._gone)
-
-    @property
-    def has_early(self) -> bool:
-        """Whether anything has come of collectives that were not called here yet."""
-        return bool(self._early)
-
-    def take_early(self, seq: int, src: int, call: bytes, into: memoryview) -> bool:
-        """Whether the one frame of `src` for the collective `seq` without a tag has come early: its
-        payload is `into` then."""
-        early = self._early.get((None, seq))
-        if early is None or not early.take(src, call, into):
-            return False
-        if early.is_empty:
-            del self._early[None, seq]
-        return True
-
-    def is_quiet(self, seq: int) -> bool:
-        """Whether nothing has come early of the collective `seq` without a tag."""
-        key = (None, seq)
-        return key not in self._verdicts and key not in self._early
+        return not (self.ops or self._deferred or self._gone or self.arrivals.has_verdicts)
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing is known of collectives that were not called here yet."""
-        return not (self._verdicts or self._early or self._deferred)
+        return self.arrivals.is_empty and not self._deferred
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
@@ -661,7 +519,7 @@ class Context:
         op.digest = digest_of(call)
         op.lane = self.lane
         work._on_cancel = partial(self._cancelled, op)
-        self._ops[None, op.seq] = op
+        self.ops[None, op.seq] = op
         assert self.lane is not None
         self.lane.adopt(op)
         if not op.done and seconds != math.inf:

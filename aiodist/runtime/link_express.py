@@ -116,7 +116,7 @@ class LinkExpress(Express[Recipe]):
 
     def _run(self, recipe: Recipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
         context = self._context
-        if context.has_early:
+        if context.arrivals.has_early:
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             context.endpoint.poll()
         if not context.is_idle or self._progress.is_due():
@@ -152,7 +152,7 @@ class LinkExpress(Express[Recipe]):
                 if not self._come(recipe, seq, at, links[at], result, view):
                     return self._go_on(recipe, x, flat, seconds, step, cell, total)
                 flat[:] = other
-        if not context.is_quiet(seq):  # given up by another rank, most likely
+        if not context.arrivals.is_quiet((None, seq)):  # given up by another rank, most likely
             steps = len(recipe.prepared.plan.steps)
             return self._go_on(recipe, x, flat, seconds, steps, 0, total)
         context.tags.pass_over(None)
@@ -168,7 +168,9 @@ class LinkExpress(Express[Recipe]):
     ) -> bool:
         """Whether the frame that is due from a peer has come, for its payload is `into` then."""
         context = self._context
-        if context.has_early and context.take_early(seq, recipe.peers[at], recipe.call, into):
+        if context.arrivals.has_early and context.arrivals.take_early(
+            (None, seq), recipe.peers[at], recipe.call, into
+        ):
             return True
         return self._progress.look(link, prefix, into, self._crowded)
 

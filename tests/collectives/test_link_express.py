@@ -46,8 +46,8 @@ async def until(condition):
 def nothing_is_left(ranks):
     for group in ranks:
         context = group._context
-        assert not context._ops
-        assert not context._early
+        assert not context.ops
+        assert not context.arrivals._early
         assert not any(context._unsolicited)
 
 
@@ -59,7 +59,7 @@ async def test_the_last_rank_is_done_within_its_call(groups):
             mine, theirs = x.copy(), x + 1
             first = ranks[0].all_reduce(mine)
             if early:
-                await until(lambda: ranks[1]._context.has_early)
+                await until(lambda: ranks[1]._context.arrivals.has_early)
             second = ranks[1].all_reduce(theirs)
             assert second.done()
             assert (second.op, second.tag, second.seq, second.nbytes) == (
@@ -182,7 +182,7 @@ async def test_who_asks_gets_an_answer(groups):
         await learn(ranks, x)
         first = ranks[0].all_reduce(x.copy())
         context = ranks[0]._context
-        operation = context._ops[None, first.seq]
+        operation = context.ops[None, first.seq]
         context.inquire(operation, [1])
         await until(lambda: operation.seen)  # "not entered": rank 1 keeps the question
         second = ranks[1].all_reduce(x.copy())

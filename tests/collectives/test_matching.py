@@ -279,7 +279,9 @@ def test_a_rank_far_ahead_does_not_fill_the_memory_of_others(run, groups, everyo
             # All that rank 0 may send has been sent when this is through.
             await everyone(ranks, lambda g: g.barrier(tag="meanwhile"))
             context = ranks[1]._context
-            kept = sum(len(f.data) for early in context._early.values() for f in early.frames)
+            kept = sum(
+                len(f.data) for early in context.arrivals._early.values() for f in early.frames
+            )
             assert 0 < kept <= 4 << 20
             behind = [ranks[1].all_reduce(array.copy()) for array in arrays]
             for i, (work, late) in enumerate(zip(ahead, behind, strict=True)):
@@ -287,6 +289,6 @@ def test_a_rank_far_ahead_does_not_fill_the_memory_of_others(run, groups, everyo
                 assert (await late == 2 * i).all()
             for group in ranks:
                 assert group._context._unsolicited == [0, 0]
-                assert not group._context._early
+                assert not group._context.arrivals._early
 
     run(main())

@@ -141,8 +141,8 @@ def test_random_programs(run, groups, seed):
             assert min(counts) >= undisturbed
             for group in ranks:
                 context = group._context
-                assert not context._ops
-                assert not context._early
+                assert not context.ops
+                assert not context.arrivals._early
                 assert not any(context._unsolicited)
 
     run(main())

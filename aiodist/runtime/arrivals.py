@@ -1,0 +1,216 @@
+"""What comes of collectives from other ranks: handed to the operation that it belongs to, kept
+while that was not called here yet, and answered where it is a question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiodist.errors import ProtocolError
+from aiodist.runtime import failures
+from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
+from aiodist.runtime.operation import Operation
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+
+if TYPE_CHECKING:
+    from aiodist.runtime.context import Context
+
+
+class Arrivals:
+    """The arrivals of one context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._early: dict[Key, Early] = {}
+        self._verdicts: dict[Key, failures.Verdict] = {}
+        self._held: list[tuple[int, Key, failures.Verdict]] = []
+        self._receiving: dict[int, Operation | Ahead] = {}
+
+    # -- what has come of collectives that were not called here yet -------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has."""
+        return not (self._verdicts or self._early)
+
+    @property
+    def has_verdicts(self) -> bool:
+        """Whether others have given any of them up."""
+        return bool(self._verdicts)
+
+    @property
+    def has_early(self) -> bool:
+        """Whether there is anything but verdicts."""
+        return bool(self._early)
+
+    def is_quiet(self, key: Key) -> bool:
+        """Whether nothing has come of this one."""
+        return key not in self._verdicts and key not in self._early
+
+    def take(self, key: Key) -> tuple[failures.Verdict | None, Early | None]:
+        """It is called here now: what has come of it."""
+        return self._verdicts.pop(key, None), self._early.pop(key, None)
+
+    def take_early(self, key: Key, src: int, call: bytes, into: memoryview) -> bool:
+        """Whether the one frame of `src` for this one has come: its payload is `into` then."""
+        early = self._early.get(key)
+        if early is None or not early.take(src, call, into):
+            return False
+        if early.is_empty:
+            del self._early[key]
+        return True
+
+    def replay(self, op: Operation, early: Early) -> bool:
+        """Hand `op`, which has just got its number, what came before it. False: it failed."""
+        for src in early.inquirers:
+            self._answer(src, (op.tag, op.seq), entered=True)
+        for src in early.knockers:
+            self._admit(src, (op.tag, op.seq))
+        calls = {src: call for src, (_, call) in early.grants.items()}
+        calls |= {frame.src: frame.call for frame in early.frames}
+        wrong = {src: call for src, call in calls.items() if call != op.call}
+        if wrong:
+            self._context.differ(op, wrong)
+            return False
+        for frame in early.frames:
+            self._hand_over(op, frame)
+        for src, (upto, _) in early.grants.items():
+            op.granted(src, upto)
+        return True
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview | None:
+        """A header of `src` came; where its payload goes. Raises ProtocolError."""
+        kind = fields[0]
+        key = key_of(fields)
+        tags = self._context.tags
+        if kind == kinds.MESSAGE or kind == kinds.GRANT:
+            tags.contributed(*key)
+        op = self._context.ops.get(key)
+        if kind == kinds.MESSAGE:
+            return self._message(src, key, op, fields, nbytes)
+        if nbytes:
+            raise ProtocolError(f"a frame of kind {kind} has no payload")
+        if kind == kinds.GRANT:
+            self._grant(src, key, op, fields)
+        elif kind == kinds.ABORT:
+            self._aborted(src, key, failures.Verdict.parse(fields[4:], src))
+        elif kind == kinds.INQUIRE:
+            entered = op is not None or not tags.is_ahead(*key)
+            self._answer(src, key, entered=entered)
+            tags.keep(key[0])
+            if not entered:
+                self._ahead(key).inquirers.add(src)
+        elif kind == kinds.KNOCK:
+            if op is not None:
+                self._admit(src, key)
+            elif tags.is_ahead(*key):
+                self._ahead(key).knockers.add(src)
+        elif kind == kinds.ADMIT:
+            if op is not None:
+                op.admitted(src)
+        elif kind == kinds.STATUS:
+            entered, text = entered_and_text(fields)
+            if op is not None and entered:
+                op.heard.add(src)
+            elif op is not None:
+                op.seen[src] = text
+        else:
+            raise ProtocolError(f"no frame is of kind {kind!r}")
+        return None
+
+    def payload(self, src: int) -> None:
+        """The payload of the last frame of `src` is complete."""
+        receiver = self._receiving.pop(src, None)
+        if isinstance(receiver, Operation):
+            receiver.payload(src)
+        elif receiver is not None:
+            op = self._context.ops.get(receiver.key)
+            if op is not None:  # called here while the payload was coming
+                if self._agrees(op, src, receiver.call):
+                    self._hand_over(op, receiver)
+            elif self._context.tags.is_ahead(*receiver.key):
+                self._ahead(receiver.key).frames.append(receiver)
+
+    def cut_off(self, src: int) -> None:
+        """Of the last frame of `src` no `payload` comes: it was skipped, or nobody wants it."""
+        self._receiving.pop(src, None)
+
+    def thaw(self) -> None:
+        """Tags are no longer frozen: hear the verdicts that had to wait."""
+        held, self._held = self._held, []
+        for src, key, verdict in held:
+            self._aborted(src, key, verdict)
+
+    def clear(self) -> None:
+        """The context has ended."""
+        self._early.clear()
+        self._verdicts.clear()
+        self._receiving.clear()
+
+    def _ahead(self, key: Key) -> Early:
+        return self._early.setdefault(key, Early())
+
+    def _message(
+        self, src: int, key: Key, op: Operation | None, fields: Sequence[Any], nbytes: int
+    ) -> memoryview | None:
+        slot, call = slot_and_call(fields)
+        if op is not None:
+            if not self._agrees(op, src, call):
+                return None
+            self._receiving[src] = op
+            return op.message(src, slot, nbytes)
+        if not self._context.tags.is_ahead(*key) or key in self._verdicts:
+            return None
+        ahead = Ahead(key, src, slot, call, bytearray(nbytes))
+        self._receiving[src] = ahead
+        return memoryview(ahead.data)
+
+    def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
+        if call == op.call:
+            return True
+        self._context.differ(op, {src: call})
+        return False
+
+    def _hand_over(self, op: Operation, frame: Ahead) -> None:
+        try:
+            op.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
+            op.payload(frame.src)
+        except ProtocolError as error:  # its link can no longer be blamed: it has moved on
+            context = self._context
+            context.endpoint.lose(context.ranks[frame.src], str(error))
+
+    def _grant(self, src: int, key: Key, op: Operation | None, fields: Sequence[Any]) -> None:
+        upto, call = slot_and_call(fields)
+        if op is not None:
+            if self._agrees(op, src, call):
+                op.granted(src, upto)
+        elif self._context.tags.is_ahead(*key) and key not in self._verdicts:
+            self._ahead(key).grants[src] = (upto, call)
+
+    def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
+        op = self._context.ops.get(key)
+        tags = self._context.tags
+        if op is not None:
+            self._context.end(op, verdict)
+        elif key[0] in tags.frozen:
+            self._held.append((src, key, verdict))  # of the number before, or after, the round
+        elif tags.is_ahead(*key):
+            self._verdicts.setdefault(key, verdict)
+            self._early.pop(key, None)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _answer(self, dst: int, key: Key, *, entered: bool) -> None:
+        self._say(dst, kinds.STATUS, *key, entered, self._context.doing())
+
+    def _admit(self, dst: int, key: Key) -> None:
+        self._say(dst, kinds.ADMIT, *key)
+
+    def _say(self, dst: int, kind: int, *fields: Any) -> None:
+        context = self._context
+        context.endpoint.send(
+            context.ranks[dst], pack_fields(kind, context.id, *fields), urgent=True
+        )
