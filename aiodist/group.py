@@ -587,7 +587,7 @@ def _both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[
         sending.cancel()
         receiving.cancel()
 
-    both: Work[Any] = Work(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
+    both: Work[Any] = Work.begin(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
 
     def check(work: asyncio.Future[Any]) -> None:
         if both.done():

@@ -103,8 +103,8 @@ class Kernel:
 
     @property
     def plain(self) -> Callable[..., Any] | None:
-        """``plain(a, b, out=c)`` reduces two operands, with whatever warnings of numpy are on; None
-        where that takes more than one function."""
+        """``plain(a, b, out=c)`` reduces two operands, with whatever warnings of numpy are on;
+        None where that takes more than one function."""
         return None if self.loads or self.stores else self._ufunc
 
     @staticmethod
@@ -149,6 +149,14 @@ class Kernel:
         """
         with np.errstate(all="ignore"):
             self.reduce_loudly(operands, out, size)
+
+    def fold_loudly(self, operands: Sequence[Flat], out: Flat) -> None:
+        """The same of a few elements, where neither loading nor storing changes them. `out` is none
+        of the operands but the first two."""
+        ufunc = self._ufunc
+        ufunc(operands[0], operands[1], out=out)
+        for x in operands[2:]:
+            ufunc(out, x, out=out)
 
     def reduce_loudly(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
         """`reduce` with whatever warnings of numpy are on: to be called by `quietly`."""

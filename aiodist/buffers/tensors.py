@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
 
 _names: dict[Any, str] = {}
+_plain_types: list[type] = []
 
 
 def loaded() -> Any | None:
@@ -42,8 +44,11 @@ def is_tensor(value: object) -> bool:
 
 def plain_type() -> type | None:
     """`torch.Tensor`, if the program has imported torch."""
-    torch = sys.modules.get("torch")
-    return getattr(torch, "Tensor", None)
+    if _plain_types:
+        return _plain_types[0]
+    if found := getattr(sys.modules.get("torch"), "Tensor", None):
+        _plain_types.append(found)
+    return found
 
 
 def is_dtype(value: object) -> bool:
@@ -110,7 +115,12 @@ def wrap(array: NDArray[Any], name: str) -> Any:
     return tensor.view(getattr(torch, name)) if name in CARRIERS else tensor
 
 
+@lru_cache(maxsize=1)
+def _increment_version() -> Any:
+    return sys.modules["torch"].autograd.graph.increment_version
+
+
 def mark_written(tensor: Any) -> None:
     """Tell autograd that the memory was written behind its back."""
     if not tensor.is_inference():  # these have no version counter
-        sys.modules["torch"].autograd.graph.increment_version(tensor)
+        _increment_version()(tensor)

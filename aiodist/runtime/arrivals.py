@@ -18,47 +18,36 @@ if TYPE_CHECKING:
 
 
 class Arrivals:
-    """The arrivals of one context."""
+    """The arrivals of one context.
+
+    `early`: what has come of collectives that were not called here yet; `verdicts`: on those of
+    them that others have given up.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._early: dict[Key, Early] = {}
-        self._verdicts: dict[Key, failures.Verdict] = {}
+        self.early: dict[Key, Early] = {}
+        self.verdicts: dict[Key, failures.Verdict] = {}
         self._held: list[tuple[int, Key, failures.Verdict]] = []
         self._receiving: dict[int, Operation | Ahead] = {}
 
     # -- what has come of collectives that were not called here yet -------------------------------
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has."""
-        return not (self._verdicts or self._early)
-
-    @property
-    def has_verdicts(self) -> bool:
-        """Whether others have given any of them up."""
-        return bool(self._verdicts)
-
-    @property
-    def has_early(self) -> bool:
-        """Whether there is anything but verdicts."""
-        return bool(self._early)
-
     def is_quiet(self, key: Key) -> bool:
         """Whether nothing has come of this one."""
-        return key not in self._verdicts and key not in self._early
+        return key not in self.verdicts and key not in self.early
 
     def take(self, key: Key) -> tuple[failures.Verdict | None, Early | None]:
         """It is called here now: what has come of it."""
-        return self._verdicts.pop(key, None), self._early.pop(key, None)
+        return self.verdicts.pop(key, None), self.early.pop(key, None)
 
     def take_early(self, key: Key, src: int, call: bytes, into: memoryview) -> bool:
         """Whether the one frame of `src` for this one has come: its payload is `into` then."""
-        early = self._early.get(key)
+        early = self.early.get(key)
         if early is None or not early.take(src, call, into):
             return False
         if early.is_empty:
-            del self._early[key]
+            del self.early[key]
         return True
 
     def replay(self, op: Operation, early: Early) -> bool:
@@ -146,12 +135,12 @@ class Arrivals:
 
     def clear(self) -> None:
         """The context has ended."""
-        self._early.clear()
-        self._verdicts.clear()
+        self.early.clear()
+        self.verdicts.clear()
         self._receiving.clear()
 
     def _ahead(self, key: Key) -> Early:
-        return self._early.setdefault(key, Early())
+        return self.early.setdefault(key, Early())
 
     def _message(
         self, src: int, key: Key, op: Operation | None, fields: Sequence[Any], nbytes: int
@@ -162,7 +151,7 @@ class Arrivals:
                 return None
             self._receiving[src] = op
             return op.message(src, slot, nbytes)
-        if not self._context.tags.is_ahead(*key) or key in self._verdicts:
+        if not self._context.tags.is_ahead(*key) or key in self.verdicts:
             return None
         ahead = Ahead(key, src, slot, call, bytearray(nbytes))
         self._receiving[src] = ahead
@@ -187,7 +176,7 @@ class Arrivals:
         if op is not None:
             if self._agrees(op, src, call):
                 op.granted(src, upto)
-        elif self._context.tags.is_ahead(*key) and key not in self._verdicts:
+        elif self._context.tags.is_ahead(*key) and key not in self.verdicts:
             self._ahead(key).grants[src] = (upto, call)
 
     def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
@@ -198,8 +187,8 @@ class Arrivals:
         elif key[0] in tags.frozen:
             self._held.append((src, key, verdict))  # of the number before, or after, the round
         elif tags.is_ahead(*key):
-            self._verdicts.setdefault(key, verdict)
-            self._early.pop(key, None)
+            self.verdicts.setdefault(key, verdict)
+            self.early.pop(key, None)
 
     # -- answers ----------------------------------------------------------------------------------
 

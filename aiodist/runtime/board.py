@@ -171,6 +171,14 @@ class Board:
             return True
         return False
 
+    def met(self, peers: Iterable[int], stamp: int) -> bool | None:
+        """True: all of `peers` have reached it. None: not yet."""
+        words = self.words
+        for peer in peers:
+            if words[peer][STAMP] < stamp:
+                return None
+        return True
+
     def sleep(self, wanted: int) -> None:
         """From here on this rank wants to be woken by whoever reaches the stamp `wanted`. Look
         once more whether they have reached it before you wait."""

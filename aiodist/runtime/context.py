@@ -117,7 +117,7 @@ class Context:
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             self.endpoint.poll()
         self.check_open()
-        work: Work[Any] = Work(self.loop, op, tag, None, nbytes)
+        work: Work[Any] = Work.begin(self.loop, op, tag, None, nbytes)
         operation = Operation(self, work, tag, call.encode(), start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
@@ -505,12 +505,13 @@ class Context:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
-        return not (self.ops or self._deferred or self._gone or self.arrivals.has_verdicts)
+        return not (self.ops or self._deferred or self._gone or self.arrivals.verdicts)
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing is known of collectives that were not called here yet."""
-        return self.arrivals.is_empty and not self._deferred
+        arrivals = self.arrivals
+        return not (arrivals.early or arrivals.verdicts or self._deferred)
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""

@@ -48,12 +48,13 @@ class Recipe:
     """What is the same in all calls of one collective with one operator, dtype and shape.
 
     `needs`: bytes of shared memory. `shown`, `taken`: bytes that others see, and that are theirs.
-    `direct`: the plan for arrays that all ranks see, if that is worth it.
+    `direct`: the plan for arrays that all ranks see, if that is worth it. `is_whole`: everyone
+    shows all it has and reduces it, see `LaneExpress._whole`.
     """
 
     __slots__ = (
-        "_direct", "_found", "_length", "_staged", "call", "digest", "direct", "kernel",
-        "nbytes", "needs", "op", "pulled", "shown", "taken", "weight",
+        "_direct", "_found", "_length", "_staged", "_whole", "call", "digest", "direct",
+        "is_whole", "kernel", "nbytes", "needs", "op", "pulled", "shown", "taken", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,9 @@ class Recipe:
         self.direct = direct.plan if direct is not None else None
         self.weight = len(pulled.plan.steps)
         self._length = length
+        steps = [type(step) for step in pulled.plan.steps]
+        self.is_whole = direct is None and steps == [Copy, Publish, Await, Reduce]
+        self._whole: dict[int, tuple[Flat, list[Flat]]] = {}
         self._staged: dict[int, list[Instruction]] = {}
         self._found: dict[int, int] = {}
         self._direct: list[Instruction] = []
@@ -82,6 +86,14 @@ class Recipe:
         if made is None:
             shared = [vector.arrays[0] for vector in lane.vectors(area, self.kernel.dtype)]
             made = self._staged[area] = self._compile(self.pulled.plan, shared)
+        return made
+
+    def whole(self, lane: Lane, area: int) -> tuple[Flat, list[Flat]]:
+        """Where this rank shows its elements, and where all do, by rank."""
+        made = self._whole.get(area)
+        if made is None:
+            every = [v.arrays[0][: self._length] for v in lane.vectors(area, self.kernel.dtype)]
+            made = self._whole[area] = every[lane.board.rank], every
         return made
 
     def where_it_lies(self, heap: Heap, places: dict[int, int]) -> list[Instruction]:
@@ -221,12 +233,15 @@ class LaneExpress(Express[Recipe]):
             place = context.heap.locate(address_of(flat), recipe.nbytes)
         if not lane.dash(seq, area, recipe.digest, recipe.call, place):
             return None
-        todo: Todo = (recipe.staged(lane, area), 0)
-        if place:
-            todo = ([(_CHOOSE, None, lane.others, recipe)], 0)
-        work: Work[Any] = Work(self._loop, "all_reduce", None, seq, recipe.nbytes)
+        work: Work[Any] = Work.begin(self._loop, "all_reduce", None, seq, recipe.nbytes)
         try:
-            left = self.go(todo, flat, area, lane.watch)
+            if recipe.is_whole:
+                left = self._whole(recipe, flat, area)
+            elif place:
+                choice: Instruction = (_CHOOSE, None, lane.others, recipe)
+                left = self.go(([choice], 0), flat, area, lane.watch)
+            else:
+                left = self.go((recipe.staged(lane, area), 0), flat, area, lane.watch)
         except Exception as error:
             context.take_over(work, recipe.call, _failing(error), seconds)
             return work
@@ -241,6 +256,24 @@ class LaneExpress(Express[Recipe]):
             run = Run(self, recipe, left, flat, area)
             context.take_over(work, recipe.call, run.go_on(x), seconds)
         return work
+
+    def _whole(self, recipe: Recipe, flat: Flat, area: int) -> Todo | None:
+        """What `go` does with the plan where everyone shows all and reduces all, without a look at
+        each of its steps: small arrays take no longer than that."""
+        lane = self.lane
+        own, every = recipe.whole(lane, area)
+        own[:] = flat
+        lane.publish()
+        if not lane.watch(lane.others, 1):
+            return recipe.staged(lane, area), 2
+        kernel = recipe.kernel
+        if kernel.plain is None:
+            self._quietly(kernel.reduce_loudly, every, flat, self._size)
+        elif self._size == 2:
+            self._quietly(kernel.plain, every[0], every[1], out=flat)
+        else:
+            self._quietly(kernel.fold_loudly, every, flat)
+        return None if lane.end(area) else (recipe.staged(lane, area), 4)
 
     def go(
         self,

@@ -139,6 +139,7 @@ class Lane:
         self._asleep = False
         self._resuming = False
         self._hurries = False
+        self._known = 0  # all others have reached this stamp, perhaps a later one
         self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}
 
     # -- the order of operations ------------------------------------------------------------------
@@ -290,12 +291,15 @@ class Lane:
         """
         if self.current is not None or self._queue or self.is_broken or seq < self.first:
             return False
-        if self._is_due():
+        if self._progress.is_due():
             return False
-        base = stamp_of(seq)
+        base = (seq + 1) * AN_OPERATION
         before = base - AN_OPERATION if seq > self.first else 0  # as in `_before`
         free = self._free[area]
-        if not self.board.reached(self.others, max(before, free)):
+        known = self._known
+        if (known < before or known < free) and not self.board.reached(
+            self.others, max(before, free)
+        ):
             return False
         self._enter(seq, base, digest, call, place)
         self._phase = 0
@@ -349,7 +353,8 @@ class Lane:
     def publish(self) -> None:
         """What was written to the area so far may be read."""
         self._publishes += 1
-        self._write(self._base + self._publishes)
+        for peer in self.board.reach(self._base + self._publishes):
+            self._kick(peer)
 
     def wait_for(self, peers: Sequence[int], publishes: int) -> bool:
         """Wait until `peers` have published that often in this phase. False: wait, and call again.
@@ -375,9 +380,11 @@ class Lane:
         board = self.board
         if not board.reached(peers, stamp) and not self._poll(peers, stamp):
             return False
-        if not self._agreed and len(peers) == len(self.others):
-            self._agreed = board.agree(self._seq, self._digest)
-            return self._agreed
+        if len(peers) == len(self.others):
+            self._known = stamp
+            if not self._agreed:
+                self._agreed = board.agree(self._seq, self._digest)
+                return self._agreed
         return True
 
     def _compare(self) -> dict[int, bytes]:

@@ -116,7 +116,7 @@ class LinkExpress(Express[Recipe]):
 
     def _run(self, recipe: Recipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
         context = self._context
-        if context.arrivals.has_early:
+        if context.arrivals.early:
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             context.endpoint.poll()
         if not context.is_idle or self._progress.is_due():
@@ -157,7 +157,7 @@ class LinkExpress(Express[Recipe]):
             return self._go_on(recipe, x, flat, seconds, steps, 0, total)
         context.tags.pass_over(None)
         context.done_at_once = "all_reduce", seq
-        work: Work[Any] = Work(self._loop, "all_reduce", None, seq, recipe.nbytes)
+        work: Work[Any] = Work.begin(self._loop, "all_reduce", None, seq, recipe.nbytes)
         if type(x) is not np.ndarray:
             tensors.mark_written(x)
         work.finish(x)
@@ -168,11 +168,11 @@ class LinkExpress(Express[Recipe]):
     ) -> bool:
         """Whether the frame that is due from a peer has come, for its payload is `into` then."""
         context = self._context
-        if context.arrivals.has_early and context.arrivals.take_early(
+        if context.arrivals.early and context.arrivals.take_early(
             (None, seq), recipe.peers[at], recipe.call, into
         ):
             return True
-        return self._progress.look(link, prefix, into, self._crowded)
+        return self._progress.look(link, prefix, into, crowded=self._crowded)
 
     def _go_on(
         self, recipe: Recipe, x: Any, flat: Flat, seconds: float, done: int, cell: int, total: Flat
@@ -189,6 +189,6 @@ class LinkExpress(Express[Recipe]):
                 tensors.mark_written(x)
             return x
 
-        work: Work[Any] = Work(self._loop, "all_reduce", None, None, recipe.nbytes)
+        work: Work[Any] = Work.begin(self._loop, "all_reduce", None, None, recipe.nbytes)
         context.carry_on(work, recipe.call, program, recipe.prepared.plan.steps[:done], seconds)
         return work

@@ -96,7 +96,9 @@ class PointToPoint:
         tag = as_tag(tag)
         dst = self._as_rank(dst, "dst")
         encoded = values.encode(value, allow_pickle=self._channel.allow_pickle)
-        work: Work[None] = Work(self._loop, "send", tag, None, encoded.nbytes, self._on_cancel)
+        work: Work[None] = Work.begin(
+            self._loop, "send", tag, None, encoded.nbytes, self._on_cancel
+        )
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
@@ -250,7 +252,7 @@ class PointToPoint:
             raise self._closed
         source, key = self._as_source(src), self._as_key(tag)
         shown = ANY_TAG if key is None else key
-        return Work(self._loop, op, shown, None, 0, self._on_cancel), source, key
+        return Work.begin(self._loop, op, shown, None, 0, self._on_cancel), source, key
 
     def _withdraw(self, work: Work[Any]) -> None:
         operation = self._pending.pop(work, None)

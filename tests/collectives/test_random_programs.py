@@ -142,7 +142,7 @@ def test_random_programs(run, groups, seed):
             for group in ranks:
                 context = group._context
                 assert not context.ops
-                assert not context.arrivals._early
+                assert not context.arrivals.early
                 assert not any(context._unsolicited)
 
     run(main())

@@ -365,7 +365,7 @@ class Users:
                     assert call.is_right(rank, size), (call.kind, call.number, rank, work.result())
         for context in self.world.contexts:
             assert not context.pending
-            assert not context.arrivals._verdicts
+            assert not context.arrivals.verdicts
             assert context.lane is not None
             assert context.lane.idle
 

@@ -49,7 +49,7 @@ def look(polling: Progress, link: Any) -> tuple[bool, int]:
     assert not polling.is_due()
     polling._turned()
     assert not polling.is_due()
-    return polling.look(link, b"", memoryview(b""), False), link.looks
+    return polling.look(link, b"", memoryview(b""), crowded=False), link.looks
 
 
 async def test_looking_in_vain_gets_shorter_and_is_tried_again(clock: Clock) -> None:
@@ -62,19 +62,11 @@ async def test_looking_in_vain_gets_shorter_and_is_tried_again(clock: Clock) -> 
     assert looks[AGAIN + 1] == pytest.approx(looks[AGAIN - 1], abs=3)
 
 
-async def test_what_pays_lasts_longer(clock: Clock) -> None:
+async def test_one_that_pays_makes_up_for_all(clock: Clock) -> None:
     polling = Progress(asyncio.get_running_loop())
     for _ in range(AGAIN - 1):
         assert look(polling, Quiet()) != (True, 1)
     assert look(polling, Quiet(3)) == (True, 4)
-    assert look(polling, Quiet())[1] == pytest.approx(2 * SHORTEST / STEP, abs=3)
-
-
-async def test_one_long_poll_that_pays_makes_up_for_all(clock: Clock) -> None:
-    polling = Progress(asyncio.get_running_loop())
-    for _ in range(AGAIN):
-        look(polling, Quiet())
-    assert look(polling, Quiet(50)) == (True, 51)
     assert look(polling, Quiet())[1] == pytest.approx(LONGEST / STEP, abs=3)
 
 
@@ -90,6 +82,23 @@ async def test_the_loop_gets_its_turn(clock: Clock) -> None:
     assert not polling.is_due()
     clock.now += progress.TURN
     assert polling.is_due()
-    assert not polling.look(Quiet(), b"", memoryview(b""), False)  # type: ignore[arg-type]
+    quiet: Any = Quiet()
+    assert not polling.look(quiet, b"", memoryview(b""), crowded=False)
     await asyncio.sleep(0)
     assert not polling.is_due()
+
+
+async def test_who_waits_for_long_lets_others_run(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yields: list[float] = []
+    monkeypatch.setattr(progress, "_yield", lambda: yields.append(clock.now))
+    polling = Progress(asyncio.get_running_loop())
+    began = clock.now
+    assert look(polling, Quiet()) != (True, 1)
+    assert yields[0] >= began + progress.ALONE
+    crowd: Any = Quiet()
+    yields.clear()
+    began = clock.now
+    assert not polling.look(crowd, b"", memoryview(b""), crowded=True)
+    assert yields[0] < began + progress.ALONE
