@@ -444,10 +444,11 @@ class Group:
         """A new array (zeros, at first) in memory that all ranks of this host can see.
 
         `dtype` is a dtype of numpy or torch, and says which kind of array it is; or `like` is an
-        array whose kind and dtype it is to have. `all_reduce` in place of such arrays, or of
-        contiguous parts of them, copies nothing to and from staging memory; for that all ranks of
-        the group give such arrays, and the group is on one host. Everywhere else they are arrays
-        like others. The memory lives as long as the array or a view of it.
+        array whose kind and dtype it is to have. Collectives without a tag read such arrays, or
+        contiguous parts of them, where they lie: `all_reduce` in place, `reduce_scatter`, and what
+        `broadcast`, `all_gather`, `gather`, `scatter` and `all_to_all` move. For that all ranks
+        whose data others need give such arrays, and the group is on one host. Everywhere else they
+        are arrays like others. The memory lives as long as the array or a view of it.
 
         Raises TypeError for a dtype that does not travel, ValueError for a negative shape, OSError
         where the system has no memory to give.
@@ -532,7 +533,13 @@ class Group:
             tag = as_tag(tag)
         self._check_timeout(timeout)
         return self._context.launch(
-            call.op, call.text, call.start, tag=tag, timeout=timeout, nbytes=call.nbytes
+            call.op,
+            call.text,
+            call.start,
+            tag=tag,
+            timeout=timeout,
+            nbytes=call.nbytes,
+            place=call.place,
         )
 
     def _seconds(self, timeout: float | None) -> float:

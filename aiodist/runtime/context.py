@@ -109,6 +109,7 @@ class Context:
         tag: object = None,
         timeout: float | None = None,
         nbytes: int = 0,
+        place: int = 0,
     ) -> Work[Any]:
         """Start a collective; `call` says, in words, what all ranks must agree on."""
         if tag is None and self._setup is not None:
@@ -118,7 +119,7 @@ class Context:
             self.endpoint.poll()
         self.check_open()
         work: Work[Any] = Work.begin(self.loop, op, tag, None, nbytes)
-        operation = Operation(self, work, tag, call.encode(), start, self.size)
+        operation = Operation(self, work, tag, call.encode(), start, self.size, place)
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
         if self._is_frozen(tag):

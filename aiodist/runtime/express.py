@@ -21,7 +21,7 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.runtime.board import digest_of
 from aiodist.runtime.collectives import pulls
-from aiodist.runtime.heap import Heap, address_of
+from aiodist.runtime.heap import Heap
 from aiodist.runtime.lane import Lane
 from aiodist.runtime.operation import Program
 from aiodist.runtime.pull import Pulled, area_for
@@ -230,7 +230,7 @@ class LaneExpress(Express[Recipe]):
         area = area_for(recipe.needs, seq, 0)
         place = 0
         if recipe.direct is not None and context.heap.shows_any:
-            place = context.heap.locate(address_of(flat), recipe.nbytes)
+            place = context.heap.place_of([flat])
         if not lane.dash(seq, area, recipe.digest, recipe.call, place):
             return None
         work: Work[Any] = Work.begin(self._loop, "all_reduce", None, seq, recipe.nbytes)

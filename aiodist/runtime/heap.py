@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,6 +102,20 @@ class Heap:
                     return 0
                 return (block.number << _OFFSET_BITS | address - block.start) + 1
         return 0
+
+    def place_of(self, parts: Iterable[NDArray[Any]]) -> int:
+        """The same of contiguous arrays that lie one behind the other."""
+        if not self.shows_any:
+            return 0
+        start = stop = 0
+        for part in parts:
+            address = address_of(part)
+            if not start:
+                start = stop = address
+            if address != stop:
+                return 0
+            stop += part.nbytes
+        return self.locate(start, stop - start)
 
     def mapped(self, peer: int, number: int) -> None:
         """`peer` has mapped an array of ours."""

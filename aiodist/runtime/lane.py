@@ -71,6 +71,8 @@ class Rider(Protocol):
     seq: int
     digest: int
     call: bytes
+    place: int
+    """Where its array lies, see `Board.announce`."""
 
     def ride(self) -> None:
         """It is its turn: go on as far as can be. Called again whenever what it waited for may be
@@ -265,7 +267,7 @@ class Lane:
             return False
         if not self._wait(self.others, self._before(rider.seq)):
             return False
-        self._enter(rider.seq, stamp_of(rider.seq), rider.digest, rider.call, 0)
+        self._enter(rider.seq, stamp_of(rider.seq), rider.digest, rider.call, rider.place)
         self._write(self._base)
         return True
 
@@ -361,7 +363,7 @@ class Lane:
 
         Raises DifferentCallsError.
         """
-        if publishes > 1 and self._is_due():
+        if (publishes > 1 or not peers) and self._is_due():
             # Between two pieces, though they may be there: a large array takes many.
             self._resume_soon()
             return False

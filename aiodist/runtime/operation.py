@@ -129,7 +129,8 @@ class Operation:
         "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
         "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_pull", "_receives",
         "_running", "_sent", "_staging", "_start", "_unsent", "call", "digest", "done", "heard",
-        "lane", "seen", "seq", "tag", "timer", "unsolicited", "urgent", "waiting_for", "work",
+        "lane", "place", "seen", "seq", "tag", "timer", "unsolicited", "urgent", "waiting_for",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -140,12 +141,14 @@ class Operation:
         call: bytes,
         start: Start,
         size: int,
+        place: int = 0,
     ) -> None:
         self.work = work
         self.tag = tag
         self.seq = -1  # no number yet
         self.call = call
         self.digest = 0
+        self.place = place  # where its array lies in memory that all ranks see
         self.lane: Lane | None = None
         self.done = False
         self.waiting_for: int | None = None

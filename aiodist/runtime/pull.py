@@ -44,12 +44,17 @@ def planned(algorithm: Callable[..., Plan], *args: Any) -> Pulled:
 
 class PullPhase(NamedTuple):
     """A pull plan to execute on a memory, of units of `itemsize` bytes, `nbytes` of shared memory
-    at each rank."""
+    at each rank.
+
+    `direct`: what to do instead where all ranks have said where their arrays lie, given the others'
+    places; it raises ProtocolError for places that make no sense.
+    """
 
     pulled: Pulled
     memory: PullMemory
     itemsize: int
     nbytes: int
+    direct: Callable[[dict[int, int]], PullPhase] | None = None
 
 
 def area_for(nbytes: int, seq: int, phase: int) -> int:
@@ -63,22 +68,40 @@ def area_for(nbytes: int, seq: int, phase: int) -> int:
 class PullRun:
     """A phase that is running on `lane`, as part of the operation `rider`."""
 
-    __slots__ = ("_area", "_bound", "_lane", "_memory", "_pc", "_phase", "_steps")
+    __slots__ = ("_area", "_bound", "_chosen", "_lane", "_memory", "_pc", "_phase", "_steps")
 
     def __init__(self, lane: Lane, rider: Rider, phase: PullPhase) -> None:
         self._lane = lane
-        self._phase = phase
-        self._steps = phase.pulled.plan.steps
-        self._memory: Any = phase.memory
+        self._set(phase)
+        # Where one rank has said no place, it knows what all will do.
+        self._chosen = phase.direct is None or not rider.place
         self._pc = 0
         self._bound = False
         self._area = area_for(phase.nbytes, rider.seq, lane.next_phase())
 
+    def _set(self, phase: PullPhase) -> None:
+        self._phase = phase
+        self._steps = phase.pulled.plan.steps
+        self._memory: Any = phase.memory
+
+    def _choose(self) -> bool:
+        """Do what all ranks will do. False: wait."""
+        lane = self._lane
+        if not lane.wait_for(lane.others, 0):
+            return False
+        places = lane.places()
+        if places is not None and self._phase.direct is not None:
+            self._set(self._phase.direct(places))
+        self._chosen = True
+        return True
+
     def run(self) -> bool:
         """Execute steps until one has to wait. True: all are done.
 
-        Raises DifferentCallsError, and what the memory raises.
+        Raises DifferentCallsError, ProtocolError, and what the memory raises.
         """
+        if not self._chosen and not self._choose():
+            return False
         lane, memory, steps = self._lane, self._memory, self._steps
         if not self._bound:
             if not lane.begin(self._area):

@@ -105,7 +105,8 @@ class Publish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Wait until each of `peers` has published at least `count` times in this plan."""
+    """Wait until each of `peers` has published at least `count` times in this plan. With no peers
+    there is nothing to wait for, but the plan may pause."""
 
     peers: tuple[int, ...]
     count: int

@@ -1,17 +1,24 @@
-"""Reductions of arrays that all ranks see: nothing is staged.
+"""Collectives of arrays that all ranks see: nothing is staged.
 
-Source: as `pull_slices`. Here ``SHARED + r`` is the array of rank r itself, input and result.
+Source: as `pull_slices`. Here ``SHARED + r`` is the array of rank r itself.
+
+An array is its user's again when the plan has ended, so all of these end with a wait for all. Where
+long arrays are read at one go, plans await nothing between their pieces: there they may pause.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiodist.schedules.cuts import even_bounds, pieces
-from aiodist.schedules.plan import SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step
+from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step
 from aiodist.schedules.pull import joined, others
 
 
 def all_reduce(rank: int, size: int, length: int, piece: int) -> Plan:
     """Reduce SHARED + r [0:length] of all ranks r, element by element, in place. Pull.
+
+    It is input and result.
 
     Each rank reduces a slice of each block of P times `piece` units in its own array, and takes the
     others' slices from theirs. It is done when all are, so that its array is its own again.
@@ -49,3 +56,51 @@ def all_reduce(rank: int, size: int, length: int, piece: int) -> Plan:
         "pull_direct.all_reduce", rank, size, tuple(steps), False,
         shared=length, publishes=len(blocks) + 2,
     )  # fmt: skip
+
+
+def reduce_scatter(rank: int, size: int, bounds: Sequence[int], piece: int) -> Plan:
+    """Reduce SHARED + r [bounds[s]:bounds[s + 1]] of all ranks r, element by element, into OUT of
+    rank s. Pull.
+
+    Slices may be empty. OUT must be no part of what is shared, which is not altered.
+
+    Rounds: 1. Copied per rank: nothing; reduced: P times the own slice.
+    """
+    start = bounds[rank]
+    reductions: list[Step] = [
+        Reduce(Span(OUT, a - start, b - start), tuple(Span(SHARED + q, a, b) for q in range(size)))
+        for a, b in pieces(start, bounds[rank + 1], piece)
+    ]
+    return _reading("pull_direct.reduce_scatter", rank, size, reductions, bounds[-1])
+
+
+def take(
+    rank: int,
+    size: int,
+    starts: Sequence[int],
+    receives: Sequence[int],
+    shared: int,
+    piece: int,
+) -> Plan:
+    """Copy SHARED + q [starts[q]:…] of the other ranks q to OUT[receives[q]:receives[q + 1]]. Pull.
+
+    So ``receives[q + 1] - receives[q]`` units of rank q; of the own rank none are taken. `shared`:
+    the units of the longest array. OUT must be no part of what is shared, which is not altered.
+
+    Rounds: 1. Copied per rank: OUT.
+    """
+    copies: list[Step] = []
+    for q in others(rank, size):
+        shift = starts[q] - receives[q]
+        copies += [
+            Copy(Span(OUT, a, b), Span(SHARED + q, a + shift, b + shift))
+            for a, b in pieces(receives[q], receives[q + 1], piece)
+        ]
+    return _reading("pull_direct.take", rank, size, copies, shared)
+
+
+def _reading(name: str, rank: int, size: int, reads: Sequence[Step], shared: int) -> Plan:
+    """A plan of `reads`, between any two of which it may pause."""
+    steps = [step for read in reads for step in (read, Await((), 1))][:-1]
+    ends: list[Step] = [Publish(), Await(others(rank, size), 1)]
+    return Plan(name, rank, size, (*steps, *ends), False, shared=shared, publishes=1)

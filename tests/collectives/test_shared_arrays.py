@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aiodist import CollectiveAbortedError, GroupClosedError, ReduceOp
-from aiodist.runtime.board import BULK
+from aiodist.runtime.board import AREAS
 
 MANY = 50_000
 """float32 elements: more than what everyone reduces for itself."""
@@ -36,8 +36,10 @@ def turn():
 
 
 def untouched(group):
-    """Whether nothing large was ever staged."""
-    return not any(group._context.lane.area(group.rank, 2)[:BULK:4096])
+    """Whether nothing large was ever staged. Offers are small; the looked-at bytes are the last
+    of elements, for the first ones of 1.0 are zero."""
+    areas = [group._context.lane.area(group.rank, index) for index in range(len(AREAS))]
+    return not any(any(area[16387::4096]) for area in areas)
 
 
 def mapped():
@@ -112,6 +114,75 @@ def test_nothing_is_staged(run, groups, everyone, size, transport):
     run(main())
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("transport", ["shm"])
+def test_what_is_moved_is_not_staged(run, groups, everyone, size, transport):
+    async def main():
+        async with groups(size) as ranks:
+            wholes = [group.empty((size, MANY), np.float32) for group in ranks]
+            await shown(ranks)
+            for group, whole in zip(ranks, wholes, strict=True):
+                whole[...] = 10 * (group.rank + 1) + np.arange(size)[:, None]
+
+            results = await everyone(ranks, lambda g: g.all_gather(wholes[g.rank][0]))
+            for result in results:
+                for rank, array in enumerate(result):
+                    assert (array == 10 * (rank + 1)).all()
+            results = await everyone(ranks, lambda g: g.all_to_all(list(wholes[g.rank])))
+            for rank, result in enumerate(results):
+                for src, array in enumerate(result):
+                    assert (array == 10 * (src + 1) + rank).all()
+            x = {0: {"a": torch.from_numpy(wholes[0]), "b": "text"}}
+            results = await everyone(ranks, lambda g: g.broadcast(x.get(g.rank)))
+            for result in results:
+                assert result["b"] == "text"
+                assert (result["a"].numpy() == wholes[0]).all()
+            results = await everyone(ranks, lambda g: g.gather(wholes[g.rank][1], dst=1))
+            for rank, array in enumerate(results[1]):
+                assert (array == 10 * (rank + 1) + 1).all()
+            slots = {1: list(wholes[1])}
+            results = await everyone(ranks, lambda g: g.scatter(slots.get(g.rank), src=1))
+            for rank, array in enumerate(results):
+                assert (array == 20 + rank).all()
+            results = await everyone(ranks, lambda g: g.reduce_scatter(wholes[g.rank]))
+            for rank, array in enumerate(results):
+                assert (array == 10 * sum(range(size + 1)) + size * rank).all()
+            assert all(map(untouched, ranks))
+
+            # Where one of them lies elsewhere, all are staged.
+            wholes[1] = wholes[1].copy()
+            results = await everyone(ranks, lambda g: g.all_gather(wholes[g.rank][0]))
+            for result in results:
+                for rank, array in enumerate(result):
+                    assert (array == 10 * (rank + 1)).all()
+            assert not untouched(ranks[0])
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+def test_reading_goes_on_until_all_have_read(run, groups, transport):
+    """A slow reader keeps the array: until it has read, the others are not done."""
+
+    async def main():
+        async with groups(2) as ranks:
+            arrays = [group.empty(MANY, np.float32) for group in ranks]
+            await shown(ranks)
+            for array in arrays:
+                array[...] = 1
+            first = ranks[0].reduce_scatter(arrays[0])
+            for _ in range(20):
+                await turn()
+            assert not first.done()
+            arrays[1][...] = 2
+            second = ranks[1].reduce_scatter(arrays[1])
+            assert (await first == 3).all()
+            arrays[0][...] = 7
+            assert (await second == 3).all()
+
+    run(main())
+
+
 @pytest.mark.parametrize("transport", ["shm"])
 def test_where_one_rank_has_another_array(run, groups, everyone, transport):
     async def main():
@@ -146,6 +217,35 @@ def test_a_cancel_frees_the_array(run, groups, everyone, transport):
             arrays[1][...] = 2
             await everyone(ranks, lambda g: g.all_reduce(arrays[g.rank]))
             assert all((array == 9).all() for array in arrays)
+
+    run(main())
+
+
+@pytest.mark.parametrize("canceller", [0, 1])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda group, array: group.reduce_scatter(array),
+        lambda group, array: group.all_gather(array),
+        lambda group, array: group.broadcast(array if group.rank == 0 else None),
+    ],
+)
+@pytest.mark.parametrize("transport", ["shm"])
+def test_a_cancel_frees_an_array_that_is_read(run, groups, everyone, transport, call, canceller):
+    async def main():
+        async with groups(2) as ranks:
+            arrays = [group.empty(MANY, np.float32) for group in ranks]
+            await shown(ranks)
+            for array in arrays:
+                array[...] = 1
+            works = [call(group, array) for group, array in zip(ranks, arrays, strict=True)]
+            works[canceller].cancel()
+            arrays[canceller][...] = 7
+            with pytest.raises(CollectiveAbortedError) as caught:
+                await works[1 - canceller]
+            assert caught.value.rank == canceller
+            await everyone(ranks, lambda g: g.all_reduce(arrays[g.rank]))
+            assert all((array == 8).all() for array in arrays)
 
     run(main())
 

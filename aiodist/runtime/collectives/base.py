@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Generator, Iterable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aiodist.errors import AiodistError
 from aiodist.runtime.board import BULK, SMALL
@@ -21,12 +24,29 @@ Part = Generator[Phase | PullPhase | Running, None, T]
 """A part of a program, with a result of its own."""
 
 
+class SharedArrays(Protocol):
+    """Arrays in memory that all ranks see."""
+
+    def place_of(self, parts: Iterable[NDArray[Any]]) -> int:
+        """Where contiguous arrays lie one behind the other, as `find` takes it; 0 if they do not,
+        or not all others see them."""
+        ...
+
+    def find(self, peer: int, location: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes of `peer` at a location that it gave. Raises ProtocolError."""
+        ...
+
+
 class Place(Protocol):
     """Where a program runs: the group as seen by one rank."""
 
     rank: int
     size: int
     teams: Teams
+
+    @property
+    def heap(self) -> SharedArrays: ...
+
     max_message_bytes: int
     allow_pickle: bool
 
@@ -41,6 +61,8 @@ class Call(NamedTuple):
     """What all ranks must agree on, in words."""
     start: Start
     nbytes: int
+    place: int = 0
+    """Where its array lies in memory that all ranks see; 0: elsewhere, or it does not matter."""
 
 
 def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:

@@ -92,22 +92,31 @@ class Blobs:
 
 class Regions:
     """Regions of arrays. X and OUT are vectors of one dtype; TMP is scratch of the same dtype, and
-    so is shared memory."""
+    so is shared memory. `shown`: where all ranks see the arrays, these are what ``SHARED + r``
+    stands for; else it is their areas of staging memory."""
 
-    def __init__(self, x: Vector, out: Vector, scratch: int = 0) -> None:
+    def __init__(
+        self, x: Vector, out: Vector, scratch: int = 0, shown: Sequence[Vector] = ()
+    ) -> None:
         self._vectors = [x, out, Vector([np.empty(scratch, x.dtype)], x.dtype)]
+        self._shown = shown
         self._inbox: dict[Spans, bytearray] = {}
 
     def bind(self, lane: Lane, area: int) -> None:
-        self._vectors[SHARED:] = lane.vectors(area, self._vectors[0].dtype)
+        self._vectors[SHARED:] = self._shown or lane.vectors(area, self._vectors[0].dtype)
 
     def unbind(self) -> None:
         del self._vectors[SHARED:]
 
     @classmethod
-    def of_bytes(cls, x: Sequence[memoryview], out: Sequence[memoryview]) -> Regions:
+    def of_bytes(
+        cls,
+        x: Sequence[memoryview],
+        out: Sequence[memoryview],
+        shown: Sequence[Vector] = (),
+    ) -> Regions:
         """Plain bytes, for exchanges that reduce nothing."""
-        return cls(Vector(x, np.uint8), Vector(out, np.uint8))
+        return cls(Vector(x, np.uint8), Vector(out, np.uint8), 0, shown)
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         if len(spans) == 1:
@@ -157,8 +166,16 @@ class Regions:
 class Reductions(Regions):
     """Regions that are reduced by a kernel, all operands being of the arrays' own dtype."""
 
-    def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
-        super().__init__(x, out, scratch)
+    def __init__(
+        self,
+        x: Vector,
+        out: Vector,
+        scratch: int,
+        kernel: AnyKernel,
+        size: int,
+        shown: Sequence[Vector] = (),
+    ) -> None:
+        super().__init__(x, out, scratch, shown)
         self._reduce: Callable[..., Any]
         if isinstance(kernel, Kernel):
             self._reduce = functools.partial(quietly(), kernel.reduce_loudly)

@@ -6,16 +6,19 @@ All choices are functions of what all ranks know.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from aiodist.buffers.reductions import Group
+from aiodist.buffers.vector import Vector
 from aiodist.runtime.board import BULK, SMALL
 from aiodist.runtime.collectives.base import Place
 from aiodist.runtime.collectives.memories import Reductions, Regions
 from aiodist.runtime.pull import Pulled, PullPhase, planned
 from aiodist.schedules import pull_direct, pull_scan, pull_slices, pull_values, pull_whole
 
-WHOLE = 64 * 1024
+WHOLE = 128 * 1024
 """Most bytes of an array that everyone reduces for itself."""
 DEPTH = 3
 """Buffers through which large arrays go: one is filled, one is read, one is behind."""
@@ -23,6 +26,9 @@ ROUNDS = 4
 """Rounds in which even small ones go, so that ranks work at the same time."""
 LEAST = 64 * 1024
 """Bytes of a piece under which its own overhead is more than what it carries."""
+
+PAUSE = 256 * 1024
+"""Bytes after which the event loop may have a turn, where nothing else cuts the work in pieces."""
 
 
 def piece_for(slots: int, itemsize: int, longest: int, rounds: int = 1) -> int:
@@ -90,12 +96,40 @@ def reduce(place: Place, group: Group, root: int) -> PullPhase:
     return _reduction(place, group, plan)
 
 
+def take(
+    place: Place,
+    places: Mapping[int, int],
+    receives: Sequence[int],
+    target: Sequence[memoryview],
+) -> PullPhase:
+    """What the other ranks have for this one, from where it lies. Raises ProtocolError."""
+    shown = [Vector([], np.uint8)] * place.size
+    for peer, location in places.items():
+        nbytes = receives[peer + 1] - receives[peer]
+        shown[peer] = Vector.of(place.heap.find(peer, location, nbytes))
+    plan = planned(
+        pull_direct.take, place.rank, place.size, (0,) * place.size, tuple(receives), 0, PAUSE
+    )
+    return PullPhase(plan, Regions.of_bytes((), target, shown), 1, 0)
+
+
 def reduce_scatter(place: Place, group: Group) -> PullPhase:
     bounds = tuple(group.bounds)
     longest = max(b - a for a, b in itertools.pairwise(bounds))
     piece = piece_for(place.size, group.x.itemsize, longest)
     plan = planned(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, DEPTH)
-    return _reduction(place, group, plan)
+
+    def direct(places: dict[int, int]) -> PullPhase:
+        x = group.x
+        shown = [x] * place.size
+        for peer, location in places.items():
+            shown[peer] = Vector.of(place.heap.find(peer, location, x.nbytes).view(x.dtype))
+        memory = Reductions(x, group.out, 0, group.kernel, place.size, shown)
+        pause = PAUSE // x.itemsize
+        plan = planned(pull_direct.reduce_scatter, place.rank, place.size, bounds, pause)
+        return PullPhase(plan, memory, x.itemsize, 0)
+
+    return _reduction(place, group, plan)._replace(direct=direct)
 
 
 def scan(place: Place, group: Group, exclusive: bool) -> PullPhase:

@@ -116,7 +116,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             yield _slots(place, group)
         return operand.finish()
 
-    return _call("reduce_scatter", f"{op}, {operand.signature}", program, operand)
+    call = _call("reduce_scatter", f"{op}, {operand.signature}", program, operand)
+    return call._replace(place=_place_of(place, operand))
 
 
 def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
@@ -149,6 +150,12 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
 def _call(op: str, arguments: str, start: Start, operand: Operand) -> Call:
     nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
     return Call(op, f"{op}({arguments})", start, nbytes)
+
+
+def _place_of(place: Place, operand: Operand) -> int:
+    """Where it lies in memory that all ranks see, if it does."""
+    groups = operand.groups
+    return place.heap.place_of(groups[0].x.arrays) if len(groups) == 1 else 0
 
 
 def _nbytes(groups: Sequence[Group]) -> int:

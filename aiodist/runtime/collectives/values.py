@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
+import numpy as np
 
 from aiodist.buffers.values import Encoded, Incoming, copy_value, describe, encode, into, parse
 from aiodist.errors import MismatchError, ProtocolError
@@ -34,15 +35,21 @@ _HEAD = struct.Struct(">QQ")
 
 
 class Offer(NamedTuple):
-    """What one rank has for another: `meta` (or its length, where large), and maybe the data."""
+    """What one rank has for another: `meta` (or its length, where large), and maybe the data, or
+    the place where it lies in memory that all ranks see (0: elsewhere)."""
 
     meta: bytes | int
     nbytes: int
     data: bytes | None
+    place: int = 0
 
 
-def pack_offers(values: Sequence[Encoded], room: int) -> bytes:
+def pack_offers(place: Place, values: Sequence[Encoded], room: int) -> bytes:
     """The blob of one rank. The data of a value goes in while there is room, then metadata."""
+
+    def place_of(value: Encoded) -> int:
+        return place.heap.place_of(np.frombuffer(view, np.uint8) for view in value.buffers)
+
     packed: list[Offer] = []
     for value in values:
         if len(value.meta) + value.nbytes <= room:
@@ -50,9 +57,9 @@ def pack_offers(values: Sequence[Encoded], room: int) -> bytes:
             packed.append(Offer(value.meta, value.nbytes, b"".join(value.buffers)))
         elif len(value.meta) <= room:
             room -= len(value.meta)
-            packed.append(Offer(value.meta, value.nbytes, None))
+            packed.append(Offer(value.meta, value.nbytes, None, place_of(value)))
         else:
-            packed.append(Offer(len(value.meta), value.nbytes, None))
+            packed.append(Offer(len(value.meta), value.nbytes, None, place_of(value)))
     blob: bytes = msgpack.packb(packed)
     return blob
 
@@ -74,6 +81,8 @@ def _sound(offer: Offer) -> bool:
         and offer.nbytes >= 0
         and (type(offer.meta) is bytes or (type(offer.meta) is int and offer.meta > 0))
         and (offer.data is None or (type(offer.data) is bytes and len(offer.data) == offer.nbytes))
+        and type(offer.place) is int
+        and offer.place >= 0
     )
 
 
@@ -85,7 +94,7 @@ def offers_of_all(place: Place, own: Sequence[Encoded], on_lane: bool) -> Part[O
     """What each rank offers to each other one: all of it, or what concerns this rank."""
     if place.size > MANY_RANKS:
         return (yield from _offers_apart(place, own))
-    blobs = yield from share(place, pack_offers(own, ROOM // place.size), on_lane)
+    blobs = yield from share(place, pack_offers(place, own, ROOM // place.size), on_lane)
     return [[*unpack_offers(blob, place.size, src)] for src, blob in enumerate(blobs)]
 
 
@@ -172,13 +181,23 @@ def collect(
         dst: encoded.buffers for dst, (encoded, offer) in sends.items() if offer.data is None
     }
     buffers = {src: incoming[src].buffers for src, offer in receives.items() if offer.data is None}
-    if not on_lane or lengths is None:
+    target = [view for src in sorted(buffers) for view in buffers[src]]
+    if on_lane and longest and _all_see(place, travelling):
+        places = {src: receives[src].place for src in buffers if receives[src].nbytes}
+        yield pulls.take(place, places, _bounds(place.size, buffers), target)
+    elif not on_lane or lengths is None:
         yield from exchange(place, outgoing, buffers, longest, on_lane)
     elif longest:
         source = next(iter(outgoing.values()), ())
-        target = [view for src in sorted(buffers) for view in buffers[src]]
         yield from lanes.all_gather(place, lengths, source, target)
     return {src: value.finish() for src, value in incoming.items()}
+
+
+def _all_see(place: Place, offers: Sequence[Offer | None]) -> bool:
+    """Whether all that travels apart lies in memory that all ranks see. The same on all ranks."""
+    return not spans_hosts(place.teams) and all(
+        o is not None and (o.place or o.data is not None or not o.nbytes) for o in offers
+    )
 
 
 def _metas(
@@ -238,14 +257,14 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
     own = encode(x, allow_pickle=place.allow_pickle) if place.rank == src else None
 
     def program(on_lane: bool) -> Program:
-        blob = b"" if own is None else pack_offers([own], ROOM)
+        blob = b"" if own is None else pack_offers(place, [own], ROOM)
         blobs = yield from share(place, blob, on_lane)
         (offer,) = unpack_offers(blobs[src], 1, src)
         if own is not None:
             if isinstance(offer.meta, int):
                 yield from _chain(place, src, [memoryview(own.meta)], [], on_lane)
             if offer.data is None:
-                yield from _chain(place, src, own.buffers, [], on_lane)
+                yield from _data(place, src, offer, own.buffers, [], on_lane)
             return x
         meta = offer.meta
         if isinstance(meta, int):
@@ -261,11 +280,27 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         if offer.data is not None:
             fill(value, offer.data)
         else:
-            yield from _chain(place, src, [], value.buffers, on_lane)
+            yield from _data(place, src, offer, [], value.buffers, on_lane)
         return value.finish()
 
     nbytes = 0 if own is None else own.nbytes
     return Call("broadcast", f"broadcast(src={src})", program, nbytes)
+
+
+def _data(
+    place: Place,
+    src: int,
+    offer: Offer,
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+    on_lane: bool,
+) -> Part[None]:
+    if on_lane and offer.nbytes and _all_see(place, [offer]):
+        receives = _bounds(place.size, {src: target})
+        places = {src: offer.place} if target else {}
+        yield pulls.take(place, places, receives, target)
+    else:
+        yield from _chain(place, src, source, target, on_lane)
 
 
 def _chain(
@@ -291,7 +326,7 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
     outs = slots_of(out, place.size, x)
 
     def program(on_lane: bool) -> Program:
-        blobs = yield from share(place, pack_offers([own], ROOM // place.size), on_lane)
+        blobs = yield from share(place, pack_offers(place, [own], ROOM // place.size), on_lane)
         offers = [unpack_offers(blob, 1, src)[0] for src, blob in enumerate(blobs)]
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
@@ -320,7 +355,7 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
     outs = slots_of(out, place.size, x)
 
     def program(on_lane: bool) -> Program:
-        blobs = yield from share(place, pack_offers([own], ROOM // place.size), on_lane)
+        blobs = yield from share(place, pack_offers(place, [own], ROOM // place.size), on_lane)
         offers = [unpack_offers(blob, 1, src)[0] for src, blob in enumerate(blobs)]
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
@@ -350,7 +385,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     own = _encode_slots(place, xs, "scatter") if here else []
 
     def program(on_lane: bool) -> Program:
-        blobs = yield from share(place, pack_offers(own, ROOM) if here else b"", on_lane)
+        blobs = yield from share(place, pack_offers(place, own, ROOM) if here else b"", on_lane)
         offers = unpack_offers(blobs[src], place.size, src)
         others = [dst for dst in range(place.size) if dst != src]
         values = yield from collect(
