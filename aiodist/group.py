@@ -137,11 +137,14 @@ class Group:
         `x` is an array, a scalar, or a flat list of arrays that are reduced together; dtypes and
         shapes are the same on all ranks. The result is in `x`, or in `out` where given.
         """
-        self._enter()
+        self._check_loop()
         if tag is None and out is None and (express := self._context.express) is not None:
-            work = express.all_reduce(x, op, self._seconds(timeout))
+            # Not None: the group has not ended.
+            seconds = self._context.op_timeout if timeout is None else self._seconds(timeout)
+            work = express.all_reduce(x, op, seconds)
             if work is not None:
                 return work
+        self._context.check_open()
         call = reductions.all_reduce(self._context, x, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
