@@ -167,8 +167,15 @@ class Context:
         verdict, early = self.arrivals.take(key)
         if verdict is not None:
             self.end(operation, verdict)
-        elif operation.done:  # cancelled while it waited for its number
-            self._give_up(operation, failures.cancelled(self.rank), None)
+        elif operation.done:  # given up while it waited for its number
+            error = operation.work.error
+            self._give_up(
+                operation,
+                failures.cancelled(self.rank)
+                if error is None
+                else failures.verdict_of(error, self.rank),
+                None,
+            )
         elif early is None or self.arrivals.replay(operation, early):
             if lane is None or operation.lane is None:
                 operation.start()
@@ -502,6 +509,11 @@ class Context:
     def upcoming(self) -> int:
         """The number of the next collective without a tag."""
         return self.tags.upcoming(None)
+
+    @property
+    def setting_up(self) -> Operation | None:
+        """The collective by which ranks agree on shared memory, if one is pending."""
+        return next((op for op in self.ops.values() if op.tag == SETUP_TAG), None)
 
     @property
     def is_idle(self) -> bool:

@@ -66,6 +66,12 @@ class Work(asyncio.Future[T], Generic[T]):
         ended = self._ended if self._ended is not None else self.get_loop().time()
         return ended - self._started
 
+    @property
+    def error(self) -> BaseException | None:
+        """What it failed with, if it did. Unlike `exception()`, this leaves its report to whoever
+        awaits it. For the engine."""
+        return self._exception
+
     def finish(self, result: T) -> None:
         """Complete with `result`; no effect when done. For the engine."""
         if not self.done():

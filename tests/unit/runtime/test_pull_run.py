@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.runtime.board import AREAS, MAX_PHASES
+from aiodist.runtime.board import A_PHASE, AREAS, MAX_PHASES
 from aiodist.runtime.lane import DifferentCallsError, Moved
 from aiodist.runtime.pull import PullPhase, PullRun, area_for, planned
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
@@ -157,6 +157,14 @@ def test_where_arrays_lie(place: int, found: dict[int, int] | None, direct: bool
     assert asked == ([found] if direct else [])
     assert lane.said.count(("wait", (1,), 0)) == (2 if place else 0)
     assert ("copy" in lane.said) is not direct
+
+
+def test_more_pieces_than_can_be_counted() -> None:
+    plan = Plan("p", 0, 2, (), eager=False, publishes=A_PHASE)
+    a_lane, rider = Lane(), Rider()
+    phase = PullPhase(planned(lambda: plan), Memory(a_lane), 1, 0)
+    with pytest.raises(ValueError, match="move fewer bytes at a time"):
+        PullRun(a_lane, rider, phase)  # type: ignore[arg-type]
 
 
 def test_areas_take_turns():
