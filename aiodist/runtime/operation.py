@@ -315,7 +315,9 @@ class Operation:
         except DifferentCallsError as error:
             self._host.differ(self, error.calls)
         except Exception as error:
-            self._host.failed(self, error)
+            # Who gave it up has said so, and may have written anything to what was read here.
+            if self.lane is None or self.lane.current is not self or not self._is_void():
+                self._host.failed(self, error)
         finally:
             self._running = False
             if self.done:
