@@ -31,6 +31,7 @@ from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
 from aiodist.runtime.operation import Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
+from aiodist.runtime.p2p_express import P2PExpress
 from aiodist.runtime.tags import Sends, TagCounts
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step
@@ -73,6 +74,7 @@ class Context:
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
         self.p2p = PointToPoint(self, self.loop)
+        self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
         """The collectives that are pending and have a number."""
@@ -563,6 +565,10 @@ class Context:
             if root in self._local
         }
         return lost | self._gone
+
+    def has_lost(self, peer: int) -> bool:
+        """Whether `peer` is lost."""
+        return peer in self._gone or self.ranks[peer] in self.endpoint.lost
 
     def discard(self, dst: int, token: object) -> None:
         self.endpoint.discard(self.ranks[dst], token)

@@ -82,6 +82,10 @@ class PointToPoint:
             wire.NOWANT: self._receiver.denied,
         }
         self._on_cancel = self._withdraw
+        # For the short way (`p2p_express`).
+        self.pay, self.repay = self._sender.pay, self._sender.repay
+        self.last_eager = self._receiver.last_eager
+        self.is_free, self.took = self._receiver.is_free, self._receiver.took
 
     # -- from the group ---------------------------------------------------------------------------
 

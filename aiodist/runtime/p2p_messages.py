@@ -97,9 +97,10 @@ class Message:
 class Origin:
     """One sender."""
 
-    __slots__ = ("announced", "arriving", "last_sid")
+    __slots__ = ("announced", "arriving", "last_eager", "last_sid")
 
     def __init__(self) -> None:
         self.announced: dict[int, Message] = {}
         self.last_sid = -1
+        self.last_eager: tuple[MessageTag, bytes] = (0, b"")  # tag and metadata
         self.arriving: Message | None = None  # whose payload is under way

@@ -9,7 +9,7 @@ from typing import Any
 from aiodist.buffers.values import Incoming, describe, fill, parse
 from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.runtime import p2p_wire as wire
-from aiodist.runtime.credit import Key, cost
+from aiodist.runtime.credit import Key, MessageTag, cost
 from aiodist.runtime.mailbox import Mailbox, Posted
 from aiodist.runtime.p2p_flow import Flow
 from aiodist.runtime.p2p_messages import Envelope, Message, Origin, Probing, Receiving
@@ -47,6 +47,24 @@ class Receiver:
         waiting = self._mailbox or self._receives or self._probes
         under_way = any(origin.announced or origin.arriving for origin in self._origins)
         return not waiting and not under_way and self._flow.idle
+
+    # -- from the short way -----------------------------------------------------------------------
+
+    def last_eager(self, src: int) -> tuple[MessageTag, bytes]:
+        """Tag and metadata of the last eager message of `src`."""
+        return self._origins[src].last_eager
+
+    def is_free(self, src: int, tag: MessageTag, key: Key) -> bool:
+        """Whether the next message of `src` and `tag` is for who receives `key` now."""
+        return (
+            self._mailbox.find(src, key) is None
+            and self._receives.first(src, tag) is None
+            and self._probes.first(src, tag) is None
+        )
+
+    def took(self, src: int, tag: MessageTag, price: int) -> None:
+        """An eager message went straight to its receive."""
+        self._flow.passed(src, tag, price)
 
     # -- from the user ----------------------------------------------------------------------------
 
@@ -164,6 +182,7 @@ class Receiver:
         message.number = self._number
         if message.sid is None:
             message.meta = message.data[: message.meta_nbytes]
+            origin.last_eager = message.tag, bytes(message.meta)
             message.complete = True
         else:
             origin.announced[message.sid] = message

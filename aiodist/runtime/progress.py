@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiodist.runtime.board import Board
     from aiodist.transports.base import Link
-    from aiodist.transports.stream import StreamLink
+    from aiodist.transports.framed import FramedLink
 
 TURN = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
@@ -108,7 +108,7 @@ class Progress:
                 self._failed()
                 return
 
-    def look(self, link: StreamLink, prefix: bytes, into: memoryview, crowded: bool) -> bool:
+    def look(self, link: FramedLink, prefix: bytes, into: memoryview, crowded: bool) -> bool:
         """Look for the frame with this prefix on `link` until it is `into`: True; until something
         else comes, or the budget is used up: False. `crowded` as in `watch`."""
         found = link.look_for(prefix, into)

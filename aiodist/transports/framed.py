@@ -128,6 +128,44 @@ class FramedLink(BaseLink):
             return
         self._queue_rest(Outgoing(head, payload, nbytes, done, token), sent, urgent)
 
+    def post(self, frame: bytes, nbytes: int) -> bool:
+        """Send a whole frame, `nbytes` of which are its payload. False: there is no room for any of
+        it now, and nothing has happened."""
+        if not self._direct:
+            return False
+        try:
+            sent = self._write_frame(frame, (), 0)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._cannot_send(error)
+            return True
+        except ProtocolError as error:
+            self._failed(error)
+            return True
+        if sent == len(frame):
+            self._outbox.sent_bytes += nbytes
+        else:
+            start = len(frame) - nbytes
+            payload = (memoryview(frame)[start:],)
+            self._queue_rest(Outgoing(frame[:start], payload, nbytes, None, None), sent, False)
+        return True
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing is queued, no payload is under way, and it has not ended."""
+        return self._direct and not (self._to_come or self._polling or self._peer_ended)
+
+    @abstractmethod
+    def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
+        """Read what has come, in case that it is the frame with this prefix (which may go on with
+        the first bytes of its payload).
+
+        True: it is; the rest of its payload is in `into`, which is of its size. None: nothing has
+        come, or only a part of it; look again, or leave it to `poll` and the loop. False: something
+        else came first, and went to the receiver; or the link has ended.
+        """
+
     def _queue_rest(self, frame: Outgoing, sent: int, urgent: bool) -> None:
         """Queue a frame of which `sent` bytes were written, and no more for now."""
         self._direct = False

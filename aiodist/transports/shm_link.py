@@ -15,6 +15,7 @@ import contextlib
 import socket
 from collections.abc import Sequence
 
+from aiodist.errors import ProtocolError
 from aiodist.transports.base import Receiver
 from aiodist.transports.framed import JOINED, FramedLink
 from aiodist.transports.link import TURN
@@ -160,6 +161,29 @@ class ShmLink(FramedLink):
             if count == have and have < PIECE and not self._to_come:
                 break  # little traffic: the next poll is soon enough to look again
         return budget < TURN
+
+    def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
+        if self._to_come or self._polling or self._closed or self._peer_ended:
+            return False
+        if self._asleep:
+            self._stay_awake()
+        rings = self._rings
+        if not rings.has_news():
+            return None
+        try:
+            have = rings.available()
+        except ProtocolError:
+            have = 0  # `_receive` will find it again
+        start = rings.read - rings.origin & rings.size - 1
+        middle = start + len(prefix)
+        stop = middle + len(into)
+        if have < stop - start or stop > rings.size or rings.incoming[start:middle] != prefix:
+            self._receive()
+            return False
+        into[:] = rings.incoming[middle:stop]
+        rings.taken(stop - start)
+        self._received_bytes += len(into)
+        return True
 
     def _parse_wrapped(self, start: int, have: int) -> int:
         """Take the frame whose prefix goes on at the start of the ring: how many bytes of it."""
