@@ -70,7 +70,7 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
     that do not travel.
     """
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise TypeError(f"a tensor on {tensor.device} does not travel: pass x.cpu()")
     name = dtype_name(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
@@ -80,7 +80,8 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
         )
     frozen = None
     try:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
             frozen = "is a lazily conjugated or negated view of other memory"

@@ -10,12 +10,13 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
-from aiodist.buffers import arrays, tokens
+from aiodist.buffers import arrays, tensors, tokens
 from aiodist.buffers.arrays import Array, Flat, check_same, view, writable
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, Spec
@@ -23,6 +24,8 @@ from aiodist.errors import MessageTooLargeError, ProtocolError
 
 _PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
 _END: Final = object()
+_SHORT: Final = 128
+"""Most bytes of metadata that are looked up before they are parsed."""
 
 
 class Encoded:
@@ -48,9 +51,23 @@ def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
     Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
     path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
     """
+    if type(value) is np.ndarray or tensors.is_tensor(value):
+        array = view(value, "value")
+        assert array is not None
+        flat = array.read()
+        meta, specs = _described(array.kind, array.name, array.base.shape, flat.nbytes)
+        return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
     encoder = _Encoder(allow_pickle)
     encoder.put(value, "value", 0)
     return Encoded(tokens.pack(encoder.tokens), encoder.buffers, tuple(encoder.specs))
+
+
+@lru_cache(maxsize=1024)
+def _described(
+    kind: arrays.Kind, name: str, shape: tuple[int, ...], nbytes: int
+) -> tuple[bytes, tuple[Spec, ...]]:
+    """Metadata and specs of a value that is one array."""
+    return tokens.pack([tokens.array(kind, name, shape)]), (Spec(kind, name, shape, nbytes),)
 
 
 class _Encoder:
@@ -313,11 +330,22 @@ def parse(
     """
     if len(meta) > max_bytes:
         raise MessageTooLargeError(_too_large(len(meta), "metadata", max_bytes))
-    reader = _Reader(tokens.unpack(meta))
-    incoming = Incoming(reader.read(), reader.specs, allow_pickle)
+    array = _array_in(bytes(meta)) if len(meta) <= _SHORT else None
+    if array is not None:
+        incoming = Incoming(_Leaf(0, array), [array], allow_pickle)
+    else:
+        reader = _Reader(tokens.unpack(meta))
+        incoming = Incoming(reader.read(), reader.specs, allow_pickle)
     if incoming.nbytes > max_bytes:
         raise MessageTooLargeError(_too_large(incoming.nbytes, "arrays", max_bytes))
     return incoming
+
+
+@lru_cache(maxsize=1024)
+def _array_in(meta: bytes) -> Spec | None:
+    """The array that a value is, by its metadata; None where it is anything else."""
+    reader = _Reader(tokens.unpack(meta))
+    return reader.specs[0] if isinstance(reader.read(), _Leaf) else None
 
 
 def _too_large(nbytes: int, what: str, max_bytes: int) -> str:

@@ -559,6 +559,8 @@ class Context:
 
     def lost(self) -> Mapping[int, str]:
         """The ranks that are lost, and why."""
+        if not (self._gone or self.endpoint.lost):
+            return {}
         lost = {
             self._local[root]: reason
             for root, reason in self.endpoint.lost.items()

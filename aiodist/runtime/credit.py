@@ -41,8 +41,9 @@ TOTAL: Final = 4096 * KIB
 BATCH: Final = 64 * KIB
 """Credit is returned when this much was consumed, or when nothing happened for a while."""
 
-EAGER: Final = 64 * KIB
-"""Most bytes (metadata and data) of a message that travels before a receive is there."""
+EAGER: Final = 65 * KIB
+"""Most bytes (metadata and data) of a message that travels before a receive is there: 64 KiB of
+data, and what describes an array."""
 
 MAX_TAG: Final = 1024
 """Most bytes of a tag in UTF-8."""

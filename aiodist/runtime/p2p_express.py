@@ -63,7 +63,6 @@ class P2PExpress:
         self._loop = context.loop
         self._p2p = context.p2p
         self._progress = context.endpoint.progress
-        self._moved = context.endpoint.moved
         self._crowded = context.size > cores()
         self._most = min(EAGER, context.max_message_bytes)
         # By dtype and shape. None: such arrays are nothing for here.
@@ -105,7 +104,7 @@ class P2PExpress:
             return None
         key: Key = None if tag is ANY_TAG else as_tag(tag)
         p2p = self._p2p
-        last_tag, last_meta = p2p.last_eager(src)
+        last_tag, last_meta = p2p.last(src)
         form = self._came.get(last_meta)
         if form is None and last_meta not in self._came:
             form = self._learn(last_meta)
@@ -136,7 +135,7 @@ class P2PExpress:
         if not self._progress.look(link, form.head, into, self._crowded):
             return None
         p2p.took(src, expected, form.price)
-        self._moved.received += len(form.meta)
+        self._context.endpoint.moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
         work.source = src

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Sequence
 
 from aiodist.errors import ProtocolError
@@ -22,6 +23,10 @@ from aiodist.transports.link import TURN
 from aiodist.transports.shm_rings import PIECE, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD
 
+LINGER = 150e-6
+"""Seconds without traffic after which a link falls asleep: an answer is often sooner here than it
+takes to be woken."""
+
 WINDOW = 4 * PIECE
 """Most bytes of which frames are taken before the room is given back. More than any prefix has."""
 
@@ -30,7 +35,7 @@ class ShmLink(FramedLink):
     """A link over the segments `own` and `peer`, and a connected, non-blocking Unix socket, all of
     which it owns from now on."""
 
-    __slots__ = ("_asleep", "_due", "_reading", "_rings", "_socket")
+    __slots__ = ("_asleep", "_bedtime", "_due", "_moved", "_reading", "_rings", "_socket")
 
     def __init__(
         self,
@@ -47,6 +52,8 @@ class ShmLink(FramedLink):
         self._rings = Rings(own, peer, self._ring)
         self._reading = False
         self._asleep = False
+        self._moved = 0  # of the rings, when last looked
+        self._bedtime = 0.0
         self._due = False  # `_turn` will be called
 
     def start(self) -> None:
@@ -68,14 +75,19 @@ class ShmLink(FramedLink):
 
     def _turn(self) -> None:
         """Go on. Where there is nothing to do, sleep until a bell."""
-        moved = self.poll()
+        self.poll()
         self._due = False
         if self._closed:
             return
-        if not moved and self._rings.sleep(for_room=bool(self._outbox.backlog)):
-            self._asleep = True
-        else:
+        rings = self._rings
+        now = time.perf_counter()
+        if rings.moved != self._moved:
+            self._moved = rings.moved
+            self._bedtime = now + LINGER
+        if now < self._bedtime or not rings.sleep(for_room=bool(self._outbox.backlog)):
             self._stay_awake()
+        else:
+            self._asleep = True
 
     def _ring(self) -> None:
         """Wake the peer."""
