@@ -307,7 +307,7 @@ class Group:
         missing: tuple[int, ...] = ()
         if src is not ANY_SOURCE:
             missing = (src,)
-            if not work.done():
+            if not (work.done() or self._context.p2p_express.in_vain):
                 self._context.inline(work, src)
         return self._expire(work, timeout, math.inf, missing)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
     that do not travel.
     """
     torch = sys.modules["torch"]
-    if not tensor.is_cpu:
+    if tensor.device.type != "cpu":
         raise TypeError(f"a tensor on {tensor.device} does not travel: pass x.cpu()")
     name = dtype_name(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
@@ -114,4 +115,10 @@ def wrap(array: NDArray[Any], name: str) -> Any:
 def mark_written(tensor: Any) -> None:
     """Tell autograd that the memory was written behind its back."""
     if not tensor.is_inference():  # these have no version counter
-        sys.modules["torch"].autograd.graph.increment_version(tensor)
+        _increment_version()(tensor)
+
+
+@cache
+def _increment_version() -> Callable[[Any], None]:
+    increment: Callable[[Any], None] = sys.modules["torch"].autograd.graph.increment_version
+    return increment

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from aiodist.buffers import arrays, tensors, tokens
+from aiodist.buffers import arrays, tokens
 from aiodist.buffers.arrays import Array, Flat, check_same, view, writable
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, Spec
@@ -26,6 +26,10 @@ _PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
 _END: Final = object()
 _SHORT: Final = 128
 """Most bytes of metadata that are looked up before they are parsed."""
+_KEPT: Final = 1024
+_described: Final[dict[tuple[Any, Any], tuple[bytes, tuple[Spec, ...]]]] = {}
+"""Metadata and specs of values that are one array whose memory travels as it is, by its dtype and
+shape: of those that came last."""
 
 
 class Encoded:
@@ -51,23 +55,21 @@ def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
     Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
     path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
     """
-    if type(value) is np.ndarray or tensors.is_tensor(value):
-        array = view(value, "value")
-        assert array is not None
-        flat = array.read()
-        meta, specs = _described(array.kind, array.name, array.base.shape, flat.nbytes)
-        return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
+    flat = arrays.plain(value)
+    if flat is not None:
+        array: Any = value
+        found = _described.get((array.dtype, array.shape))
+        if found is not None:
+            meta, specs = found
+            return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
     encoder = _Encoder(allow_pickle)
     encoder.put(value, "value", 0)
-    return Encoded(tokens.pack(encoder.tokens), encoder.buffers, tuple(encoder.specs))
-
-
-@lru_cache(maxsize=1024)
-def _described(
-    kind: arrays.Kind, name: str, shape: tuple[int, ...], nbytes: int
-) -> tuple[bytes, tuple[Spec, ...]]:
-    """Metadata and specs of a value that is one array."""
-    return tokens.pack([tokens.array(kind, name, shape)]), (Spec(kind, name, shape, nbytes),)
+    encoded = Encoded(tokens.pack(encoder.tokens), encoder.buffers, tuple(encoder.specs))
+    if flat is not None and encoder.direct:
+        if len(_described) >= _KEPT:
+            del _described[next(iter(_described))]
+        _described[array.dtype, array.shape] = encoded.meta, encoded.specs
+    return encoded
 
 
 class _Encoder:
@@ -76,6 +78,7 @@ class _Encoder:
         self.tokens: list[Any] = []
         self.buffers: list[memoryview] = []
         self.specs: list[Spec] = []
+        self.direct = True  # the memory of arrays is what travels, as it is
 
     def put(self, value: Any, where: Where, depth: int) -> None:
         kind = type(value)
@@ -97,6 +100,7 @@ class _Encoder:
         array = view(value, where)
         if array is None:
             return False
+        self.direct = self.direct and array.is_flat
         flat = array.read()
         if array.kind == "scalar":
             self.tokens.append(tokens.scalar(array.name, flat.tobytes()))
@@ -341,7 +345,7 @@ def parse(
     return incoming
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=_KEPT)
 def _array_in(meta: bytes) -> Spec | None:
     """The array that a value is, by its metadata; None where it is anything else."""
     reader = _Reader(tokens.unpack(meta))

@@ -9,7 +9,7 @@ goes the ordinary way, of which this is the case where nothing is in between.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from aiodist.runtime.context import Context
 
 K = TypeVar("K")
+
+TRIES: Final = 4
+"""Times that a receive looks again after something else has come, credit most likely."""
 
 KEPT: Final = 1024
 """Most forms of each kind that are kept: some 500 bytes each, and 1 KiB with the longest tag."""
@@ -68,6 +71,9 @@ class P2PExpress:
         # By dtype and shape. None: such arrays are nothing for here.
         self._sent: dict[tuple[Any, Any], Form | None] = {}
         self._due: dict[tuple[Any, Any], Form | None] = {}
+        self._kind: type | None = None  # of links for here
+        self.in_vain = False
+        """Whether the last receive has waited, and nothing has come."""
         self._came: dict[bytes, Form | None] = {}  # by metadata
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
@@ -75,21 +81,21 @@ class P2PExpress:
 
         Raises TypeError and ValueError for what is no tag.
         """
+        form = self._form(self._sent, x)
+        if form is None:
+            return None
         link = self._link(dst)
         if link is None:
             return None
         flat = arrays.plain(x)
         if flat is None:
             return None
-        form = self._form(self._sent, x)
-        if form is None:
-            return None
         if tag is not form.tag:
             form.use(as_tag(tag))
         p2p = self._p2p
         if not p2p.pay(dst, form.tag, form.price):
             return None
-        if not link.post(form.head + flat.data, form.nbytes):
+        if not link.post(form.head, flat.view(np.uint8).data, form.nbytes):
             p2p.repay(dst, form.tag, form.price)
             return None
         work: Work[None] = Work(self._loop, "send", form.tag, None, form.spec.nbytes)
@@ -99,8 +105,9 @@ class P2PExpress:
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
         """Receive a small array, if it is the next thing that comes from `src`. None: this is
         nothing for here, or it did not come in time, or something else did."""
+        self.in_vain = False
         link = self._link(src)
-        if link is None or not link.is_clear:
+        if link is None:
             return None
         key: Key = None if tag is ANY_TAG else as_tag(tag)
         p2p = self._p2p
@@ -115,24 +122,31 @@ class P2PExpress:
             array = arrays.empty(form.spec.kind, form.spec.name, form.spec.shape, "value")
             flat, value = array.base.reshape(-1), array.value
         else:
+            due = self._form(self._due, out)
+            if due is None:
+                return None
             plain = arrays.plain(out)
             if plain is None:
                 return None
             flat = plain
-            due = self._form(self._due, out)
-            if due is None:
-                return None
             # A sender may have tensors where this rank has numpy arrays.
             if form is None or form.spec[1:] != due.spec[1:]:
                 form = due
         expected = last_tag if key is None else key
         if expected is not form.tag:
             form.use(expected)
-        if not p2p.is_free(src, expected, key) or self._progress.is_due():
-            return None
         into = flat.view(np.uint8).data
         work: Work[Any] = Work(self._loop, "recv", expected, None, form.spec.nbytes)
-        if not self._progress.look(link, form.head, into, self._crowded):
+        progress = self._progress
+        found: bool | None = False
+        for _ in range(TRIES):
+            if not (link.is_clear and p2p.is_free(src, expected, key)) or progress.is_due():
+                return None
+            found = progress.look(link, form.head, into, self._crowded)
+            if found is not False:
+                break
+        if not found:
+            self.in_vain = found is None
             return None
         p2p.took(src, expected, form.price)
         self._context.endpoint.moved.received += len(form.meta)
@@ -148,9 +162,17 @@ class P2PExpress:
         if type(peer) is not int or not 0 <= peer < context.size or context.has_lost(peer):
             return None
         link = context.link(peer)
-        return link if isinstance(link, FramedLink) else None
+        kind = type(link)
+        if kind is not self._kind:  # isinstance takes a microsecond
+            if not issubclass(kind, FramedLink):
+                return None
+            self._kind = kind
+        return cast(FramedLink, link)
 
     def _form(self, forms: dict[tuple[Any, Any], Form | None], x: Any) -> Form | None:
+        cls = type(x)
+        if cls is not np.ndarray and cls is not tensors.plain_type():
+            return None
         key = (x.dtype, x.shape)
         try:
             return forms[key]
@@ -185,5 +207,3 @@ def _keep(forms: dict[K, Form | None], key: K, form: Form | None) -> Form | None
         forms.pop(next(iter(forms)))
     forms[key] = form
     return form
-
-

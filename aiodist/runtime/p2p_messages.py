@@ -9,7 +9,6 @@ from aiodist.runtime.credit import Key, MessageTag
 from aiodist.runtime.pieces import Landing
 from aiodist.runtime.work import Work
 
-
 REMEMBERED: Final = 128
 """Most bytes of metadata of which it is remembered that such a message came."""
 
@@ -37,7 +36,9 @@ class Receiving:
         self.out = out
         self.message: Message | None = None  # what it was matched with
         self.target: Incoming | None = None  # where the value comes together, once metadata is here
-        self.ready: tuple[bytes, Incoming] | None = None  # target for a message of such metadata
+        self.ready: tuple[memoryview, Incoming] | None = (
+            None  # target for a message of such metadata
+        )
 
 
 class Probing(Receiving):

@@ -93,7 +93,7 @@ class Receiver:
                 target.allocate(receiving.out)
             except Exception:  # such a message would not fit
                 return
-            receiving.ready = meta, target
+            receiving.ready = memoryview(meta), target
 
     def probe(self, work: Work[Any], source: int | None, tag: Key) -> Probing:
         """Post a probe; it may be complete at once."""

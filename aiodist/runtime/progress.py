@@ -108,9 +108,9 @@ class Progress:
                 self._failed()
                 return
 
-    def look(self, link: FramedLink, prefix: bytes, into: memoryview, crowded: bool) -> bool:
+    def look(self, link: FramedLink, prefix: bytes, into: memoryview, crowded: bool) -> bool | None:
         """Look for the frame with this prefix on `link` until it is `into`: True; until something
-        else comes, or the budget is used up: False. `crowded` as in `watch`."""
+        else comes: False; or the budget is used up: None. `crowded` as in `watch`."""
         found = link.look_for(prefix, into)
         if found is not None:
             return found
@@ -130,7 +130,7 @@ class Progress:
             if now > limit or away > HOGGED:
                 self._failed()
                 break
-        return False
+        return None
 
     def watch(self, board: Board, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False.

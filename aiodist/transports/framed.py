@@ -128,13 +128,15 @@ class FramedLink(BaseLink):
             return
         self._queue_rest(Outgoing(head, payload, nbytes, done, token), sent, urgent)
 
-    def post(self, frame: bytes, nbytes: int) -> bool:
-        """Send a whole frame, `nbytes` of which are its payload. False: there is no room for any of
-        it now, and nothing has happened."""
+    def post(self, start: bytes, rest: memoryview, nbytes: int) -> bool:
+        """Send a frame: its first bytes, and the rest of its payload of `nbytes`, which may be
+        written to as soon as this has returned. False: there is no room for any of it now, and
+        nothing has happened."""
         if not self._direct:
             return False
+        size = len(start) + len(rest)
         try:
-            sent = self._write_frame(frame, (), 0)
+            sent = self._write_frame(start, (rest,), len(rest))
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
@@ -143,12 +145,12 @@ class FramedLink(BaseLink):
         except ProtocolError as error:
             self._failed(error)
             return True
-        if sent == len(frame):
+        if sent == size:
             self._outbox.sent_bytes += nbytes
         else:
-            start = len(frame) - nbytes
-            payload = (memoryview(frame)[start:],)
-            self._queue_rest(Outgoing(frame[:start], payload, nbytes, None, None), sent, False)
+            frame = b"".join((start, rest))
+            head, payload = frame[: size - nbytes], memoryview(frame)[size - nbytes :]
+            self._queue_rest(Outgoing(head, (payload,), nbytes, None, None), sent, False)
         return True
 
     @property
@@ -163,7 +165,8 @@ class FramedLink(BaseLink):
 
         True: it is; the rest of its payload is in `into`, which is of its size. None: nothing has
         come, or only a part of it; look again, or leave it to `poll` and the loop. False: something
-        else came first, and went to the receiver; or the link has ended.
+        else came first, and went to the receiver, if that has no payload maybe alone; or the link
+        has ended.
         """
 
     def _queue_rest(self, frame: Outgoing, sent: int, urgent: bool) -> None:
@@ -312,6 +315,21 @@ class FramedLink(BaseLink):
                 return start
             self._complete()
         return start
+
+    @abstractmethod
+    def _take(self, start: int, stop: int) -> None:
+        """Take the frames that lie from `start` to `stop` where the link receives."""
+
+    def _take_safely(self, start: int, stop: int) -> None:
+        """`_take`, from outside of `_receive`."""
+        self._polling = True
+        try:
+            self._take(start, stop)
+        except Exception as error:
+            self._failed(error)
+        self._polling = False
+        if self._closed and not self._told:
+            self._tell()
 
     def _arrive(self, count: int) -> None:
         """`count` more bytes of the payload under way are at its destination."""

@@ -21,7 +21,7 @@ from aiodist.transports.base import Receiver
 from aiodist.transports.framed import JOINED, FramedLink
 from aiodist.transports.link import TURN
 from aiodist.transports.shm_rings import PIECE, Rings
-from aiodist.wire.frames import MAX_HEADER, OVERHEAD
+from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
 
 LINGER = 150e-6
 """Seconds without traffic after which a link falls asleep: an answer is often sooner here than it
@@ -184,18 +184,31 @@ class ShmLink(FramedLink):
             return None
         try:
             have = rings.available()
+            ring = rings.incoming
+            start = rings.read - rings.origin & rings.size - 1
+            middle = start + len(prefix)
+            stop = middle + len(into)
+            here = min(start + have, rings.size)
+            if stop <= rings.size and ring[start:middle] == prefix and middle <= here:
+                if stop > here:
+                    return None
+                into[:] = ring[middle:stop]
+                rings.taken(stop - start)
+                self._received_bytes += len(into)
+                return True
+            parsed = parse_prefix(ring, start, here, self.max_header, self.max_payload)
         except ProtocolError:
-            have = 0  # `_receive` will find it again
-        start = rings.read - rings.origin & rings.size - 1
-        middle = start + len(prefix)
-        stop = middle + len(into)
-        if have < stop - start or stop > rings.size or rings.incoming[start:middle] != prefix:
+            parsed = None  # `_receive` will find it again
+        if parsed is not None and not parsed[1] and parsed[0]:
+            self._take_safely(start, start + parsed[2])  # what is looked for may be behind it
+        else:
             self._receive()
-            return False
-        into[:] = rings.incoming[middle:stop]
-        rings.taken(stop - start)
-        self._received_bytes += len(into)
-        return True
+        return False
+
+    def _take(self, start: int, stop: int) -> None:
+        self._parse(self._rings.incoming, self._rings.incoming, start, stop)
+        if not self._closed:
+            self._rings.taken(stop - start)
 
     def _parse_wrapped(self, start: int, have: int) -> int:
         """Take the frame whose prefix goes on at the start of the ring: how many bytes of it."""

@@ -203,17 +203,6 @@ class StreamLink(FramedLink):
             self._take_safely(0, held)
         return found
 
-    def _take_safely(self, start: int, stop: int) -> None:
-        """`_take`, from outside of `_receive`."""
-        self._polling = True
-        try:
-            self._take(start, stop)
-        except Exception as error:
-            self._failed(error)
-        self._polling = False
-        if self._closed and not self._told:
-            self._tell()
-
     def _grow(self, size: int) -> None:
         """Make the scratch larger, with what is held in it."""
         grown = bytearray(size)
