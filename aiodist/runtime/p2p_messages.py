@@ -35,10 +35,10 @@ class Receiving:
         self.tag = tag
         self.out = out
         self.message: Message | None = None  # what it was matched with
-        self.target: Incoming | None = None  # where the value comes together, once metadata is here
-        self.ready: tuple[memoryview, Incoming] | None = (
-            None  # target for a message of such metadata
-        )
+        self.target: Incoming | None = None
+        """Where the value comes together, once metadata is here."""
+        self.ready: tuple[memoryview, Incoming] | None = None
+        """The target for a message of such metadata, made beforehand."""
 
 
 class Probing(Receiving):

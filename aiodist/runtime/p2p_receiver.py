@@ -66,7 +66,6 @@ class Receiver:
         return (
             self._mailbox.find(src, key) is None
             and self._receives.first(src, tag) is None
-            and self._probes.first(src, tag) is None
         )
 
     def took(self, src: int, tag: MessageTag, price: int) -> None:
