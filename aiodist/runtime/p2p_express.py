@@ -65,8 +65,8 @@ class P2PExpress:
         self._context = context
         self._loop = context.loop
         self._p2p = context.p2p
-        self._progress = context.endpoint.progress
         self._crowded = context.size > cores()
+        self._progress = context.endpoint.progress
         self._most = min(EAGER, context.max_message_bytes)
         # By dtype and shape. None: such arrays are nothing for here.
         self._sent: dict[tuple[Any, Any], Form | None] = {}

@@ -63,10 +63,7 @@ class Receiver:
 
     def is_free(self, src: int, tag: MessageTag, key: Key) -> bool:
         """Whether the next message of `src` and `tag` is for who receives `key` now."""
-        return (
-            self._mailbox.find(src, key) is None
-            and self._receives.first(src, tag) is None
-        )
+        return self._mailbox.find(src, key) is None and self._receives.first(src, tag) is None
 
     def took(self, src: int, tag: MessageTag, price: int) -> None:
         """An eager message went straight to its receive."""

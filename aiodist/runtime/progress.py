@@ -32,6 +32,9 @@ OTHERS = 10e-6
 HOGGED = 2e-3
 """A yield that took longer than this was a whole time slice of somebody: stop polling."""
 
+ALONE = 15e-6
+"""Seconds of a poll of a link that keep the core: longer, and the peer may be waiting for it."""
+
 SPINS = 8
 """Looks at shared memory between two looks at the clock."""
 
@@ -110,14 +113,16 @@ class Progress:
 
     def look(self, link: FramedLink, prefix: bytes, into: memoryview, crowded: bool) -> bool | None:
         """Look for the frame with this prefix on `link` until it is `into`: True; until something
-        else comes: False; or the budget is used up: None. `crowded` as in `watch`."""
+        else comes: False; or the budget is used up: None. `crowded` as in `watch`; others
+        may be busy anyway: after a while the core is yielded in any case."""
         found = link.look_for(prefix, into)
         if found is not None:
             return found
         now = _clock()
         limit = now + self._patience()
+        alone = now if crowded else now + ALONE
         while now < self._due:
-            if crowded:
+            if now >= alone:
                 _yield()
             found = link.look_for(prefix, into)
             if found is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -84,6 +85,8 @@ class ShmLink(FramedLink):
         if rings.moved != self._moved:
             self._moved = rings.moved
             self._bedtime = now + LINGER
+        elif now < self._bedtime:
+            os.sched_yield()  # the peer may be waiting for this core
         if now < self._bedtime or not rings.sleep(for_room=bool(self._outbox.backlog)):
             self._stay_awake()
         else:

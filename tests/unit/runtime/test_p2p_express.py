@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from contextlib import asynccontextmanager
 
@@ -33,6 +34,14 @@ async def pair(transport, **options):
         a.send(None, 1)
         await b.recv()
         yield ranks
+
+
+async def until(holds):
+    """Let the loop turn until it is so; the test has a timeout."""
+    for _ in itertools.count():
+        if holds():
+            return
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -135,8 +144,7 @@ async def test_arrays_of_another_kind_fit(short):
 async def test_messages_do_not_overtake_those_that_wait(transport):
     async with pair(transport) as (a, b):
         a.send(np.array([1]), 1)
-        while b.iprobe() is None:  # it is taken in, and waits
-            await asyncio.sleep(0)
+        await until(lambda: b.iprobe() is not None)  # it is taken in, and waits
         a.send(np.array([2]), 1)
         assert [(await b.recv(src=0, out=np.zeros(1, int)))[0] for _ in range(2)] == [1, 2]
 
@@ -183,8 +191,7 @@ async def test_sends_wait_for_credit_and_nothing_is_left_behind(transport, short
             assert (await b.recv(src=0, tag="t", out=x))[0] == number
         await asyncio.gather(*works)
         engines = [group._context.p2p for group in (a, b)]
-        while not all(engine.idle for engine in engines):
-            await asyncio.sleep(0)
+        await until(lambda: all(engine.idle for engine in engines))
 
 
 async def test_credit_that_comes_first_is_no_hindrance(short):
@@ -210,8 +217,7 @@ async def test_a_lost_rank_is_not_waited_for(transport):
     x = np.zeros(1)
     async with pair(transport) as (a, b):
         b.abort("gone")
-        while not a._context.lost():
-            await asyncio.sleep(0)
+        await until(lambda: bool(a._context.lost()))
         for work in (a.send(x, 1), a.recv(src=1, out=x)):
             with pytest.raises(PeerLostError):
                 await work
