@@ -304,11 +304,11 @@ class Group:
             return at_once
         self._check_source(src)
         work = self._context.p2p.recv(src=src, tag=tag, out=out)
-        missing: tuple[int, ...] = ()
-        if src is not ANY_SOURCE:
-            missing = (src,)
-            if not (work.done() or self._context.p2p_express.in_vain):
-                self._context.inline(work, src)
+        missing = () if src is ANY_SOURCE else (src,)
+        context = self._context
+        # Not for each of many receives: the one before it has just polled.
+        if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
+            context.inline(work, missing)
         return self._expire(work, timeout, math.inf, missing)
 
     isend = send
@@ -610,6 +610,9 @@ def _both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[
             both.source = receiving.source
             both.finish(receiving.result())
 
-    sending.add_done_callback(check)
-    receiving.add_done_callback(check)
+    for work in (sending, receiving):
+        if work.done():
+            check(work)
+        else:
+            work.add_done_callback(check)
     return both

@@ -8,6 +8,7 @@ the verdicts on collectives that others gave up before they were called here.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -190,10 +191,15 @@ class Context:
     def _link_of(self, peer: int | None) -> Link | None:
         return None if peer is None else self.link(peer)
 
-    def inline(self, work: Work[Any], peer: int) -> None:
-        """Poll for a message of `peer` that `work` waits for."""
-        if peer != self.rank:
-            self.endpoint.progress.inline(work.done, lambda: self._link_of(peer))
+    def inline(self, work: Work[Any], peers: Sequence[int]) -> None:
+        """Poll for a message of `peers` (none: of anyone) that `work` waits for."""
+        links = [
+            link
+            for peer in peers or range(self.size)
+            if peer != self.rank and (link := self.link(peer)) is not None
+        ]
+        if links:
+            self.endpoint.progress.inline(work.done, itertools.cycle(links).__next__)
 
     # -- what an operation asks for ---------------------------------------------------------------
 

@@ -169,6 +169,11 @@ class PointToPoint:
         return list(self._pending)
 
     @property
+    def has_several(self) -> bool:
+        """Whether more than one receive waits to be matched."""
+        return self._receiver.has_several
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is pending or queued, and no state is kept for any tag."""
         return not self._pending and self._sender.idle and self._receiver.idle

@@ -15,6 +15,7 @@ import numpy as np
 
 from aiodist.buffers import arrays, tensors, tokens, values
 from aiodist.buffers.tokens import Spec
+from aiodist.errors import ProtocolError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import EAGER, Key, MessageTag, cost
 from aiodist.runtime.lane import cores
@@ -148,7 +149,11 @@ class P2PExpress:
         if not found:
             self.in_vain = found is None
             return None
-        p2p.took(src, expected, form.price)
+        try:
+            p2p.took(src, expected, form.price)
+        except ProtocolError as error:  # it had no credit left
+            link.close(error)
+            return None
         self._context.endpoint.moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)

@@ -69,6 +69,11 @@ class Receiver:
         """An eager message went straight to its receive."""
         self._flow.passed(src, tag, price)
 
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one receive waits to be matched."""
+        return self._receives.has_several
+
     # -- from the user ----------------------------------------------------------------------------
 
     def receive(self, work: Work[Any], source: int | None, tag: Key, out: object) -> Receiving:
