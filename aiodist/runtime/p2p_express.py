@@ -154,6 +154,7 @@ class P2PExpress:
         except ProtocolError as error:  # it had no credit left
             link.close(error)
             return None
+        # The link has counted the data alone.
         self._context.endpoint.moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
@@ -182,7 +183,8 @@ class P2PExpress:
         try:
             return forms[key]
         except KeyError:
-            return _keep(forms, key, self._form_of(x))
+            # What is wrong with this array may not be wrong with the next of its dtype and shape.
+            return None if arrays.plain(x) is None else _keep(forms, key, self._form_of(x))
 
     def _form_of(self, x: Any) -> Form | None:
         try:

@@ -185,6 +185,7 @@ class ShmLink(FramedLink):
         rings = self._rings
         if not rings.has_news():
             return None
+        start = 0
         try:
             have = rings.available()
             ring = rings.incoming

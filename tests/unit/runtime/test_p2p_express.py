@@ -141,6 +141,15 @@ async def test_arrays_of_another_kind_fit(short):
     assert short == ["send", None, *["send", "recv"] * 2]
 
 
+async def test_one_that_is_not_contiguous_spoils_nothing(short):
+    async with pair("shm") as (a, b):
+        wide, out = np.arange(8.0), np.zeros(4)
+        for x in (wide[::2], wide[:4]):
+            a.send(x, 1)
+            assert same(await b.recv(src=0, out=out), x)
+    assert short[0] is None and short[2:] == ["send", "recv"]
+
+
 async def test_messages_do_not_overtake_those_that_wait(transport):
     async with pair(transport) as (a, b):
         a.send(np.array([1]), 1)
