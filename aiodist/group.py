@@ -278,8 +278,11 @@ class Group:
         up, sends stay pending: nobody's memory grows without bound.
         """
         self._enter()
-        base.check_root(self._context, dst, "dst")
         self._check_timeout(timeout)
+        at_once = self._context.p2p_express.send(x, dst, tag)
+        if at_once is not None:
+            return at_once
+        base.check_root(self._context, dst, "dst")
         work = self._context.p2p.send(x, dst, tag=tag)
         return self._expire(work, timeout, self._context.op_timeout, (dst,))
 
@@ -298,14 +301,17 @@ class Group:
         those of the message. No deadline but `timeout`. Cancelling loses no message.
         """
         self._enter()
-        self._check_source(src)
         self._check_timeout(timeout)
+        at_once = self._context.p2p_express.recv(src, tag, out)
+        if at_once is not None:
+            return at_once
+        self._check_source(src)
         work = self._context.p2p.recv(src=src, tag=tag, out=out)
-        missing: tuple[int, ...] = ()
-        if src is not ANY_SOURCE:
-            missing = (src,)
-            if not work.done():
-                self._context.inline(work, src)
+        missing = () if src is ANY_SOURCE else (src,)
+        context = self._context
+        # Not for each of many receives: the one before it has just polled.
+        if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
+            context.inline(work, missing)
         return self._expire(work, timeout, math.inf, missing)
 
     isend = send
@@ -614,6 +620,9 @@ def _both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[
             both.source = receiving.source
             both.finish(receiving.result())
 
-    sending.add_done_callback(check)
-    receiving.add_done_callback(check)
+    for work in (sending, receiving):
+        if work.done():
+            check(work)
+        else:
+            work.add_done_callback(check)
     return both

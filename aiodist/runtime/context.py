@@ -8,6 +8,7 @@ the verdicts on collectives that others gave up before they were called here.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
 from aiodist.runtime.operation import Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
+from aiodist.runtime.p2p_express import P2PExpress
 from aiodist.runtime.tags import Sends, TagCounts
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step
@@ -73,6 +75,7 @@ class Context:
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
         self.p2p = PointToPoint(self, self.loop)
+        self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
         """The collectives that are pending and have a number."""
@@ -196,10 +199,15 @@ class Context:
     def _link_of(self, peer: int | None) -> Link | None:
         return None if peer is None else self.link(peer)
 
-    def inline(self, work: Work[Any], peer: int) -> None:
-        """Poll for a message of `peer` that `work` waits for."""
-        if peer != self.rank:
-            self.endpoint.progress.inline(work.done, lambda: self._link_of(peer))
+    def inline(self, work: Work[Any], peers: Sequence[int]) -> None:
+        """Poll for a message of `peers` (none: of anyone) that `work` waits for."""
+        links = [
+            link
+            for peer in peers or range(self.size)
+            if peer != self.rank and (link := self.link(peer)) is not None
+        ]
+        if links:
+            self.endpoint.progress.inline(work.done, itertools.cycle(links).__next__)
 
     # -- what an operation asks for ---------------------------------------------------------------
 
@@ -571,12 +579,18 @@ class Context:
 
     def lost(self) -> Mapping[int, str]:
         """The ranks that are lost, and why."""
+        if not (self._gone or self.endpoint.lost):
+            return {}
         lost = {
             self._local[root]: reason
             for root, reason in self.endpoint.lost.items()
             if root in self._local
         }
         return lost | self._gone
+
+    def has_lost(self, peer: int) -> bool:
+        """Whether `peer` is lost."""
+        return peer in self._gone or self.ranks[peer] in self.endpoint.lost
 
     def discard(self, dst: int, token: object) -> None:
         self.endpoint.discard(self.ranks[dst], token)

@@ -167,7 +167,7 @@ class LinkExpress(Express[Recipe]):
             (None, seq), recipe.peers[at], recipe.call, into
         ):
             return True
-        return self._progress.look(link, prefix, into, crowded=self._crowded)
+        return self._progress.look(link, prefix, into, crowded=self._crowded) is True
 
     def _go_on(
         self, recipe: Recipe, x: Any, flat: Flat, seconds: float, done: int, cell: int, total: Flat

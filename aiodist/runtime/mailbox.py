@@ -67,6 +67,12 @@ class Posted(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         return iter([item for line in self._lines.values() for item in line.values()])
 
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one waits."""
+        lines = self._lines
+        return len(lines) > 1 or any(len(line) > 1 for line in lines.values())
+
     def add(self, item: R) -> None:
         key = (item.source, item.tag)
         line = self._lines.get(key)

@@ -4,7 +4,7 @@ It is entered synchronously, from calls of its group and from the links of its e
 waits. Its parts: the sending half (`p2p_sender`), the receiving half (`p2p_receiver`, `p2p_flow`),
 the frames (`p2p_wire`), and what is decided without I/O (`credit`, `mailbox`, `pieces`).
 
-**How a message travels.** Up to 64 KiB (metadata and data): eagerly, as one frame, copied by the
+**How a message travels.** Up to 65 KiB (metadata and data): eagerly, as one frame, copied by the
 sender, whose Work is complete at once. Above: announced (RTS); when a receive has matched it, the
 receiver pulls it, and its data goes from the sender's memory straight into the receiver's, in
 pieces of at most 256 KiB, at most four of them in a link and in one turn of the loop; pieces of
@@ -21,7 +21,7 @@ that was matched later, as in MPI.
 * unconsumed messages cost at most 256 KiB a tag and 4 MiB in all, each of them 256 bytes plus its
   tag plus what has travelled of it. In Python objects that is about five times as much in the worst
   case, messages of no bytes with a tag each;
-* beyond these 4 MiB, one message (at most 65 KiB) for every tag that a receive or probe here names
+* beyond these 4 MiB, one message (at most 67 KiB) for every tag that a receive or probe here names
   while it waits: an unreceived tag never blocks one that is waited for;
 * a message that was announced takes memory when a receive has matched it, and only up to
   `max_message_bytes`, metadata included.
@@ -82,6 +82,10 @@ class PointToPoint:
             wire.NOWANT: self._receiver.denied,
         }
         self._on_cancel = self._withdraw
+        # For the short way (`p2p_express`).
+        self.pay, self.repay = self._sender.pay, self._sender.repay
+        self.last, self.is_free = self._receiver.last, self._receiver.is_free
+        self.took = self._receiver.took
 
     # -- from the group ---------------------------------------------------------------------------
 
@@ -130,6 +134,8 @@ class PointToPoint:
             self._pending[work] = receiving
         if self._wire.waiting:
             self._wire.flush()
+        if not work.done():
+            self._receiver.prepare(receiving)
         return work
 
     def probe(
@@ -163,6 +169,11 @@ class PointToPoint:
     def pending(self) -> list[Work[Any]]:
         """Works that are not done, in the order of their calls."""
         return list(self._pending)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one receive waits to be matched."""
+        return self._receiver.has_several
 
     @property
     def idle(self) -> bool:

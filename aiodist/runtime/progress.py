@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aiodist.runtime.board import Board
     from aiodist.transports.base import Link
-    from aiodist.transports.stream import StreamLink
+    from aiodist.transports.framed import FramedLink
 
 TURN = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
@@ -80,8 +80,8 @@ class Progress:
 
     def _spin(
         self, look: Callable[[Any, Any], bool | None], a: Any, b: Any, spins: int, *, crowded: bool
-    ) -> bool:
-        """``look(a, b)`` again and again until it is not None, and return that; False once the
+    ) -> bool | None:
+        """``look(a, b)`` again and again until it is not None, and return that; None once the
         budget is used up. `crowded`: there are more ranks than cores, so who waits had better let
         others run at once; else only if it takes a while, for then the rank that is waited for may
         well be one that the system has put on this core."""
@@ -104,17 +104,21 @@ class Progress:
             if now > limit or away > HOGGED:
                 self._in_vain += 1
                 break
-        return False
+        return None
 
     def watch(self, board: Board, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
-        return not self.is_due() and self._spin(
-            board.met, peers, stamp, 1 if crowded else SPINS, crowded=crowded
+        spins = 1 if crowded else SPINS
+        return (
+            not self.is_due()
+            and self._spin(board.met, peers, stamp, spins, crowded=crowded) is True
         )
 
-    def look(self, link: StreamLink, prefix: bytes, into: memoryview, *, crowded: bool) -> bool:
+    def look(
+        self, link: FramedLink, prefix: bytes, into: memoryview, *, crowded: bool
+    ) -> bool | None:
         """Look for the frame with this prefix on `link` until it is `into`: True; until something
-        else comes, or the budget is used up: False."""
+        else comes: False; or the budget is used up: None."""
         found = link.look_for(prefix, into)
         if found is not None:
             return found
