@@ -372,7 +372,7 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
     all ranks, leaving it by an exception aborts them.
     """
     name = f"inproc://local-{secrets.token_hex(8)}"
-    async with Coordinator(name, token=options.get("token")):
+    async with Coordinator(name, token=options.get("token"), returns=False):
         options.setdefault("transports", ("inproc",))
         joining = [
             asyncio.ensure_future(_joined(connect(name, rank=rank, size=size, **options)))

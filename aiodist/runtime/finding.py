@@ -73,7 +73,7 @@ def _reached_at(address: str, coordinator: Coordinator) -> str:
 
 async def _serve(address: str, token: str | bytes | None) -> Coordinator | None:
     """A coordinator at `address`; None where the address is another's."""
-    coordinator = Coordinator(address, token=token)
+    coordinator = Coordinator(address, token=token, returns=False)
     try:
         await coordinator.start()
     except OSError as error:
