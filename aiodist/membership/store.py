@@ -207,8 +207,7 @@ class KeyValueStore:
         if _NUMBER.fullmatch(value) is None:
             raise _Refused(
                 Failure.NOT_AN_INTEGER,
-                f"add needs a decimal number of at most 64 bits in {key!r}, which holds "
-                f"{len(value)} bytes that are none",
+                f"add needs a decimal number in {key!r}, which holds {len(value)} bytes that are none",
             )
         return int(value)
 

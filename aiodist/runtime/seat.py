@@ -116,7 +116,8 @@ class Seat:
                     event.reason,
                 )
         elif isinstance(event, CoordinatorBack):
-            log.warning(
+            log.log(
+                logging.INFO if event.kept else logging.WARNING,
                 "group %r: the coordinator at %s is back%s",
                 self.view.group,
                 self.address,

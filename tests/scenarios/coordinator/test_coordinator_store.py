@@ -17,7 +17,7 @@ from aiodist.errors import (
     MessageTooLargeError,
 )
 from aiodist.runtime import store as store_module
-from aiodist.runtime.control import StoreValueError
+from aiodist.runtime.control import CoordinatorGone, StoreValueError
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.store import Store
 
@@ -215,6 +215,8 @@ def test_the_end_of_the_group_ends_everything(play: Play) -> None:
         watch.close()
         watch = two.store.watch("k")
         await coordinator.stop()
+        while not isinstance(await two.event(), CoordinatorGone):
+            pass
         assert two.client.is_away
         two.client.abort()
         with pytest.raises(GroupClosedError):

@@ -182,7 +182,10 @@ def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields:
         (frame_of(m.Challenge(b"", True), b"", 1, "aiodist", 1), "a boolean in token_needed"),
         (frame_of(m.Status({}), None), "a map with text keys"),
         (frame_of(m.Proof(b""), bytes(65)), "at most 64 bytes in mac"),
-        (frame_of(m.Welcome("", b"", "c", 1, True), 7, b""), "0 to 256 characters in seen_host"),
+        (
+            frame_of(m.Welcome("", b"", "c", 1, True), 7, b"", "c", 1, True),
+            "0 to 256 characters in seen_host",
+        ),
         (frame_of(m.Failed(m.Failure.INVALID, ""), "nonsense", ""), "one of rank_taken"),
         (frame_of(m.MemberLost(1, (), ""), 1, 7, ""), "an array of at most 4096 in ranks"),
         (frame_of(m.MemberLost(1, (), ""), 1, [5000], ""), "from 0 to 4095 in ranks"),
