@@ -207,7 +207,7 @@ class KeyValueStore:
         if _NUMBER.fullmatch(value) is None:
             raise _Refused(
                 Failure.NOT_AN_INTEGER,
-                f"add needs a decimal number in {key!r}, which holds {len(value)} bytes that are none",
+                f"add needs a decimal number in {key!r}, not the {len(value)} bytes it holds",
             )
         return int(value)
 

@@ -118,7 +118,7 @@ class Coordinator:
         self._acceptor: Acceptor | None = None
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
-        self._adopting: set[asyncio.Task[Any]] = set()
+        self._adopting: dict[asyncio.Task[None], Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._changed = asyncio.Event()
@@ -293,7 +293,7 @@ class Coordinator:
         connection = Connection(self, next(self._numbers), sock)
         task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
         connection.adopting = task
-        self._adopting.add(task)
+        self._adopting[task] = connection
         task.add_done_callback(partial(self._adopted, connection, sock))
         self._strangers.add(connection)
 
@@ -310,7 +310,7 @@ class Coordinator:
     def _adopted(
         self, connection: Connection, sock: socket.socket, task: asyncio.Task[None]
     ) -> None:
-        self._adopting.discard(task)
+        del self._adopting[task]
         if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
             self._strangers.discard(connection)
             sock.close()
@@ -398,8 +398,9 @@ class Coordinator:
             Path(address.path).unlink(missing_ok=True)
 
     async def _close_connections(self) -> None:
-        for task in list(self._adopting):
-            task.cancel()
+        for connection in self._adopting.values():
+            if connection.adopting is not None:  # else it is about to end by itself
+                connection.drop()
         await asyncio.gather(*self._adopting, return_exceptions=True)
         if self._journal is not None:
             await self._journal.idle()

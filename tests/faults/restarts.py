@@ -106,13 +106,12 @@ async def run(restarts: int, ranks: int, seed: int, folder: Path) -> dict[str, f
     try:
         await daemon.start()
         for rank in range(ranks):
-            processes.append(
-                await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-c", RANK, daemon.address, str(rank), str(ranks)),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                )
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", RANK, daemon.address, str(rank), str(ranks)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
             )
+            processes += [process]
         for process in processes:
             assert process.stdout is not None
             assert await process.stdout.readline() == b"ready\n"

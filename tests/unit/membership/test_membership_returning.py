@@ -366,7 +366,7 @@ def test_what_is_asked_twice_is_done_once(world: Any) -> None:
 
 
 def test_a_watch_that_goes_on_begins_with_what_there_is(world: Any) -> None:
-    one, _ = form(world)
+    form(world)
     world.say(1, StoreSet("k", b"v"))
     assert world.say(1, StoreWatch("k", again=True)) == [Result(None), StoreChanged("k", b"v")]
     assert world.say(1, StoreWatch("j", again=True), request=2) == [
