@@ -28,7 +28,9 @@ from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.wire.address import is_loopback, parse_address
 from aiodist.wire.frames import pack_fields
+from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo, View
+from aiodist.wire.proof import membership_key
 
 log = logging.getLogger("aiodist.session")
 
@@ -233,7 +235,7 @@ async def _join(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     control: ControlClient | None = None
-    endpoint = Endpoint(loop)
+    endpoint = Endpoint(loop, expected=options.size or options.max_size or MAX_MEMBERS)
     listeners: list[Listener] = []
     events: list[ControlEvent] = []
     try:
@@ -255,7 +257,7 @@ async def _join(
     own = _reach(view.members[rank], options.transports)
     coordinator_host = parse_address(address).host
     endpoint.activate(
-        Identity(view.group, view.epoch, rank, tuple(member.id for member in view.members)),
+        Identity(rank, len(view.members), _key(options, view)),
         lambda peer, receiver: _dial(own, view.members[peer], coordinator_host, receiver),
     )
     return Seat(
@@ -357,6 +359,13 @@ async def _dial(
         if tried
         else f"no transport of {', '.join(own.allowed)} is common to both ranks"
     )
+
+
+def _key(options: _Options, view: View) -> bytes:
+    token = options.coordinator.token
+    secret = token.encode() if isinstance(token, str) else token
+    ids = [member.id for member in view.members]
+    return membership_key(secret, view.group, view.epoch, ids)
 
 
 def _context_id(view: View) -> bytes:
