@@ -306,6 +306,7 @@ class Coordinator:
         except OSError as error:
             logger.debug("no connection with %s: %s", connection.peer, error)
             self._strangers.discard(connection)
+            sock.close()
 
     def _adopted(
         self, connection: Connection, sock: socket.socket, task: asyncio.Task[None]

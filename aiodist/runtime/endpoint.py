@@ -362,7 +362,7 @@ class Endpoint:
             raise
         else:
             if peer.link is None:
-                self.lose(peer.rank, "it refuses connections (it has left, or lost us)")
+                self.lose(peer.rank, f"it refuses connections ({greeting.why})")
         finally:
             peer.dialing = None
 

@@ -89,13 +89,15 @@ class Greeter:
 
 
 class Greeting:
-    """Receives the answers to our greeting of the peer that we connected to."""
+    """Receives the answers to our greeting of the peer that we connected to. `why`: what may be
+    the reason that there was none."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peer: Peer, identity: Identity) -> None:
         self.answered: asyncio.Future[bool] = loop.create_future()
         self._peer = peer
         self._identity = identity
         self._ours = secrets.token_bytes(NONCE_BYTES)
+        self.why = "it has left, or lost us"
         self._theirs = b""
         self._done = False
 
@@ -133,6 +135,8 @@ class Greeting:
 
     def closed(self, link: Link, error: BaseException | None) -> None:
         if not self.answered.done():
+            if error is not None and not isinstance(error, ConnectionResetError):
+                self.why = str(error)
             self.answered.set_result(False)
 
 
