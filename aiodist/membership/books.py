@@ -176,8 +176,8 @@ class Books:
             case Ended(name, run_id, epoch):
                 ended = self.groups.get((name, run_id))
                 if ended is not None:
-                    for rank in list(ended.absent):
-                        self.take_absent(ended, rank)
+                    if ended.absent:
+                        raise ValueError(f"the group {name!r} ended before its members were gone")
                     self.end(ended)
                 self._remember_end((name, run_id), epoch)
             case Stored(name, run_id, key, value, expires):
@@ -185,18 +185,20 @@ class Books:
                 store.restore(key, value)
                 left = None if expires is None else expires - self._wall_offset - self.now
                 store.set_ttl(key, left)
-            case Answered(name, run_id, member, request, result):
-                self.groups[name, run_id].store.remember(member, request, result)
+            case _:
+                store = self.groups[record.group, record.run_id].store
+                store.remember(record.member, record.request, record.result)
 
     def _replay_gone(self, group: Group, ranks: Iterable[int], reason: str | None) -> None:
         for rank in ranks:
             member = self.take_absent(group, rank)
-            if member is not None:
-                group.store.forget(member.id)
-                if reason is None:
-                    group.left.add(rank)
-                else:
-                    group.lost[rank] = reason
+            if member is None:
+                raise ValueError(f"rank {rank} of the group {group.name!r} is gone twice")
+            group.store.forget(member.id)
+            if reason is None:
+                group.left.add(rank)
+            else:
+                group.lost[rank] = reason
 
     def _write(self, record: Record) -> None:
         if self._keep is not None:

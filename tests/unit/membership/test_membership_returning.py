@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership import Membership, Received
-from aiodist.membership.records import Gone, decode_records, encode_record
+from aiodist.membership import Membership, Received, books, machine
+from aiodist.membership.records import Ended, Gone, decode_records, encode_record
 from aiodist.wire.messages import (
     Evicted,
     Failed,
@@ -30,6 +30,7 @@ from aiodist.wire.messages import (
     StoreWatch,
     View,
     ViewWanted,
+    Withdraw,
 )
 
 
@@ -384,6 +385,8 @@ def test_what_is_written_down_suffices(world: Any) -> None:
     world.say(1, StoreSet("j", b"w"), request=3)
     world.say(1, StoreDelete("j"), request=4)
     world.say(1, StoreAdd("n", 3), request=5)
+    assert world.say(1, StoreCompareSet("n", b"2", b""), request=6) == Result(False)
+    world.join(8, group="forming")
     world.say(2, Leave())
     world.cut(3)
     world.join(9, group="h", size=1)
@@ -395,6 +398,70 @@ def test_what_is_written_down_suffices(world: Any) -> None:
         machine.restore(decode_records(data), world.now)
         replayed.append([*machine.records()])
     assert sorted(map(repr, replayed[0])) == sorted(map(repr, replayed[1]))
+
+
+def test_ends_that_are_long_ago_are_forgotten(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "REMEMBERED", 2)
+    for name in "abc":
+        world.join(ord(name), group=name, size=1)
+        world.cut(ord(name))
+    ended = [one.group for one in world.machine.records() if isinstance(one, Ended)]
+    assert ended == ["b", "c"]
+
+
+def test_only_the_last_answers_are_remembered(world: Any) -> None:
+    form(world, size=1)
+    for request in range(1, 35):
+        world.say(1, StoreAdd("n", 1), request=request)
+    assert world.say(1, StoreAdd("n", 1), request=34) == Result(34)
+    assert world.say(1, StoreAdd("n", 1), request=3) == Result(3)
+    assert world.say(1, StoreAdd("n", 1), request=2) == Result(35)
+
+
+def test_who_gives_up_hears_who_may_still_come_back(world: Any) -> None:
+    one, _ = form(world)
+    restart(world, state=True)
+    world.say(11, one.claim())
+    world.join(21)
+    withdrawn = world.say(21, Withdraw())
+    assert "rank 1 may still come back to this coordinator" in withdrawn.text
+
+
+def test_ranks_that_there_are_not_are_not_lost(world: Any) -> None:
+    one, _ = form(world)
+    restart(world, state=True)
+    assert world.say(11, one.claim(lost=(77,), left=(78,))) == Rejoined((), ())
+
+
+def test_a_view_that_was_missed_comes_with_who_left(world: Any) -> None:
+    one, two = form(world)
+    world.say(1, Leave())
+    restart(world, state=True)
+    assert world.say(12, two.ask) == [one.view, MemberLeft(1, (0,))]
+
+
+def test_what_is_asked_for_is_bounded(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MAX_ASKED", 1)
+    one, two = form(world)
+    restart(world, state=False)
+    other = replace(one.ask, group="h")
+    assert world.say(11, one.claim()) == ViewWanted()
+    assert world.say(12, one.claim(ask=other)) == ViewWanted()
+    assert world.say(13, two.claim()) == ViewWanted()
+    world.cut(11)
+    assert world.say(14, two.claim()) == Later()
+
+
+def test_logs_that_make_no_sense(world: Any) -> None:
+    world.machine = Membership(keep=True)
+    form(world)
+    formed = decode_records(world.kept)
+    for record, text in (
+        (Ended("g", "", 1), "ended before its members were gone"),
+        (Gone("g", "", (0, 0), None), "is gone twice"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Membership().restore([*formed, record], 0.0)
 
 
 def test_records_that_make_no_sense() -> None:
