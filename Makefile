@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint format docs bench clean
+.PHONY: help setup demo test coverage lint format docs bench restarts fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,18 @@ bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one
 
 bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m benchmarks --help
 	$(BIN)/python -m benchmarks $*
+
+N := 100
+restarts: $(READY)  ## kill and restart the coordinator under load, N times
+	$(BIN)/python tests/faults/restarts.py -n $(N)
+
+FRAMES := 1000000
+fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks
+	$(BIN)/python tests/faults/attack.py fuzz -n $(FRAMES)
+
+CROWD := 2000
+crowd: $(READY)  ## CROWD connections to each listener that never finish the greeting
+	$(BIN)/python tests/faults/attack.py crowd -n $(CROWD)
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

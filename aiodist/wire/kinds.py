@@ -1,8 +1,10 @@
 """Kinds of frames between ranks: the first field of every header.
 
 ========== =================================================================================
-HELLO      [kind, magic, version, group, epoch, my rank, my member id, your member id]
-HELLO_ACK  [kind, my member id]
+HELLO      [kind, magic, version, nonce]: the first frame, of who connects
+CHALLENGE  [kind, nonce]: the answer
+PROOF      [kind, my rank, proof]: I have the key of the membership, see `aiodist.wire.proof`
+HELLO_ACK  [kind, proof]: so have I; from now on, frames of the membership
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
 GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
 ABORT      [kind, context, tag, seq, reason, text, rank, details]: give up the collective
@@ -47,3 +49,5 @@ KICK: Final = 13
 REGION: Final = 14
 MAPPED: Final = 15
 UNMAP: Final = 16
+CHALLENGE: Final = 17
+PROOF: Final = 18

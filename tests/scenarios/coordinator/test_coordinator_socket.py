@@ -116,8 +116,12 @@ def test_the_lease_thread_gives_up_a_membership_whose_loop_is_closed() -> None:
 
     end = loop.run_until_complete(make())
     loop.close()
+
+    class Client:
+        abandon_from_thread = staticmethod(end.sock.abandon)
+
     thread = threading.Thread(
-        target=control._renew, args=(end.sock, loop, threading.Event(), 0.001)
+        target=control._renew, args=(Client(), loop, threading.Event(), 0.001)
     )
     thread.start()
     thread.join(30)
