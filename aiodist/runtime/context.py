@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from aiodist import trace
 from aiodist.errors import (
     AiodistError,
     MismatchError,
@@ -70,7 +71,8 @@ class Context:
         self.max_message_bytes = max_message_bytes
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
-        self.p2p = PointToPoint(self, self.loop)
+        self.trace = trace.bound(trace.Scope(group, epoch, self.rank, self.size, id))
+        self.p2p = PointToPoint(self, self.loop, self.trace)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self._ops: dict[Key, Operation] = {}
         self.tags = TagCounts(self.rank, self.size)
@@ -114,6 +116,7 @@ class Context:
             self.endpoint.poll()
         self.check_open()
         work: Work[Any] = Work(self.loop, op, tag, None, nbytes)
+        self.started(work)
         operation = Operation(self, work, tag, call.encode(), start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
@@ -134,6 +137,7 @@ class Context:
     ) -> None:
         """A collective without a tag, the first steps of whose plan are done, is an operation from
         here on."""
+        self.started(work)
         operation = Operation(self, work, None, call, start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         operation.catch_up(done)
@@ -144,6 +148,12 @@ class Context:
         if not operation.done and seconds != math.inf:
             deadlines.arm(self, operation, seconds)
 
+    def started(self, work: Work[Any]) -> None:
+        """`work` begins: let who traces know."""
+        if self.trace is not None:
+            work.trace = self.trace
+            self.trace("start", work, None)
+
     def _is_frozen(self, tag: object) -> bool:
         if tag is None:
             return self._setup is not None and self._setup.settling
@@ -153,6 +163,8 @@ class Context:
         """Give `operation` its number, and start it."""
         tag = operation.tag
         operation.seq = operation.work.seq = seq = self.tags.take(tag)
+        if self.trace is not None:
+            self.trace("entered", operation.work, None)
         key = (tag, seq)
         self._ops[key] = operation
         lane = self.lane
@@ -652,6 +664,7 @@ class Context:
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
+        self.started(work)
         op = Operation(self, work, None, call, lambda _: program, self.size)
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)

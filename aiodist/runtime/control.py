@@ -26,7 +26,7 @@ from aiodist.errors import (
     SizeMismatchError,
 )
 from aiodist.runtime.control_dial import ForeignServiceError, Greeted, dial
-from aiodist.runtime.control_socket import ControlSocket
+from aiodist.runtime.lease import renew
 from aiodist.wire.frames import Frame
 from aiodist.wire.messages import (
     Draining,
@@ -39,7 +39,6 @@ from aiodist.wire.messages import (
     MemberLeft,
     MemberLost,
     Message,
-    Renew,
     Status,
     StatusRequest,
     StoreCancel,
@@ -302,16 +301,11 @@ class ControlClient:
         raise JoinTimeoutError(f"gave up joining after {timeout:g} s: {text}", group=ask.group)
 
     def _renew_lease(self, lease: float) -> None:
-        """Start the lease thread, for the first join."""
+        """Start to renew the lease, for the first join."""
         if self._renewing:
             return
         self._renewing = True
-        threading.Thread(
-            target=_renew,
-            args=(self._sock, self._loop, self._stop_renewing, lease / 3),
-            name="aiodist-lease",
-            daemon=True,
-        ).start()
+        renew(self._sock, self._loop, self._stop_renewing, lease / 3)
 
     def _on_frame(self, frame: Frame) -> None:
         number, message = decode_message(frame)
@@ -382,17 +376,3 @@ class ControlClient:
 
     def _error(self, failed: Failed) -> AiodistError:
         return _ERRORS[failed.kind](failed.text, group=self._group)
-
-
-def _renew(
-    sock: ControlSocket, loop: asyncio.AbstractEventLoop, stop: threading.Event, interval: float
-) -> None:
-    """The lease thread: a sign of life every `interval` seconds, however busy the loop is."""
-    frame = encode_message(Renew())
-    while not stop.wait(interval):
-        if loop.is_closed():
-            # Nobody can use this membership any more: let the others know.
-            sock.abandon()
-            return
-        if not sock.send_from_thread(frame):
-            return

@@ -394,6 +394,8 @@ class Operation:
             self._pull = None
         assert self._program is not None
         try:
+            if self.work.trace is not None:
+                self.work.trace("phase", self.work, None)
             phase = next(self._program)
             if isinstance(phase, PullPhase):
                 assert self.lane is not None

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from aiodist.trace import Trace
+
 T = TypeVar("T")
 
 
@@ -27,6 +29,8 @@ class Work(asyncio.Future[T], Generic[T]):
     """
 
     source: int | None = None
+    trace: Trace | None = None
+    """The hook that hears of this operation. For the engine."""
     _ended: float | None = None
 
     def __init__(
@@ -55,12 +59,16 @@ class Work(asyncio.Future[T], Generic[T]):
     def finish(self, result: T) -> None:
         """Complete with `result`; no effect when done. For the engine."""
         if not self.done():
+            if self.trace is not None:
+                self.trace("before_complete", self, result)
             self._end()
             self.set_result(result)
 
     def fail(self, error: BaseException) -> None:
         """Complete with `error`; no effect when done. For the engine."""
         if not self.done():
+            if self.trace is not None:
+                self.trace("failed", self, error)
             self._end()
             self.set_exception(error)
 
@@ -71,6 +79,8 @@ class Work(asyncio.Future[T], Generic[T]):
         if self._on_cancel is not None:
             # The engine lets go of the buffers and tells the others before anyone learns of it.
             self._on_cancel(self)
+        if self.trace is not None:
+            self.trace("cancelled", self, None)
         self._end()
         return super().cancel(msg)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from aiodist.transports.base import Link, Listener, Receiver
-from aiodist.transports.sockets import BACKLOG, SocketListener
+from aiodist.transports.sockets import BACKLOG, SocketListener, new_socket
 from aiodist.transports.stream import StreamLink
 
 SILENCE = 20
@@ -42,7 +42,7 @@ class TcpTransport:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _name, where = found[0]
-        sock = socket.socket(family, kind, proto)
+        sock = new_socket(family, kind, proto)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,7 +67,7 @@ class TcpTransport:
         for family, kind, proto, _name, where in await loop.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         ):
-            sock = socket.socket(family, kind, proto)
+            sock = new_socket(family, kind, proto)
             try:
                 sock.setblocking(False)
                 await loop.sock_connect(sock, where)
