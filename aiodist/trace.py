@@ -15,15 +15,14 @@ point              when
 =================  ==========================================================================
 
 An all_reduce that is done within its call has "start" and "before_complete" at its end, and no
-other point. Groups that are made while a hook is in use report to it, for as long as they live.
+other point. Groups that are made while a hook is installed report to it, for as long as they live.
 A hook runs inside of the engine: it is quick and calls nothing of the group. What it raises at
 "phase" fails the operation on all ranks; elsewhere it must not raise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,17 +46,12 @@ Trace = Callable[[str, Any, Any], None]
 _hook: ContextVar[Hook | None] = ContextVar("aiodist_trace", default=None)
 
 
-@contextmanager
-def use(hook: Hook) -> Iterator[None]:
-    """Groups that are made in here, by this task and those that it starts, report to `hook`."""
-    token = _hook.set(hook)
-    try:
-        yield
-    finally:
-        _hook.reset(token)
+def install(hook: Hook | None) -> None:
+    """Groups that this task, and those that it starts, make from now on report to `hook`."""
+    _hook.set(hook)
 
 
 def bound(scope: Scope) -> Trace | None:
-    """The hook in use, for `scope`; None: there is none."""
+    """The hook that is installed, for `scope`; None: there is none."""
     hook = _hook.get()
     return None if hook is None else partial(hook, scope)

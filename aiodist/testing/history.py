@@ -34,6 +34,7 @@ class Entry:
     ended: float | None = None
     digest: str = ""
     error: BaseException | None = None
+    deadline: float | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -86,6 +87,12 @@ class History:
                 entry.digest = digest_of(value)
             entry.error = value if point == "failed" else None
 
+    def expect(self, work: Any, seconds: float) -> None:
+        """`work` has to end within `seconds` of its start."""
+        entry = self._pending.get(work)
+        if entry is not None:
+            entry.deadline = entry.started + seconds
+
     def digest(self) -> str:
         """Of all that is in it: two runs with the same digest went the same way."""
         summary = hashlib.blake2b(digest_size=8)
@@ -95,10 +102,21 @@ class History:
             summary.update(repr(line).encode())
         return summary.hexdigest()
 
-    def problems(self, *, is_alive: Callable[[str], bool] = lambda process: True) -> list[str]:
+    def problems(
+        self,
+        *,
+        is_alive: Callable[[str], bool] = lambda process: True,
+        stopped: Callable[[str], float] = lambda process: 0.0,
+    ) -> list[str]:
         """What must not be: see `docs/testing.md`. `is_alive` says of which processes everything
-        must have ended."""
-        return [*self._different(), *self._foreign(), *self._unended(is_alive), *self._reused()]
+        must have ended, `stopped` for how many seconds a process could do nothing about it."""
+        return [
+            *self._different(),
+            *self._foreign(),
+            *self._unended(is_alive),
+            *self._late(stopped),
+            *self._reused(),
+        ]
 
     def _different(self) -> Iterator[str]:
         """The same (group, epoch, tag, seq), but different values."""
@@ -124,6 +142,13 @@ class History:
         for entry in self.entries:
             if entry.end == "start" and is_alive(entry.process):
                 yield f"never ended: {entry}"
+
+    def _late(self, stopped: Callable[[str], float]) -> Iterator[str]:
+        for entry in self.entries:
+            if entry.deadline is not None and entry.ended is not None:
+                late = entry.ended - entry.deadline - stopped(entry.process)
+                if late > 0:
+                    yield f"ended {late:.6f} s after its deadline: {entry}"
 
     def _foreign(self) -> Iterator[str]:
         """Errors that no contract mentions."""

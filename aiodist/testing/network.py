@@ -23,6 +23,9 @@ FIRST_FILE = 1 << 24
 SYN_AGAIN = 1.0
 """Seconds after which a connection that got no answer is tried again; doubled each time."""
 
+MOST_PACKETS = 8
+"""About so many packets a write, at most: more would show nothing new."""
+
 IDLE_GIVES_UP = 20.0
 """Seconds after which a cut ends an idle connection, as keep-alive does. One that has bytes on
 their way goes on trying."""
@@ -254,7 +257,7 @@ class Network:
         self.bytes_carried += len(data)
         at = 0
         while at < len(data):
-            size = self.conditions.largest
+            size = max(self.conditions.largest, len(data) // MOST_PACKETS)
             if self._chooser.random() < 0.2:
                 size = self._chooser.randint(1, size)
             yield data[at : at + size]
@@ -279,7 +282,8 @@ class Network:
     # ---- time of the network, which belongs to no process ----
 
     def at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
-        self.loop.call_at(when, callback, *args, context=Context())
+        if not self.loop.is_closed():
+            self.loop.call_at(when, callback, *args, context=Context())
 
     def later_by(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
         self.at(self.loop.time() + seconds, callback, *args)

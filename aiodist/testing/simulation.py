@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 import aiodist.trace
@@ -29,8 +29,6 @@ COORDINATOR = "10.0.0.1"
 PORT = 29500
 LIMIT = 3600.0
 """Seconds of virtual time after which a run counts as hanging."""
-REAPING = 30.0
-"""Seconds of virtual time for the tasks of the dead to end when they are cancelled."""
 
 
 class Killed(Exception):
@@ -74,6 +72,7 @@ class Simulation:
         self.nodes = [self.network.node(f"10.0.1.{rank + 1}") for rank in range(size)]
         self.address = f"tcp://{COORDINATOR}:{PORT}"
         self.problems: list[str] = []
+        self.extra_problems: Callable[[], list[str]] = list
         self._options = {"transports": ("tcp",), **options}
         self._served: Coordinator | None = None
 
@@ -104,9 +103,9 @@ class Simulation:
         self.check()
         return outcomes
 
-    def connecting(self, rank: int, **options: Any) -> Any:
+    def connecting(self, rank: int | None, **options: Any) -> Any:
         """What `aiodist.connect` returns, for use on the node of `rank`."""
-        wanted: dict[str, Any] = {"rank": rank, "size": self.size, "name": f"node {rank}"}
+        wanted: dict[str, Any] = {"rank": rank, "size": self.size}
         return connect(self.address, **{**wanted, **self._options, **options})
 
     async def _play(self, mains: dict[int, Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -115,7 +114,8 @@ class Simulation:
         for rank, main in mains.items():
             node = self.nodes[rank]
             if node.alive:
-                ended.append(self._outcome(node, node.spawn(self._traced(main), f"rank {rank}")))
+                node.context.run(aiodist.trace.install, self._hook)
+                ended.append(self._outcome(node, node.spawn(main, f"rank {rank}")))
             else:
                 main.close()
         outcomes: list[Any] = []
@@ -128,10 +128,6 @@ class Simulation:
     async def _serve(self) -> None:
         self._served = Coordinator(self.address, token=self._options.get("token"))
         await self._served.start()
-
-    async def _traced(self, main: Coroutine[Any, Any, T]) -> T:
-        with aiodist.trace.use(self._hook):
-            return await main
 
     def _hook(self, scope: aiodist.trace.Scope, point: str, work: Any, value: Any) -> None:
         self.history(scope, point, work, value)
@@ -175,23 +171,19 @@ class Simulation:
     # ---- the end ----
 
     def _reap(self) -> None:
-        """Let what the dead have left behind end, unseen; note what the living have left."""
-        left = [task for task in asyncio.all_tasks(self.loop) if not task.done()]
-        dead = {id(task) for node in self.network.nodes.values() for task in node.tasks
-                if not node.alive}  # fmt: skip
+        """Note what the living have left behind."""
         for node in self.network.nodes.values():
             if node.alive:
                 self.problems += [f"{node.host} left {sock!r} open" for sock in node.sockets]
-        for task in left:
-            owner = task.get_context().run(current_process)
-            if owner is None or owner.alive:
-                if id(task) not in dead:
-                    self.problems.append(f"a task was left over: {task!r}")
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+                left = sorted(task.get_name() for task in node.tasks if not task.done())
+                self.problems += [f"{node.host} left a task over: {name}" for name in left]
 
     def _close(self) -> None:
+        """Bury what never ends: that of dead processes, or of all if the run has failed."""
         for task in asyncio.all_tasks(self.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            with suppress(Exception):  # whatever they think of it
+                task.get_coro().close()  # type: ignore[union-attr]
         self.loop.close()
 
     def check(self) -> None:
@@ -203,7 +195,11 @@ class Simulation:
         alive = {node.name: node.alive for node in self.network.nodes.values()}
         gc.collect()  # a failed Work that nobody has seen says so when it goes
         problems = [*self.problems, *self.loop.errors]
-        problems += self.history.problems(is_alive=lambda name: alive[name])
+        if not all(alive.values()):  # the dead have no time to look at their errors
+            problems = [text for text in problems if "never retrieved" not in text]
+        stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
+        problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)
+        problems += self.extra_problems()
         if problems:
             raise InvariantError(problems)
 

@@ -175,7 +175,7 @@ class SimSocket:
     # ---- what `socket.socket` has ----
 
     def fileno(self) -> int:
-        return -1 if self.closed else self._number
+        return self._number if not self.closed or not self.node.alive else -1
 
     def setblocking(self, flag: bool) -> None:
         if flag:
@@ -305,6 +305,8 @@ class SimSocket:
         """Its process was killed: the peer sees END, RESET or (None) nothing."""
         if not self.closed:
             self._end(how)
+            # What the dead may still be doing in this turn of the loop must not stumble.
+            self.network.loop.selector.follow(self)
 
     def _end(self, how: object | None) -> None:
         self.network.remove(self)

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import selectors
 import socket
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context, ContextVar
 from random import Random
@@ -39,7 +40,7 @@ class Process:
         self.context.run(_current.set, self)
         self._held: list[_Call] = []
         self._since = 0.0
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "running" if self.alive else "dead"
@@ -51,9 +52,7 @@ class Process:
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run `coroutine` as a task of this process."""
-        task = self.loop.create_task(coroutine, name=name, context=self.context.copy())
-        self.tasks.append(task)
-        return task
+        return self.loop.create_task(coroutine, name=name, context=self.context.copy())
 
     def stop(self) -> None:
         if self.runs:
@@ -176,11 +175,11 @@ class VirtualSelector(selectors.BaseSelector):
         ready = []
         for number in list(self._hot):
             key = self._keys[number]
-            events = self._files[number].events()
-            if not events:
-                del self._hot[number]
-            elif events & key.events:
-                ready.append((key, events & key.events))
+            events = self._files[number].events() & key.events
+            if events:
+                ready.append((key, events))
+            else:
+                del self._hot[number]  # until it changes, or is waited for otherwise
         if ready:
             self._chooser.shuffle(ready)
         elif timeout is None:
@@ -256,6 +255,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         handle = super().call_at(when, call, context=context)
         call.handle = handle
         return handle
+
+    def create_task(self, coro: Any, *, context: Context | None = None, **options: Any) -> Any:
+        task = super().create_task(coro, context=context, **options)
+        process = _current.get() if context is None else context.get(_current)
+        if process is not None:
+            process.tasks.add(task)
+        return task
 
     def again(self, call: _Call) -> None:
         """Run a call that was held."""
