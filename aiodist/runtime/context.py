@@ -236,7 +236,7 @@ class Context:
             self.ranks[peer],
             pack_fields(kinds.MESSAGE, self.id, op.tag, op.seq, slot, op.call),
             views,
-            done=op.sent,
+            done=partial(op.sent, peer),
             token=op,
             urgent=op.urgent,
         )

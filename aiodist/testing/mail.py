@@ -64,7 +64,7 @@ def random_mail(chooser: Random, size: int, *, calm: bool, narrow: bool) -> Mail
                 chooser.choice(["a", "b", 3]),
                 chooser.choice(sizes),
             )
-            for number in range(300 if flood else count)
+            for number in range(100 if flood else count)
         ),
         chooser.choice(["no", "source", "all"]),
         patience=LONG if calm else chooser.choice([0.002, 0.1, LONG]),

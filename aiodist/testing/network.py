@@ -56,6 +56,7 @@ class Node(Process):
         self.host = host
         self.network = network
         self.sockets: dict[SimSocket, None] = {}
+        self.died = 0.0
         self.silent = False
         """Whether it was unplugged: nobody hears from it, not even that a connection broke."""
         self.ports = itertools.count(40000)
@@ -70,6 +71,7 @@ class Node(Process):
         endings = {"reset": RESET, "close": END, "silent": None}
         ending = endings[how]
         self.end()
+        self.died = self.loop.time()
         self.silent = how == "silent"
         for sock in list(self.sockets):
             sock.vanish(ending)

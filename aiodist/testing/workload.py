@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import numpy as np
-
 from aiodist.errors import (
     AiodistError,
     CollectiveAbortedError,
@@ -28,6 +26,7 @@ from aiodist.errors import (
 from aiodist.group import Group
 from aiodist.runtime.work import Work
 from aiodist.testing.disasters import Disaster, arrange, random_disaster
+from aiodist.testing.history import NOT_DUE
 from aiodist.testing.mail import Mail, exchange, random_mail
 from aiodist.testing.network import Conditions
 from aiodist.testing.simulation import Simulation
@@ -40,6 +39,18 @@ SLACK = 0.05
 """Seconds that an operation may end after its deadline."""
 MOST_BUFFERED = 12 << 20
 """Bytes that may wait in a rank for one peer, whatever happens."""
+NOTICE = 2.0
+"""Seconds that news may take."""
+PROMPT = frozenset({"kill", "kill while sending", "kill in an operation", "break links"})
+"""Disasters after which everybody who is alive runs, and is reachable."""
+POSSIBLE = (
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    CoordinatorLostError,
+    GroupClosedError,
+    PeerLostError,
+)
+"""What operations of ranks that call the same may fail with."""
 IN_FLIGHT = 12
 """Collectives that a rank has pending at once."""
 
@@ -143,7 +154,7 @@ class Run:
         self.failed = 0
         self.outcomes: list[Any] = []
         self._buffers: list[tuple[Array, str]] = []
-        self._left: set[int] = set()
+        self._members: dict[bytes, tuple[str, ...]] = {}
 
     def play(self) -> None:
         """Raises HangError, DeadlockError, InvariantError."""
@@ -154,7 +165,7 @@ class Run:
 
     def found(self) -> list[str]:
         """What is wrong, at the end."""
-        found = list(self.problems)
+        found = [*self.problems, *self._unnoticed()]
         for array, text in self._buffers:
             if not (array == SENTINEL).all():
                 found.append(f"memory was written to after the operation had ended: {text}")
@@ -182,6 +193,7 @@ class Run:
 
     async def _epoch(self, group: Group, chooser: Random, number: int) -> None:
         failures: list[BaseException] = []
+        self._members[group._context.id] = tuple(member.host for member in group.members)
         program = asyncio.ensure_future(self._program(group, chooser, failures))
         mail = asyncio.ensure_future(exchange(self, group, failures))
         for outcome in await asyncio.gather(program, mail, return_exceptions=True):
@@ -256,7 +268,10 @@ class Run:
         except AiodistError as error:
             self._poison(call)
             self.failed += 1
-            if self.blame(group, error, str(step), self._may_fail(step, error)):
+            may = self._may_fail(step, error)
+            if isinstance(error, CollectiveTimeoutError) and not may and self._is_prompt:
+                self.problems.append(f"{group!r}: a loss was not noticed by {step}: {error!r}")
+            if self.blame(group, error, str(step), may):
                 failures.append(error)
         else:
             self.completed += 1
@@ -280,11 +295,31 @@ class Run:
 
     def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
         """Note an error that has no cause. Returns whether somebody is lost by it."""
-        lost = isinstance(error, (PeerLostError, GroupClosedError, CoordinatorLostError))
         # While a rank is stopped or cut off, all operations may take too long, or be given up.
-        if not expected and not self.disturbed:
+        if not isinstance(error, POSSIBLE) or not (expected or self.disturbed):
             self.problems.append(f"{group!r}: {what} failed without a cause: {error!r}")
-        return lost or not expected
+        return isinstance(error, (PeerLostError, GroupClosedError)) or not expected
+
+    @property
+    def _is_prompt(self) -> bool:
+        """Whether everybody hears of all that happens, soon."""
+        return all(disaster.kind in PROMPT for disaster in self.scenario.disasters)
+
+    def _unnoticed(self) -> list[str]:
+        """Operations that went on for longer than the lease of a member that was dead."""
+        if not self._is_prompt:
+            return []
+        found = []
+        deaths = {node.host: node.died for node in self.simulation.nodes if not node.alive}
+        for entry in self.simulation.history.entries:
+            members = self._members.get(entry.scope.id, ())
+            if entry.process in deaths or entry.ended is None or entry.op in NOT_DUE:
+                continue
+            for host, died in deaths.items():
+                noticed = max(entry.started, died) + self.scenario.lease + NOTICE
+                if host in members and entry.ended > noticed:
+                    found.append(f"the death of {host} at {died:.6f} s was not noticed by {entry}")
+        return found
 
     def _poison(self, call: Call) -> None:
         """The operation is over: its memory is ours again, and stays as it is."""
@@ -324,6 +359,3 @@ async def _for_a_while(chooser: Random) -> None:
             await asyncio.sleep(0)
     else:
         await asyncio.sleep(chooser.choice([1e-5, 3e-4, 0.01]))
-
-
-__all__ = ["Run", "Scenario", "np", "scenario"]
