@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from aiodist.errors import AiodistError
 from aiodist.testing.network import Node
 from aiodist.testing.simulation import Simulation
 
@@ -74,6 +75,12 @@ def _kill_in_operation(simulation: Simulation, disaster: Disaster) -> None:
     simulation.faults.fail_at(disaster.victim, op, point, action)  # type: ignore[arg-type]
 
 
+def _raise_in_operation(simulation: Simulation, disaster: Disaster) -> None:
+    op = ("all_reduce", "all_gather", "broadcast", "barrier")[disaster.choice % 4]
+    error = AiodistError("injected")
+    simulation.faults.fail_at(disaster.victim, op, "phase", error, nth=disaster.choice // 4 % 6)
+
+
 def _stop(simulation: Simulation, disaster: Disaster) -> None:
     victim, _ = _nodes(simulation, disaster)
     victim.stop()
@@ -114,6 +121,7 @@ DISASTERS: dict[str, Callable[[Simulation, Disaster], None]] = {
     "kill": _kill,
     "kill while sending": _kill_while_sending,
     "kill in an operation": _kill_in_operation,
+    "raise in an operation": _raise_in_operation,
     "stop": _stop,
     "break links": _break_links,
     "lose the coordinator's link": _lose_coordinator_link,

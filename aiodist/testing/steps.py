@@ -7,7 +7,7 @@ without the others: a wrong sum, a mixed-up operation and a message of another e
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,12 @@ KINDS: dict[str, Kind] = {
 class Call:
     """A step that was called on one rank."""
 
-    def __init__(self, group: Group, step: Step, timeout: float | None) -> None:
+    def __init__(
+        self, group: Group, step: Step, timeout: float | None, wrong: bool = False
+    ) -> None:
+        """`wrong`: with another shape than the others."""
+        if wrong:
+            step = replace(step, size=step.size + 1)
         kind = KINDS[step.kind]
         self.group = group
         self.step = step

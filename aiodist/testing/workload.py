@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ from aiodist.errors import (
     CoordinatorLostError,
     GroupClosedError,
     JoinError,
+    MismatchError,
     PeerLostError,
 )
 from aiodist.group import Group
@@ -41,7 +43,8 @@ MOST_BUFFERED = 12 << 20
 """Bytes that may wait in a rank for one peer, whatever happens."""
 NOTICE = 2.0
 """Seconds that news may take."""
-PROMPT = frozenset({"kill", "kill while sending", "kill in an operation", "break links"})
+PROMPT = frozenset({"kill", "kill while sending", "kill in an operation", "break links",
+                    "raise in an operation"})  # fmt: skip
 """Disasters after which everybody who is alive runs, and is reachable."""
 POSSIBLE = (
     CollectiveAbortedError,
@@ -56,9 +59,20 @@ IN_FLIGHT = 12
 
 
 @dataclass(frozen=True)
+class Child:
+    """A group made of the first one while that works: by "dup", by "split" with `colors` by rank,
+    or as the "subgroup" of the ranks whose color is not None. What it does: `steps` by color."""
+
+    kind: str
+    colors: tuple[int | None, ...]
+    steps: dict[int, tuple[Step, ...]]
+
+
+@dataclass(frozen=True)
 class Scenario:
     """All that a seed decides. `cancels`: step → the rank that gives it up. `hurries`: step → its
-    deadline in seconds. `pauses`: (rank, step) → seconds before the call."""
+    deadline in seconds. `pauses`: (rank, step) → seconds before the call. `wrongs`: step → the rank
+    that calls it with another shape."""
 
     seed: int | str
     size: int
@@ -70,6 +84,8 @@ class Scenario:
     cancels: dict[int, int]
     hurries: dict[int, float]
     pauses: dict[tuple[int, int], float]
+    wrongs: dict[int, int]
+    children: tuple[Child, ...]
     mail: Mail
     disasters: tuple[Disaster, ...]
 
@@ -91,18 +107,7 @@ def scenario(seed: int | str) -> Scenario:
     calls = chooser.choice([5, 20, 60])
     calm = chooser.random() < 0.25
     narrow = chooser.random() < 0.3  # everything takes many small writes
-    tags: list[str | int | None] = [None, None, None, "a", 1, "1"]
-    steps = tuple(
-        Step(
-            number,
-            chooser.choice(["all_reduce", "all_reduce", *KINDS]),
-            chooser.choice([*tags, f"request {number}"]),
-            chooser.choice(SIZES[:4] if narrow or chooser.random() < 0.7 else SIZES),
-            chooser.randrange(size),
-            chooser.random() < 0.3,
-        )
-        for number in range(calls)
-    )
+    steps = _random_steps(chooser, range(calls), SIZES[:4] if narrow else SIZES)
 
     def some(share: float) -> list[int]:
         return [] if calm else [step.number for step in steps if chooser.random() < share]
@@ -127,12 +132,52 @@ def scenario(seed: int | str) -> Scenario:
             (chooser.randrange(size), number): chooser.choice([0.0005, 0.02, 0.6])
             for number in some(0.2)
         },
+        wrongs={
+            number: chooser.randrange(size)
+            for number in some(0.05)
+            if steps[number].kind in ("all_reduce", "scan")
+        },
+        children=tuple(
+            _random_child(chooser, size, 100 + 200 * at)
+            for at in range(chooser.choice([0, 0, 1, 2]))
+        ),
         mail=random_mail(chooser, size, calm=calm, narrow=narrow),
         disasters=tuple(
             random_disaster(chooser, size, chooser.choice([0.02, 0.5, 5.0]))
             for _ in range(0 if calm else chooser.choice([0, 1, 1, 2, 3]))
         ),
     )
+
+
+def _random_steps(
+    chooser: Random, numbers: Iterable[int], sizes: Sequence[int]
+) -> tuple[Step, ...]:
+    tags: list[str | int | None] = [None, None, None, "a", 1, "1"]
+    return tuple(
+        Step(
+            number,
+            chooser.choice(["all_reduce", "all_reduce", *KINDS]),
+            chooser.choice([*tags, f"request {number}"]),
+            chooser.choice(sizes[:4] if chooser.random() < 0.7 else sizes),
+            chooser.randrange(8),
+            chooser.random() < 0.3,
+        )
+        for number in numbers
+    )
+
+
+def _random_child(chooser: Random, size: int, number: int) -> Child:
+    kind = chooser.choice(["dup", "split", "subgroup"])
+    colors: tuple[int | None, ...] = (0,) * size
+    if kind == "split":
+        colors = tuple(chooser.choice([0, 1, None]) for _ in range(size))
+    elif kind == "subgroup":
+        colors = tuple(chooser.choice([0, 0, None]) for _ in range(size))
+    steps = {
+        color: _random_steps(chooser, range(number + 100 * color, number + 100 * color + 6), SIZES[:4])
+        for color in (0, 1)
+    }
+    return Child(kind, colors, steps)
 
 
 class Run:
@@ -193,10 +238,12 @@ class Run:
 
     async def _epoch(self, group: Group, chooser: Random, number: int) -> None:
         failures: list[BaseException] = []
-        self._members[group._context.id] = tuple(member.host for member in group.members)
-        program = asyncio.ensure_future(self._program(group, chooser, failures))
-        mail = asyncio.ensure_future(exchange(self, group, failures))
-        for outcome in await asyncio.gather(program, mail, return_exceptions=True):
+        for outcome in await asyncio.gather(
+            self._program(group, chooser, failures, self.scenario.steps),
+            self._children(group, chooser, failures),
+            exchange(self, group, failures),
+            return_exceptions=True,
+        ):
             if isinstance(outcome, BaseException) and not isinstance(outcome, AiodistError):
                 self.problems.append(f"{group!r} ended with {outcome!r}")
         if failures and chooser.random() < 0.4:
@@ -230,17 +277,46 @@ class Run:
             if there and not (what == "verdicts" and self.scenario.cancels):
                 self.problems.append(f"{group!r} has {what} left: {there!r}")
 
-    async def _program(
+    async def _children(
         self, group: Group, chooser: Random, failures: list[BaseException]
     ) -> None:
+        for child in self.scenario.children:
+            color = child.colors[group.rank]
+            try:
+                if child.kind == "dup":
+                    made = await group.dup()
+                elif child.kind == "split":
+                    made = await group.split(color)
+                elif color is not None:
+                    ranks = [rank for rank in range(group.size) if child.colors[rank] is not None]
+                    made = await group.subgroup(ranks)
+                else:
+                    continue
+            except AiodistError as error:
+                failures.append(error)
+                self.blame(group, error, child.kind, expected=False)
+                return
+            if made is not None and color is not None:
+                await self._program(made, chooser, failures, child.steps[color])
+                await made.close()
+
+    async def _program(
+        self,
+        group: Group,
+        chooser: Random,
+        failures: list[BaseException],
+        steps: tuple[Step, ...],
+    ) -> None:
+        self._members[group._context.id] = tuple(member.host for member in group.members)
         pending: deque[Call] = deque()
         scenario = self.scenario
-        for step in _order(scenario.steps, chooser):
+        for step in _order(steps, chooser):
             pause = scenario.pauses.get((group.rank, step.number))
             if pause is not None:
                 await asyncio.sleep(pause)
             try:
-                call = Call(group, step, scenario.hurries.get(step.number))
+                wrong = scenario.wrongs.get(step.number) == group.rank and group.size > 1
+                call = Call(group, step, scenario.hurries.get(step.number), wrong)
             except AiodistError as error:
                 self.blame(group, error, str(step), expected=False)
                 failures.append(error)
@@ -268,7 +344,7 @@ class Run:
         except AiodistError as error:
             self._poison(call)
             self.failed += 1
-            may = self._may_fail(step, error)
+            may = self._may_fail(step, group, error)
             if isinstance(error, CollectiveTimeoutError) and not may and self._is_prompt:
                 self.problems.append(f"{group!r}: a loss was not noticed by {step}: {error!r}")
             if self.blame(group, error, str(step), may):
@@ -278,12 +354,20 @@ class Run:
             wrong = call.wrong(result)
             if wrong:
                 self.problems.append(wrong)
+            if self._is_wrong(step, group):
+                self.problems.append(f"{group!r}: {step} was done, though ranks called it apart")
             self._poison(call)
 
-    def _may_fail(self, step: Step, error: AiodistError) -> bool:
+    def _is_wrong(self, step: Step, group: Group) -> bool:
+        """Whether the ranks call it with different shapes."""
+        return self.scenario.wrongs.get(step.number, group.size) < group.size > 1
+
+    def _may_fail(self, step: Step, group: Group, error: AiodistError) -> bool:
         number = step.number
         if isinstance(error, CollectiveTimeoutError):
             return number in self.scenario.hurries
+        if isinstance(error, MismatchError):
+            return self._is_wrong(step, group)
         return isinstance(error, CollectiveAbortedError) and number in self.scenario.cancels
 
     # ---- what is looked at ----
@@ -296,7 +380,8 @@ class Run:
     def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
         """Note an error that has no cause. Returns whether somebody is lost by it."""
         # While a rank is stopped or cut off, all operations may take too long, or be given up.
-        if not isinstance(error, POSSIBLE) or not (expected or self.disturbed):
+        possible = isinstance(error, POSSIBLE) or type(error) is AiodistError  # an injected one
+        if not expected and not (possible and self.disturbed):
             self.problems.append(f"{group!r}: {what} failed without a cause: {error!r}")
         return isinstance(error, (PeerLostError, GroupClosedError)) or not expected
 
