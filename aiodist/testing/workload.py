@@ -36,6 +36,8 @@ from aiodist.testing.steps import KINDS, Array, Call, Step
 
 SIZES = (0, 1, 3, 50, 1000, 9000, 40_000)
 """Elements, of 8 bytes."""
+NARROW_SIZES = (0, 1, 3, 50, 300, 1000, 6000)
+"""Of those whose connections take little at once."""
 SENTINEL = -0x5EED
 SLACK = 0.05
 """Seconds that an operation may end after its deadline."""
@@ -107,7 +109,7 @@ def scenario(seed: int | str) -> Scenario:
     calls = chooser.choice([5, 20, 60])
     calm = chooser.random() < 0.25
     narrow = chooser.random() < 0.3  # everything takes many small writes
-    steps = _random_steps(chooser, range(calls), SIZES[:4] if narrow else SIZES)
+    steps = _random_steps(chooser, range(calls), NARROW_SIZES if narrow else SIZES)
 
     def some(share: float) -> list[int]:
         return [] if calm else [step.number for step in steps if chooser.random() < share]
@@ -443,4 +445,4 @@ async def _for_a_while(chooser: Random) -> None:
         for _ in range(chooser.randrange(4)):
             await asyncio.sleep(0)
     else:
-        await asyncio.sleep(chooser.choice([1e-5, 3e-4, 0.01]))
+        await asyncio.sleep(chooser.choice([1e-5, 3e-4, 0.002, 0.005, 0.01, 0.03]))
