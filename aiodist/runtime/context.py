@@ -32,6 +32,7 @@ from aiodist.runtime.link_express import LinkExpress
 from aiodist.runtime.operation import Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.tags import Sends, TagCounts
+from aiodist.runtime.telling import Telling
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step
 from aiodist.transports.base import Done, Link
@@ -41,7 +42,6 @@ from aiodist.wire.frames import pack_fields
 MAX_UNSOLICITED = 4 << 20
 """Most bytes that a rank sends another for collectives of which it does not know whether the other
 has entered them. Beyond that it knocks first, and waits to be admitted."""
-
 
 class Context:
     """One group in one epoch, as seen by one of its ranks."""
@@ -81,6 +81,7 @@ class Context:
         self._held: list[tuple[int, Key, failures.Verdict]] = []
         self._early: dict[Key, Early] = {}
         self._verdicts: dict[Key, failures.Verdict] = {}
+        self._telling = Telling(self)
         self._receiving: dict[int, Operation | Ahead | PointToPoint] = {}
         self._derived: dict[bytes, int] = {}
         self._gone: dict[int, str] = {}
@@ -316,10 +317,7 @@ class Context:
     ) -> None:
         self._withdraw(op)
         self._note(op, "failed")
-        header = pack_fields(kinds.ABORT, self.id, op.tag, op.seq, *verdict.fields())
-        for peer in range(self.size):
-            if peer != self.rank and self.ranks[peer] not in self.endpoint.lost:
-                self.endpoint.send(self.ranks[peer], header, urgent=True)
+        self._telling.tell((op.tag, op.seq), verdict)
         if error is not None:
             op.work.fail(error)
 
@@ -431,7 +429,7 @@ class Context:
         if kind == kinds.GRANT:
             self._grant(src, key, op, fields)
         elif kind == kinds.ABORT:
-            self._aborted(src, key, failures.Verdict.parse(fields[4:], src))
+            self._aborted(src, key, self._telling.hear(src, key, fields[4:]))
         elif kind == kinds.INQUIRE:
             entered = op is not None or not self.tags.is_ahead(*key)
             self._answer(src, *key, entered=entered)
@@ -563,6 +561,7 @@ class Context:
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
         if self.lane is not None:
             self.lane.break_off()
+        self._telling.lose(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
 
     def check_open(self) -> None:
@@ -601,6 +600,7 @@ class Context:
         self.p2p.close(error)
         self._early.clear()
         self._verdicts.clear()
+        self._telling.clear()
         self._receiving.clear()
         if abort:
             self.endpoint.remove(self, error.message)

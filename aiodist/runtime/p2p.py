@@ -195,7 +195,9 @@ class PointToPoint:
             self._wire.flush()
 
     def rank_lost(self, src: int, text: str) -> None:
-        """`src` is gone: what came whole can still be received, all else that needs it fails.
+        """`src` is gone: what came whole can still be received, all else that needs it fails. Where
+        a message is lost that nobody waited for, those of its tag behind it are lost, too: a
+        receive never skips one unseen.
 
         `text` is that of the errors: "rank 3 is lost: connection reset". `Channel.lost` has the
         rank already.

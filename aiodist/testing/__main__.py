@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from aiodist.testing.scenario import scenario
 from aiodist.testing.simulation import HangError, InvariantError
 from aiodist.testing.virtual_loop import DeadlockError
-from aiodist.testing.workload import Run, scenario
+from aiodist.testing.workload import Run
 
 COMMAND = "python -m aiodist.testing simulate"
 

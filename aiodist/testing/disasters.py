@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from aiodist.errors import AiodistError
+from aiodist.testing.faults import Action, Point
 from aiodist.testing.network import Node
 from aiodist.testing.simulation import Simulation
 
@@ -67,12 +68,12 @@ def _kill_while_sending(simulation: Simulation, disaster: Disaster) -> None:
 def _kill_in_operation(simulation: Simulation, disaster: Disaster) -> None:
     ops = ("all_reduce", "all_gather", "broadcast", "all_to_all", "send", "recv")
     op = ops[disaster.choice % len(ops)]
-    points = ("start", "before_complete")
+    points: tuple[Point, ...] = ("start", "before_complete")
     if op not in ("send", "recv"):
         points += ("entered", "phase")
     point = points[disaster.choice // 8 % len(points)]
-    action = "kill" if disaster.choice & 1 else "unplug"
-    simulation.faults.fail_at(disaster.victim, op, point, action)  # type: ignore[arg-type]
+    action: Action = "kill" if disaster.choice & 1 else "unplug"
+    simulation.faults.fail_at(disaster.victim, op, point, action)
 
 
 def _raise_in_operation(simulation: Simulation, disaster: Disaster) -> None:

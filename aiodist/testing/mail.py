@@ -41,10 +41,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Mail:
-    """`wild`: receives name neither source nor tag, "source": no source. `patience`: seconds that a
-    receive waits before it is given up and posted again; `cancelled`: how often it is given up at
-    once. `late`: seconds before a rank begins to receive. `plain`: values are arrays alone, received
-    in memory that is given for it."""
+    """`wild`: receives name no source ("source"), nor a tag ("all"), or both ("no"). `patience`:
+    seconds that a receive waits before it is given up and posted again; `cancelled`: how often it
+    is given up at once. `late`: seconds before a rank begins to receive. `plain`: values are arrays
+    alone, received in memory that is given for it."""
 
     messages: tuple[Message, ...]
     wild: str
@@ -60,13 +60,14 @@ def random_mail(chooser: Random, size: int, *, calm: bool, narrow: bool) -> Mail
     wild = chooser.choice(["no", "no", "source", "all"])
     flood = not narrow and chooser.random() < 0.1
     sizes = (7000,) if flood else SIZES[:3] if narrow or chooser.random() < 0.5 else SIZES
+    tags: tuple[str | int, ...] = ("a", "b", 3)
     return Mail(
         tuple(
             Message(
                 number,
                 chooser.randrange(size),
                 chooser.randrange(size),
-                chooser.choice(["a", "b", 3]),
+                chooser.choice(tags),
                 chooser.choice(sizes),
             )
             for number in range(100 if flood else count)

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 import aiodist.trace
-from aiodist.group import Group
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.session import connect
 from aiodist.testing.faults import FaultInjector
@@ -118,9 +117,7 @@ class Simulation:
                 ended.append(self._outcome(node, node.spawn(main, f"rank {rank}")))
             else:
                 main.close()
-        outcomes: list[Any] = []
-        for future in ended:
-            outcomes.append(await future)
+        outcomes = [await future for future in ended]
         if self.coordinator.alive and self._served is not None:
             await self.coordinator.spawn(self._served.stop(), "stop")
         return outcomes
@@ -153,7 +150,7 @@ class Simulation:
         return outcome
 
     def _complete(self, main: Coroutine[Any, Any, T], limit: float) -> T:
-        task = self.loop.create_task(main, name="simulation")
+        task: asyncio.Task[T] = self.loop.create_task(main, name="simulation")
         timer = self.loop.call_later(limit, self.loop.stop)
         task.add_done_callback(lambda _: self.loop.stop())
         self.loop.run_forever()
@@ -183,7 +180,7 @@ class Simulation:
         for task in asyncio.all_tasks(self.loop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with suppress(Exception):  # whatever they think of it
-                task.get_coro().close()  # type: ignore[union-attr]
+                task.get_coro().close()
         self.loop.close()
 
     def check(self) -> None:
@@ -223,9 +220,3 @@ def _who() -> str:
     """The process that is running; "" for a dead one."""
     process = current_process()
     return "" if process is None or not process.alive else process.name
-
-
-def group_of(result: Any) -> Group:
-    """Narrow what a program was given."""
-    assert isinstance(result, Group)
-    return result

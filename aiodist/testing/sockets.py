@@ -317,6 +317,6 @@ class SimSocket:
             self.pending.clear()
         if self.incoming is not None:
             self.incoming.arrived.clear()
-        if self.outgoing is not None and not self._over and how is not None:
-            if how is RESET or not self._shut:
-                self.outgoing.finish(how)
+        open_end = self.outgoing if not self._over else None
+        if open_end is not None and (how is RESET or (how is END and not self._shut)):
+            open_end.finish(how)

@@ -164,8 +164,7 @@ class Call:
         for came, expected in KINDS[self.step.kind].expected(self.group, self.step, result):
             if not isinstance(came, np.ndarray) or not np.array_equal(came, expected):
                 return (
-                    f"{self.group!r} got a wrong result of {self.step}: {came!r}, "
-                    f"not {expected!r}"
+                    f"{self.group!r} got a wrong result of {self.step}: {came!r}, not {expected!r}"
                 )
         if self.out is not None:
             group, step = self.group, self.step

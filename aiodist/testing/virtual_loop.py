@@ -52,7 +52,10 @@ class Process:
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run `coroutine` as a task of this process."""
-        return self.loop.create_task(coroutine, name=name, context=self.context.copy())
+        task: asyncio.Task[T] = self.loop.create_task(
+            coroutine, name=name, context=self.context.copy()
+        )
+        return task
 
     def stop(self) -> None:
         if self.runs:
@@ -273,7 +276,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         where = (self.resolve(host), int(port))
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where)]
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> Any:
         raise RuntimeError(f"{func!r} would run in a thread: there are none on a virtual loop")
 
     def _make_self_pipe(self) -> None: ...

@@ -1,6 +1,6 @@
-"""Random programs for simulated ranks: what they call, what goes wrong, what must be true.
+"""Scenarios carried out: simulated ranks run random programs, and what they see is checked.
 
-A `Scenario` is drawn from a seed. Its ranks run the same collectives in their own order, exchange
+The ranks run the same collectives in their own order, exchange
 messages beside, cancel, come late and set deadlines, while `disasters` happen; then they meet again
 in the next epoch. Whatever completes is checked; whatever fails must have a cause.
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -27,17 +25,13 @@ from aiodist.errors import (
 )
 from aiodist.group import Group
 from aiodist.runtime.work import Work
-from aiodist.testing.disasters import Disaster, arrange, random_disaster
+from aiodist.testing.disasters import arrange
 from aiodist.testing.history import NOT_DUE
-from aiodist.testing.mail import Mail, exchange, random_mail
-from aiodist.testing.network import Conditions
+from aiodist.testing.mail import exchange
+from aiodist.testing.scenario import Scenario
 from aiodist.testing.simulation import Simulation
-from aiodist.testing.steps import KINDS, Array, Call, Step
+from aiodist.testing.steps import Array, Call, Step
 
-SIZES = (0, 1, 3, 50, 1000, 9000, 40_000)
-"""Elements, of 8 bytes."""
-NARROW_SIZES = (0, 1, 3, 50, 300, 1000, 6000)
-"""Of those whose connections take little at once."""
 SENTINEL = -0x5EED
 SLACK = 0.05
 """Seconds that an operation may end after its deadline."""
@@ -58,128 +52,6 @@ POSSIBLE = (
 """What operations of ranks that call the same may fail with."""
 IN_FLIGHT = 12
 """Collectives that a rank has pending at once."""
-
-
-@dataclass(frozen=True)
-class Child:
-    """A group made of the first one while that works: by "dup", by "split" with `colors` by rank,
-    or as the "subgroup" of the ranks whose color is not None. What it does: `steps` by color."""
-
-    kind: str
-    colors: tuple[int | None, ...]
-    steps: dict[int, tuple[Step, ...]]
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """All that a seed decides. `cancels`: step → the rank that gives it up. `hurries`: step → its
-    deadline in seconds. `pauses`: (rank, step) → seconds before the call. `wrongs`: step → the rank
-    that calls it with another shape."""
-
-    seed: int | str
-    size: int
-    conditions: Conditions
-    lease: float
-    op_timeout: float
-    epochs: int
-    steps: tuple[Step, ...]
-    cancels: dict[int, int]
-    hurries: dict[int, float]
-    pauses: dict[tuple[int, int], float]
-    wrongs: dict[int, int]
-    children: tuple[Child, ...]
-    mail: Mail
-    disasters: tuple[Disaster, ...]
-
-    def __str__(self) -> str:
-        lines = [
-            f"seed {self.seed}: {self.size} ranks, {len(self.steps)} collectives and "
-            f"{len(self.mail.messages)} messages in each of {self.epochs} epochs",
-            f"  {self.conditions}, lease {self.lease:g} s, op_timeout {self.op_timeout:g} s",
-            f"  {len(self.cancels)} cancels, {len(self.hurries)} deadlines, {len(self.pauses)} "
-            "pauses",
-        ]
-        return "\n".join([*lines, *(f"  {disaster}" for disaster in self.disasters)])
-
-
-def scenario(seed: int | str) -> Scenario:
-    """What `seed` stands for."""
-    chooser = Random(f"scenario {seed}")
-    size = chooser.choice([2, 2, 3, 3, 4, 5, 7])
-    calls = chooser.choice([5, 20, 60])
-    calm = chooser.random() < 0.25
-    narrow = chooser.random() < 0.3  # everything takes many small writes
-    steps = _random_steps(chooser, range(calls), NARROW_SIZES if narrow else SIZES)
-
-    def some(share: float) -> list[int]:
-        return [] if calm else [step.number for step in steps if chooser.random() < share]
-
-    slow = chooser.choice([1e-3, 1e-3, 0.05])
-    return Scenario(
-        seed=seed,
-        size=size,
-        conditions=Conditions(
-            delay=(20e-6, slow),
-            loss=chooser.choice([0.0, 0.0, 0.001, 0.01]),
-            room=(300, 5000) if narrow else chooser.choice([(1 << 14, 1 << 18), (1 << 18, 1 << 22)]),
-            largest=chooser.choice([1 << 16, 1500, 40]) if calls < 60 else 1 << 16,
-        ),
-        lease=chooser.choice([2.0, 6.0, 15.0]),
-        op_timeout=30.0,
-        epochs=chooser.choice([1, 1, 2, 3]),
-        steps=steps,
-        cancels={number: chooser.randrange(size) for number in some(0.1)},
-        hurries={number: chooser.choice([0.001, 0.05, 0.5]) for number in some(0.05)},
-        pauses={
-            (chooser.randrange(size), number): chooser.choice([0.0005, 0.02, 0.6])
-            for number in some(0.2)
-        },
-        wrongs={
-            number: chooser.randrange(size)
-            for number in some(0.05)
-            if steps[number].kind in ("all_reduce", "scan")
-        },
-        children=tuple(
-            _random_child(chooser, size, 100 + 200 * at)
-            for at in range(chooser.choice([0, 0, 1, 2]))
-        ),
-        mail=random_mail(chooser, size, calm=calm, narrow=narrow),
-        disasters=tuple(
-            random_disaster(chooser, size, chooser.choice([0.02, 0.5, 5.0]))
-            for _ in range(0 if calm else chooser.choice([0, 1, 1, 2, 3]))
-        ),
-    )
-
-
-def _random_steps(
-    chooser: Random, numbers: Iterable[int], sizes: Sequence[int]
-) -> tuple[Step, ...]:
-    tags: list[str | int | None] = [None, None, None, "a", 1, "1"]
-    return tuple(
-        Step(
-            number,
-            chooser.choice(["all_reduce", "all_reduce", *KINDS]),
-            chooser.choice([*tags, f"request {number}"]),
-            chooser.choice(sizes[:4] if chooser.random() < 0.7 else sizes),
-            chooser.randrange(8),
-            chooser.random() < 0.3,
-        )
-        for number in numbers
-    )
-
-
-def _random_child(chooser: Random, size: int, number: int) -> Child:
-    kind = chooser.choice(["dup", "split", "subgroup"])
-    colors: tuple[int | None, ...] = (0,) * size
-    if kind == "split":
-        colors = tuple(chooser.choice([0, 1, None]) for _ in range(size))
-    elif kind == "subgroup":
-        colors = tuple(chooser.choice([0, 0, None]) for _ in range(size))
-    steps = {
-        color: _random_steps(chooser, range(number + 100 * color, number + 100 * color + 6), SIZES[:4])
-        for color in (0, 1)
-    }
-    return Child(kind, colors, steps)
 
 
 class Run:
@@ -279,11 +151,10 @@ class Run:
             if there and not (what == "verdicts" and self.scenario.cancels):
                 self.problems.append(f"{group!r} has {what} left: {there!r}")
 
-    async def _children(
-        self, group: Group, chooser: Random, failures: list[BaseException]
-    ) -> None:
+    async def _children(self, group: Group, chooser: Random, failures: list[BaseException]) -> None:
         for child in self.scenario.children:
             color = child.colors[group.rank]
+            made: Group | None
             try:
                 if child.kind == "dup":
                     made = await group.dup()
@@ -400,7 +271,9 @@ class Run:
         deaths = {node.host: node.died for node in self.simulation.nodes if not node.alive}
         for entry in self.simulation.history.entries:
             members = self._members.get(entry.scope.id, ())
-            if entry.process in deaths or entry.ended is None or entry.op in NOT_DUE:
+            if entry.process in deaths or entry.ended is None or entry.end != "failed":
+                continue
+            if entry.op in NOT_DUE or entry.op == "send":  # to whom, the history does not say
                 continue
             for host, died in deaths.items():
                 noticed = max(entry.started, died) + self.scenario.lease + NOTICE

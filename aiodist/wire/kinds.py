@@ -5,7 +5,8 @@ HELLO      [kind, magic, version, group, epoch, my rank, my member id, your memb
 HELLO_ACK  [kind, my member id]
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
 GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
-ABORT      [kind, context, tag, seq, reason, text, rank, details]: give up the collective
+ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: the collective is given
+           up by `rank`, which cannot reach the ranks `untold`: pass it on to them
 INQUIRE    [kind, context, tag, seq]: have you entered it?
 STATUS     [kind, context, tag, seq, entered, text]: the answer, and what I am doing
 KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have entered
