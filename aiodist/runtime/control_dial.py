@@ -11,7 +11,7 @@ import ssl as tls
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.runtime import inproc_names
 from aiodist.runtime.control_socket import ControlSocket
-from aiodist.transports.sockets import new_socket
+from aiodist.transports.surroundings import new_socket
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import PROTOCOL_VERSION

@@ -203,9 +203,9 @@ class Endpoint:
         self._identity: Identity | None = None
         self._peers: list[Peer] = []
         self._dial: Dial | None = None
-        self._greeters: set[Greeter] = set()
+        self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
         self._strays: dict[bytes, list[Stray]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
     def rank(self) -> int:
@@ -304,7 +304,7 @@ class Endpoint:
         """A peer has connected."""
         greeter = Greeter(self, link)
         link.receiver = greeter
-        self._greeters.add(greeter)
+        self._greeters[greeter] = None
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")
@@ -312,8 +312,8 @@ class Endpoint:
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something beside; it is cancelled when the endpoint closes."""
         task = self.loop.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     async def _connect(self, peer: Peer) -> None:
@@ -359,7 +359,7 @@ class Endpoint:
 
     def greeted(self, greeter: Greeter, rank: int) -> None:
         """Rank `rank` has connected to us."""
-        self._greeters.discard(greeter)
+        self._greeters.pop(greeter, None)
         assert self._identity is not None
         peer = self._peers[rank]
         if peer.link is not None or rank in self.lost or self.closing:
@@ -376,7 +376,7 @@ class Endpoint:
         peer.attach(greeter.link)
 
     def forget(self, greeter: Greeter) -> None:
-        self._greeters.discard(greeter)
+        self._greeters.pop(greeter, None)
 
     # -- ends -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from aiodist.runtime.control_socket import ControlSocket
-from aiodist.runtime.progress import is_virtual
+from aiodist.transports.surroundings import is_virtual
 from aiodist.wire.messages import Renew, encode_message
 
 _FRAME = encode_message(Renew())

@@ -9,7 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
-from aiodist.transports.sockets import new_socket
+from aiodist.transports.surroundings import new_socket
 from aiodist.wire.address import Address
 
 BACKLOG = 1024

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from aiodist.transports.surroundings import is_virtual
+
 if TYPE_CHECKING:
     from aiodist.runtime.board import Board
     from aiodist.transports.base import Link
@@ -42,12 +44,6 @@ def _no_yield() -> None:
 
 _yield: Callable[[], None] = getattr(os, "sched_yield", _no_yield)
 _clock = time.perf_counter
-
-
-def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the time of `loop` is simulated, as that of `aiodist.testing` is: then nothing is
-    done by threads, and nothing polled for by the clock of the machine."""
-    return getattr(loop, "is_virtual", False)
 
 
 class Progress:

@@ -20,8 +20,16 @@ COMMAND = "python -m aiodist.testing simulate"
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns its exit status: 0, or 1 if an invariant did not hold for a seed."""
     options = _parser().parse_args(arguments)
+    before = logging.root.manager.disable
     if not options.verbose:
-        logging.disable(logging.CRITICAL)  # of the library: ranks are lost all the time
+        logging.disable(logging.CRITICAL)  # ranks are lost all the time
+    try:
+        return _simulate(options)
+    finally:
+        logging.disable(before)
+
+
+def _simulate(options: argparse.Namespace) -> int:
     started = time.monotonic()
     seeds = failed = completed = faults = 0
     virtual = 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import aiodist.trace
@@ -96,7 +96,7 @@ class Simulation:
         """Run these coroutines, each on the node of that rank, beside a coordinator: their
         outcomes, in order. For programs that connect by themselves; else as `run`."""
         with ExitStack() as stack:
-            stack.callback(self._close)
+            stack.callback(self.loop.close)
             outcomes = self._complete(self._play(mains), limit)
             self._reap()
         self.check()
@@ -174,14 +174,6 @@ class Simulation:
                 self.problems += [f"{node.host} left {sock!r} open" for sock in node.sockets]
                 left = sorted(task.get_name() for task in node.tasks if not task.done())
                 self.problems += [f"{node.host} left a task over: {name}" for name in left]
-
-    def _close(self) -> None:
-        """Bury what never ends: that of dead processes, or of all if the run has failed."""
-        for task in asyncio.all_tasks(self.loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            with suppress(Exception):  # whatever they think of it
-                task.get_coro().close()
-        self.loop.close()
 
     def check(self) -> None:
         """Raise InvariantError for whatever happened that must not have happened.

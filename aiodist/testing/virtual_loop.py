@@ -12,6 +12,7 @@ import selectors
 import socket
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -217,6 +218,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def selector(self) -> VirtualSelector:
         return self._virtual
 
+    def identity(self) -> tuple[str, str, int, str]:
+        """Who is running, for the library: each process is on a host of its own."""
+        process = _current.get()
+        name = "simulation" if process is None else process.name
+        return f"{name}-process-loop", name, 1, name
+
     def new_socket(self, family: int, kind: int, proto: int = 0) -> socket.socket:
         """What the library calls in place of `socket.socket` where it runs on this loop."""
         if self.make_socket is None:
@@ -269,6 +276,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def again(self, call: _Call) -> None:
         """Run a call that was held."""
         super().call_soon(call.again, context=call.context)
+
+    def close(self) -> None:
+        """Close it, and bury what never ends: tasks and connections of ended processes, say."""
+        if not self.is_closed():
+            self.call_soon(self._bury, context=Context())
+            self.call_soon(self.stop, context=Context())
+            self.run_forever()
+        super().close()
+
+    def _bury(self) -> None:
+        for transport in list(self._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
+        buried: set[asyncio.Task[Any]] = set()
+        while left := asyncio.all_tasks(self) - buried:  # the last words of some are new tasks
+            for task in left:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with suppress(Exception):  # whatever it thinks of that
+                    task.get_coro().close()
+            buried |= left
 
     # What a real loop does by threads and files of its own.
 

@@ -25,14 +25,6 @@ PAUSE = 0.25
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
-def new_socket(family: int, kind: int = socket.SOCK_STREAM, proto: int = 0) -> socket.socket:
-    """A socket for use on the running loop. A loop with a network of its own has `new_socket`, as
-    that of `aiodist.testing` does; elsewhere it is one of the system."""
-    make = getattr(asyncio.get_running_loop(), "new_socket", socket.socket)
-    made: socket.socket = make(family, kind, proto)
-    return made
-
-
 class Acceptor:
     """Accepts connections of a listening socket, which it owns, until closed.
 

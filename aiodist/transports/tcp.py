@@ -14,8 +14,9 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from aiodist.transports.base import Link, Listener, Receiver
-from aiodist.transports.sockets import BACKLOG, SocketListener, new_socket
+from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
+from aiodist.transports.surroundings import new_socket
 
 SILENCE = 20
 """Seconds without an answer to a keep-alive probe after which an idle connection is lost.

@@ -53,6 +53,7 @@ def test_a_rank_that_dies_at_a_point_of_an_operation(point, action):
 def test_a_cancel_at_a_point_of_an_operation():
     async def program(group: aiodist.Group) -> str:
         await group.barrier()
+        await asyncio.sleep(group.rank)
         try:
             await group.all_reduce(np.ones(5), tag="t")
         except (asyncio.CancelledError, aiodist.CollectiveAbortedError) as error:

@@ -104,8 +104,6 @@ def test_nothing_of_an_ended_process_runs_again(loop):
     loop.run_until_complete(asyncio.sleep(5))
     assert ran == []
     assert not task.done()
-    task.get_coro().close()
-    task._log_destroy_pending = False
 
 
 def test_errors_nobody_handled_are_kept(loop):
