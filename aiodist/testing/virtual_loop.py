@@ -285,6 +285,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.run_forever()
         super().close()
 
+    def __del__(self) -> None:
+        """It holds nothing of the system's: there is nothing to warn of."""
+
     def _bury(self) -> None:
         for transport in list(self._transports.values()):  # type: ignore[attr-defined]
             transport.abort()
