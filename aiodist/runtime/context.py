@@ -43,6 +43,7 @@ MAX_UNSOLICITED = 4 << 20
 """Most bytes that a rank sends another for collectives of which it does not know whether the other
 has entered them. Beyond that it knocks first, and waits to be admitted."""
 
+
 class Context:
     """One group in one epoch, as seen by one of its ranks."""
 

@@ -1,4 +1,4 @@
-"""How the ranks of a group hear of verdicts: all who are alive, whoever dies or is cut off meanwhile.
+"""How the ranks of a group hear of verdicts: all who live, whoever dies or is cut off meanwhile.
 
 Who gives a collective up tells everybody it can reach, and names those it cannot: whoever hears of
 it passes it on to them. And when a rank is lost, the others pass on what it told them last, since
