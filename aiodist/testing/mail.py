@@ -167,6 +167,7 @@ class _Line:
             if mail.plain:
                 (line,) = self.due.values()
                 out = np.zeros(line[0].size, np.int64)
+            work: Work[Any] | None = None
             try:
                 work = self.group.recv(src=self.src, tag=self.tag, timeout=patience, out=out)
                 self.run.expect(work, patience)
@@ -175,7 +176,7 @@ class _Line:
                     work.cancel()
                 value = await work
             except asyncio.CancelledError:
-                if not work.cancelled():
+                if work is None or not work.cancelled():
                     raise
             except AiodistError as error:
                 in_vain += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -92,7 +92,9 @@ class Simulation:
 
         return self.play({rank: rank_main(rank) for rank in range(self.size)}, limit)
 
-    def play(self, mains: dict[int, Coroutine[Any, Any, Any]], limit: float = LIMIT) -> list[Any]:
+    def play(
+        self, mains: Mapping[int, Coroutine[Any, Any, Any]], limit: float = LIMIT
+    ) -> list[Any]:
         """Run these coroutines, each on the node of that rank, beside a coordinator: their
         outcomes, in order. For programs that connect by themselves; else as `run`."""
         with ExitStack() as stack:
@@ -107,7 +109,7 @@ class Simulation:
         wanted: dict[str, Any] = {"rank": rank, "size": self.size}
         return connect(self.address, **{**wanted, **self._options, **options})
 
-    async def _play(self, mains: dict[int, Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def _play(self, mains: Mapping[int, Coroutine[Any, Any, Any]]) -> list[Any]:
         await self.coordinator.spawn(self._serve(), "coordinator")
         ended: list[asyncio.Future[Any]] = []
         for rank, main in mains.items():

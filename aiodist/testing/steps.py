@@ -41,8 +41,10 @@ def data(epoch: int, rank: int, number: int, size: int) -> Array:
 
 def total(group: Group, step: Step, ranks: int) -> Array:
     """The sum of what the first `ranks` ranks contribute."""
-    mine = [data(group.epoch, rank, step.number, step.size) for rank in range(ranks)]
-    return np.sum(mine, axis=0, dtype=np.int64) if mine else np.zeros(step.size, np.int64)
+    found = np.zeros(step.size, np.int64)
+    for rank in range(ranks):
+        found += data(group.epoch, rank, step.number, step.size)
+    return found
 
 
 @dataclass(frozen=True)
