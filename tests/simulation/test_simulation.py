@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -118,45 +119,41 @@ def test_the_last_frames_of_an_operation_that_nobody_takes():
     assert errors == 3
 
 
-def test_those_whom_a_rank_has_lost_hear_from_the_others_what_it_gave_up():
-    """The link of ranks 1 and 2 breaks. Rank 2 comes late to what rank 1 has given up."""
+PAIRS = list(itertools.permutations(range(4), 2))
+
+
+@pytest.mark.parametrize(("giver", "other"), PAIRS)
+@pytest.mark.parametrize("dies", [False, True])
+def test_all_who_live_hear_what_a_rank_gave_up(giver, other, dies):
+    """`giver` gives an operation up while it does not reach `other`: because their link broke, or
+    because they are cut off from each other, and it dies before that ends."""
 
     async def program(group: aiodist.Group) -> float:
-        await group.barrier()
-        await group.all_to_all([0] * group.size)  # all links are up
-        if group.rank == 0:
-            simulation.network.break_links(simulation.nodes[1], simulation.nodes[2])
-        await asyncio.sleep(2.0 if group.rank == 2 else 1.0)
-        with pytest.raises(aiodist.PeerLostError):
-            await group.all_reduce(1, tag="late")
-        return simulation.loop.time()
-
-    simulation = Simulation(4)
-    assert max(simulation.run(program)) < 3.0
-
-
-def test_what_a_rank_gave_up_just_before_it_died_is_known_to_all():
-    """Rank 2 cancels, tells rank 1 of it, is cut off from rank 0, and dies."""
-
-    async def program(group: aiodist.Group) -> float:
-        network = simulation.network
+        network, nodes = simulation.network, simulation.nodes
         await group.all_to_all([0] * group.size)  # all links are up
         await asyncio.sleep(0.5)
-        if group.rank == 2:
-            network.partition([simulation.nodes[2]], [simulation.nodes[0]])
+        if group.rank == giver:
+            if dies:
+                network.partition([nodes[giver]], [nodes[other]])
+            else:
+                network.break_links(nodes[giver], nodes[other])
+            await asyncio.sleep(0.1)
             group.all_reduce(1, tag="given up").cancel()
             await asyncio.sleep(0.1)
-            simulation.nodes[2].kill()
-        await asyncio.sleep(1.0)
-        errors = aiodist.PeerLostError, aiodist.CollectiveAbortedError
-        with pytest.raises(errors):
-            await group.all_reduce(1, tag="given up")
-        return simulation.loop.time()
+            if dies:
+                nodes[giver].kill()
+        await asyncio.sleep(2.0 if group.rank == other else 1.0)
+        if group.rank != giver:
+            with pytest.raises((aiodist.PeerLostError, aiodist.CollectiveAbortedError)):
+                await group.all_reduce(1, tag="given up")
+        at = simulation.loop.time()
+        await asyncio.sleep(5.0)  # nobody hears anything by the end of another
+        return at
 
-    simulation = Simulation(3, conditions=Conditions(loss=0.0))
-    first, second, third = simulation.run(program)
-    assert max(first, second) < 3.0
-    assert isinstance(third, Killed)
+    simulation = Simulation(4, conditions=Conditions(loss=0.0))
+    outcomes = simulation.run(program)
+    assert isinstance(outcomes.pop(giver), Killed if dies else float)
+    assert max(outcomes) < 4.0
 
 
 def test_a_closed_group_leaves_no_connection_behind():
