@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint format docs bench restarts fuzz crowd clean
+.PHONY: help setup demo test coverage simulate lint format docs bench restarts fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ PURE := wire membership buffers schedules
 coverage: $(READY)  ## the pure layers, every branch of them
 	$(BIN)/python -m pytest -q $(PURE:%=tests/unit/%) $(PURE:%=--cov=aiodist/%) --cov-branch \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+SEEDS ?= 0:1000
+
+simulate: $(READY)  ## random programs on a simulated network: SEEDS=0:1000, or SEEDS=0: SECONDS=3600
+	$(BIN)/python -m aiodist.testing simulate --seeds $(SEEDS) $(SECONDS:%=--seconds %)
 
 lint: $(READY)  ## ruff, mypy, pyright and the import contracts
 	$(BIN)/ruff check .

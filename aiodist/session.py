@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import secrets
-import socket
 import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -26,6 +25,7 @@ from aiodist.runtime.endpoint import Endpoint, Identity
 from aiodist.runtime.seat import Memory, Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.surroundings import identity_on
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import is_loopback, parse_address
 from aiodist.wire.frames import pack_fields
@@ -307,6 +307,7 @@ def _request(
 ) -> JoinRequest:
     host = options.advertise or control.seen_host or "127.0.0.1"
     addresses = [_advertised(listener.address, host) for listener in listeners]
+    who = identity_on(loop, registry.process_id(loop), registry.host_id())
     return JoinRequest(
         group=options.group,
         id=secrets.token_hex(16),
@@ -316,12 +317,12 @@ def _request(
         max_size=options.max_size,
         join_window=options.join_window,
         lease=options.lease,
-        pid=os.getpid(),
+        pid=who.pid,
         host=host,
-        host_id=registry.host_id(),
-        name=options.name or f"{socket.gethostname()}:{os.getpid()}",
+        host_id=who.host,
+        name=options.name or who.name,
         metadata=dict(options.metadata),
-        addresses=(_PROCESS + registry.process_id(loop), *addresses),
+        addresses=(_PROCESS + who.process, *addresses),
         run_id=options.run_id,
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from aiodist import trace
 from aiodist.errors import (
     AiodistError,
     MismatchError,
@@ -34,6 +35,7 @@ from aiodist.runtime.operation import Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.p2p_express import P2PExpress
 from aiodist.runtime.tags import Sends, TagCounts
+from aiodist.runtime.telling import Telling
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step
 from aiodist.schedules.teams import post, spans_hosts
@@ -74,7 +76,8 @@ class Context:
         self.max_message_bytes = max_message_bytes
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
-        self.p2p = PointToPoint(self, self.loop)
+        self.trace = trace.bound(trace.Scope(group, epoch, self.rank, self.size, id))
+        self.p2p = PointToPoint(self, self.loop, self.trace)
         self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
@@ -83,6 +86,7 @@ class Context:
         self._unsolicited = [0] * self.size
         self._deferred: list[Operation] = []
         self.arrivals = Arrivals(self)
+        self.telling = Telling(self)
         self._fetching: set[int] = set()
         """The ranks of whom the payload of a message is under way."""
         self._derived: dict[bytes, int] = {}
@@ -122,6 +126,7 @@ class Context:
             self.endpoint.poll()
         self.check_open()
         work: Work[Any] = Work.begin(self.loop, op, tag, None, nbytes)
+        self.started(work)
         operation = Operation(self, work, tag, call.encode(), start, self.size, place)
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
@@ -142,6 +147,7 @@ class Context:
     ) -> None:
         """A collective without a tag, the first steps of whose plan are done, is an operation from
         here on."""
+        self.started(work)
         operation = Operation(self, work, None, call, start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         operation.catch_up(done)
@@ -152,6 +158,12 @@ class Context:
         if not operation.done and seconds != math.inf:
             deadlines.arm(self, operation, seconds)
 
+    def started(self, work: Work[Any]) -> None:
+        """`work` begins: let who traces know."""
+        if self.trace is not None:
+            work.trace = self.trace
+            self.trace("start", work, None)
+
     def _is_frozen(self, tag: object) -> bool:
         if tag is None:
             return self._setup is not None and self._setup.settling
@@ -161,6 +173,8 @@ class Context:
         """Give `operation` its number, and start it."""
         tag = operation.tag
         operation.seq = operation.work.seq = seq = self.tags.take(tag)
+        if self.trace is not None:
+            self.trace("entered", operation.work, None)
         key = (tag, seq)
         self.ops[key] = operation
         lane = self.lane
@@ -218,7 +232,7 @@ class Context:
             self.ranks[peer],
             pack_fields(kinds.MESSAGE, self.id, op.tag, op.seq, slot, op.call),
             views,
-            done=op.sent,
+            done=partial(op.sent, peer),
             token=op,
             urgent=op.urgent,
         )
@@ -295,10 +309,7 @@ class Context:
     ) -> None:
         self._withdraw(op)
         self._note(op, "failed")
-        header = pack_fields(kinds.ABORT, self.id, op.tag, op.seq, *verdict.fields())
-        for peer in range(self.size):
-            if peer != self.rank and self.ranks[peer] not in self.endpoint.lost:
-                self.endpoint.send(self.ranks[peer], header, urgent=True)
+        self.telling.tell((op.tag, op.seq), verdict)
         if error is not None:
             op.work.fail(error)
 
@@ -449,6 +460,7 @@ class Context:
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
         if self.lane is not None:
             self.lane.break_off()
+        self.telling.lose(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
 
     def check_open(self) -> None:
@@ -486,6 +498,7 @@ class Context:
         self.lane = self.express = None
         self.p2p.close(error)
         self.arrivals.clear()
+        self.telling.clear()
         self._fetching.clear()
         if abort:
             self.endpoint.remove(self, error.message)
@@ -536,6 +549,7 @@ class Context:
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
+        self.started(work)
         op = Operation(self, work, None, call, lambda _: program, self.size)
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)

@@ -34,6 +34,7 @@ from aiodist.errors import (
 from aiodist.runtime.control_dial import ATTEMPT_SECONDS, ForeignServiceError, Greeted, dial
 from aiodist.runtime.control_requests import OnReply, Requests
 from aiodist.runtime.control_socket import ControlSocket
+from aiodist.runtime.lease import renew
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import (
@@ -50,7 +51,6 @@ from aiodist.wire.messages import (
     Message,
     Rejoin,
     Rejoined,
-    Renew,
     Status,
     StatusRequest,
     StoreWatch,
@@ -364,16 +364,11 @@ class ControlClient:
         raise JoinTimeoutError(f"gave up joining after {timeout:g} s: {text}", group=ask.group)
 
     def _renew_lease(self, lease: float) -> None:
-        """Start the lease thread, for the first join."""
+        """Start to renew the lease, for the first join."""
         if self._renewing:
             return
         self._renewing = True
-        threading.Thread(
-            target=_renew,
-            args=(self, self._loop, self._stop_renewing, lease / 3),
-            name="aiodist-lease",
-            daemon=True,
-        ).start()
+        renew(self, self._loop, self._stop_renewing, lease / 3)
 
     def _on_frame(self, frame: Frame) -> None:
         number, message = decode_message(frame)
@@ -587,15 +582,3 @@ class ControlClient:
         elif not broken.done():
             broken.set_exception(ConnectionResetError(f"it broke off: {error}"))
             broken.exception()  # seen: nobody may wait for it any more
-
-
-def _renew(
-    client: ControlClient, loop: asyncio.AbstractEventLoop, stop: threading.Event, interval: float
-) -> None:
-    """The lease thread: a sign of life every `interval` seconds, however busy the loop is."""
-    frame = encode_message(Renew())
-    while not stop.wait(interval):
-        if loop.is_closed():
-            client.abandon_from_thread()
-            return
-        client.renew_from_thread(frame)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.runtime import inproc_names
 from aiodist.runtime.control_socket import ControlSocket
+from aiodist.transports.surroundings import new_socket
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import PROTOCOL_VERSION
@@ -165,7 +166,7 @@ async def _connect(target: Address) -> socket.socket:
 
 
 async def _connect_one(family: int, where: tuple[object, ...] | str) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = new_socket(family)
     sock.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(sock, where)

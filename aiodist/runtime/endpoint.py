@@ -222,10 +222,10 @@ class Endpoint:
         self._identity: Identity | None = None
         self._peers: list[Peer] = []
         self._dial: Dial | None = None
-        self._greeters: set[Greeter] = set()
+        self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
         self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
         self._strays: dict[bytes, list[Stray]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
     def rank(self) -> int:
@@ -325,7 +325,7 @@ class Endpoint:
         """A peer has connected."""
         greeter = Greeter(self, link)
         link.receiver = greeter
-        self._greeters.add(greeter)
+        self._greeters[greeter] = None
         self._strangers.add(greeter)
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
@@ -334,8 +334,8 @@ class Endpoint:
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something beside; it is cancelled when the endpoint closes."""
         task = self.loop.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     async def _connect(self, peer: Peer) -> None:
@@ -373,7 +373,7 @@ class Endpoint:
 
     def greeted(self, greeter: Greeter, rank: int, proof: bytes) -> None:
         """Rank `rank` has connected to us, and `proof` is ours for it."""
-        self._greeters.discard(greeter)
+        self._greeters.pop(greeter, None)
         peer = self._peers[rank]
         if peer.link is not None or rank in self.lost or self.closing:
             greeter.link.close()
@@ -389,7 +389,7 @@ class Endpoint:
         peer.attach(greeter.link)
 
     def forget(self, greeter: Greeter) -> None:
-        self._greeters.discard(greeter)
+        self._greeters.pop(greeter, None)
         self._strangers.discard(greeter)
 
     # -- ends -------------------------------------------------------------------------------------

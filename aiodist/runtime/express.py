@@ -187,8 +187,11 @@ class Express(ABC, Generic[R]):
 
     def _done(self, work: Work[Any], seq: int, x: Any) -> None:
         """The collective `seq` is done, its result is in `x`."""
-        self._context.tags.pass_over(None)
-        self._context.done_at_once = "all_reduce", seq
+        context = self._context
+        context.tags.pass_over(None)
+        context.done_at_once = "all_reduce", seq
+        if context.trace is not None:
+            context.started(work)
         if type(x) is not np.ndarray:
             tensors.mark_written(x)
         if self._progress.is_due():

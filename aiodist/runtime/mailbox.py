@@ -161,6 +161,14 @@ class Mailbox(Generic[M]):
         if not box.by_age:
             del self._boxes[message.source]
 
+    def cut(self, message: M) -> list[M]:
+        """Remove `message` and those behind it, of the same source and tag: which they were."""
+        line = self._boxes[message.source].by_tag[message.tag]
+        removed = [item for number, item in line.items() if number >= message.number]
+        for item in removed:
+            self.remove(item)
+        return removed
+
     def find(self, source: int | None, tag: Key) -> M | None:
         """The message that a receive takes: the first of its tag, the oldest for any tag. For any
         source: of the source whose turn it is among those that have one."""

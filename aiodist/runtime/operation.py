@@ -170,7 +170,7 @@ class Operation:
         self._allowed = [0] * size
         self._early: dict[int, deque[bytearray]] = {}
         self._staging: dict[int, bytearray | Spans] = {}
-        self._unsent = 0
+        self._unsent = [0] * size
         self._running = False
         self._draining = False
         self._plan: Plan | None = None
@@ -276,7 +276,7 @@ class Operation:
         """Whether the rest of the current phase exchanges anything with `peer`."""
         if self.lane is not None and (self._pull is not None or self._plan is None):
             return True
-        if self._plan is None:
+        if self._plan is None or self._unsent[peer]:  # what has not left never will
             return True
         receives = 0
         for step in self._plan.steps[self._pc :]:
@@ -308,7 +308,7 @@ class Operation:
         self._running = True
         try:
             while not self.done and self._run():
-                if self._unsent:
+                if any(self._unsent):
                     self._draining = True
                     return
                 self._next_phase()
@@ -378,7 +378,7 @@ class Operation:
                 if lost is not None:
                     raise lost
                 self._sent[peer] = slot + 1
-                self._unsent += 1
+                self._unsent[peer] += 1
                 host.send_message(self, peer, slot, views)
             elif kind is Grant:
                 peer = step.peer
@@ -445,10 +445,10 @@ class Operation:
             raise lost
         return False
 
-    def sent(self) -> None:
-        """A frame has left (the `done` of its send)."""
-        self._unsent -= 1
-        if self._draining and not self._unsent and not self.done:
+    def sent(self, peer: int) -> None:
+        """A frame has left for `peer` (the `done` of its send)."""
+        self._unsent[peer] -= 1
+        if self._draining and not any(self._unsent) and not self.done:
             self._draining = False
             self._running = True
             try:
@@ -469,6 +469,8 @@ class Operation:
         self._unbind()
         assert self._program is not None
         try:
+            if self.work.trace is not None:
+                self.work.trace("phase", self.work, None)
             phase = next(self._program)
             if isinstance(phase, PullPhase):
                 assert self.lane is not None

@@ -54,14 +54,18 @@ from aiodist.runtime.p2p_receiver import Receiver
 from aiodist.runtime.p2p_sender import Sender, Sending
 from aiodist.runtime.p2p_wire import Channel
 from aiodist.runtime.work import Work
+from aiodist.trace import Trace
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
 
 
 class PointToPoint:
     """Sends, receives and probes of one rank in one group."""
 
-    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, channel: Channel, loop: asyncio.AbstractEventLoop, trace: Trace | None = None
+    ) -> None:
         self._channel = channel
+        self._trace = trace
         self._loop = loop
         self._rank = channel.rank
         self._size = channel.size
@@ -103,6 +107,7 @@ class PointToPoint:
         work: Work[None] = Work.begin(
             self._loop, "send", tag, None, encoded.nbytes, self._on_cancel
         )
+        self._started(work)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
@@ -203,7 +208,9 @@ class PointToPoint:
             self._wire.flush()
 
     def rank_lost(self, src: int, text: str) -> None:
-        """`src` is gone: what came whole can still be received, all else that needs it fails.
+        """`src` is gone: what came whole can still be received, all else that needs it fails. Where
+        a message is lost that nobody waited for, those of its tag behind it are lost, too: a
+        receive never skips one unseen.
 
         `text` is that of the errors: "rank 3 is lost: connection reset". `Channel.lost` has the
         rank already.
@@ -263,7 +270,14 @@ class PointToPoint:
             raise self._closed
         source, key = self._as_source(src), self._as_key(tag)
         shown = ANY_TAG if key is None else key
-        return Work.begin(self._loop, op, shown, None, 0, self._on_cancel), source, key
+        work: Work[Any] = Work.begin(self._loop, op, shown, None, 0, self._on_cancel)
+        self._started(work)
+        return work, source, key
+
+    def _started(self, work: Work[Any]) -> None:
+        if self._trace is not None:
+            work.trace = self._trace
+            self._trace("start", work, None)
 
     def _withdraw(self, work: Work[Any]) -> None:
         operation = self._pending.pop(work, None)

@@ -100,6 +100,8 @@ class P2PExpress:
             p2p.repay(dst, form.tag, form.price)
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
+        if self._context.trace is not None:
+            self._context.started(work)
         work.finish(None)
         return work
 
@@ -159,6 +161,8 @@ class P2PExpress:
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
         work.source = src
+        if self._context.trace is not None:
+            self._context.started(work)
         work.finish(value)
         return work
 

@@ -132,16 +132,18 @@ class Receiver:
         self._flow.review(receiving.source, receiving.tag)
 
     def lose(self, src: int) -> list[Receiving]:
-        """`src` is gone: what is complete stays. Returns the receives and probes that fail."""
+        """`src` is gone: what is complete stays, unless a message before it in its line is lost
+        without a receive that says so. Returns the receives and probes that fail."""
         origin, self._origins[src] = self._origins[src], Origin()
         self._flow.lose(src)
         failing: list[Receiving] = []
         for message in origin.announced.values():
-            message.gone = True
             if message.receiving is not None:
                 failing.append(message.receiving)
-            else:
-                self._mailbox.remove(message)
+            elif not message.gone:
+                for later in self._mailbox.cut(message):
+                    later.gone = True
+            message.gone = True
         if origin.arriving is not None:
             self._channel.divert(src, None)
         for receiving in self._receives.concerning(src):

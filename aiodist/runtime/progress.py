@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aiodist.transports.surroundings import is_virtual
+
 if TYPE_CHECKING:
     from aiodist.runtime.board import Board
     from aiodist.transports.base import Link
@@ -56,6 +58,7 @@ class Progress:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._polls = not is_virtual(loop)
         self._in_vain = 0  # polls, one after the other
         self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
 
@@ -64,6 +67,8 @@ class Progress:
 
     def is_due(self) -> bool:
         """Whether the loop is due for a turn. Time counts from the first call after the last."""
+        if not self._polls:
+            return False
         now = _clock()
         if self._due == math.inf:
             self._due = now + TURN
@@ -85,6 +90,8 @@ class Progress:
         budget is used up. `crowded`: there are more ranks than cores, so who waits had better let
         others run at once; else only if it takes a while, for then the rank that is waited for may
         well be one that the system has put on this core."""
+        if not self._polls:
+            return None
         looks = range(spins)
         now = _clock()
         limit = now + self._patience()
@@ -142,7 +149,7 @@ class Progress:
                 now = _clock()
                 limit = now + self._patience()
                 continue
-            if link.kind == "inproc":
+            if link.kind == "inproc" or not self._polls:
                 return  # the peer runs in this loop: it needs a turn
             _yield()
             before, now = now, _clock()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
+from aiodist.transports.surroundings import new_socket
 from aiodist.transports.tls import TlsContexts, TlsLink
 
 SILENCE = 20
@@ -51,7 +52,7 @@ class TcpTransport:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _name, where = found[0]
-        sock = socket.socket(family, kind, proto)
+        sock = new_socket(family, kind, proto)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,7 +83,7 @@ class TcpTransport:
         for family, kind, proto, _name, where in await loop.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         ):
-            sock = socket.socket(family, kind, proto)
+            sock = new_socket(family, kind, proto)
             try:
                 sock.setblocking(False)
                 await loop.sock_connect(sock, where)

@@ -7,7 +7,8 @@ PROOF      [kind, my rank, proof]: I have the key of the membership, see `aiodis
 HELLO_ACK  [kind, proof]: so have I; from now on, frames of the membership
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
 GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
-ABORT      [kind, context, tag, seq, reason, text, rank, details]: give up the collective
+ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: the collective is given
+           up by `rank`, which cannot reach the ranks `untold`: pass it on to them
 INQUIRE    [kind, context, tag, seq]: have you entered it?
 STATUS     [kind, context, tag, seq, entered, text]: the answer, and what I am doing
 KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have entered

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.runtime import control
+from aiodist.runtime import lease
 from aiodist.runtime.control_socket import ControlSocket
 from aiodist.wire.frames import Decoder, Frame, encode
 
@@ -121,7 +121,7 @@ def test_the_lease_thread_gives_up_a_membership_whose_loop_is_closed() -> None:
         abandon_from_thread = staticmethod(end.sock.abandon)
 
     thread = threading.Thread(
-        target=control._renew, args=(Client(), loop, threading.Event(), 0.001)
+        target=lease._renew_for_ever, args=(Client(), loop, threading.Event(), 0.001)
     )
     thread.start()
     thread.join(30)
