@@ -1,0 +1,30 @@
+"""aiodist's errors as programs for torch expect them: they are RuntimeErrors, too.
+
+Each keeps its type, fields and text; beside that it is a `torch.distributed.DistBackendError`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch.distributed import DistBackendError
+
+from aiodist import AiodistError
+
+
+@cache
+def _both(cls: type[AiodistError]) -> type[AiodistError]:
+    # The name stays that of aiodist's class: it is what a traceback shows.
+    return type(cls.__name__, (cls, DistBackendError), {"__module__": cls.__module__})
+
+
+def as_torch(error: BaseException) -> BaseException:
+    """`error`, as an instance of `DistBackendError` as well if it is aiodist's; else itself."""
+    if not isinstance(error, AiodistError) or isinstance(error, DistBackendError):
+        return error
+    twin = _both(type(error))
+    made = twin.__new__(twin)
+    Exception.__init__(made, *error.args)
+    made.__dict__.update(error.__dict__)
+    made.__cause__, made.__traceback__ = error.__cause__, error.__traceback__
+    return made
