@@ -2,7 +2,7 @@
 
 What is chained to a future runs where it is completed, and may communicate and wait in turn: on the
 engine's thread that would wait for itself. Nor is one thread for all of it enough, as a callback
-may wait for another future. So there is always one that waits for something to do.
+may wait for another future. So a job never waits for another one to end.
 """
 
 from __future__ import annotations
@@ -11,30 +11,33 @@ import queue
 import threading
 from collections.abc import Callable
 
-_jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-_count = threading.Lock()
-_idle = 0
-"""Threads that wait for a job, less the jobs that wait for a thread."""
+Job = Callable[[], None]
 
 
-def soon(job: Callable[[], None]) -> None:
-    """Have `job`, which must not raise, done by a thread of its own."""
-    global _idle
-    with _count:
-        _idle -= 1
-        short = _idle < 0
-        if short:
-            _idle += 1  # the one that is started now comes with this job
-    if short:
-        threading.Thread(target=_work, args=(job,), name="aiodist future", daemon=True).start()
-    else:
-        _jobs.put(job)
+class Completions:
+    """Threads that do jobs; as many as there are jobs at once, kept for later ones."""
 
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._count = threading.Lock()
+        self._idle = 0  # threads that wait for a job, less the jobs they are to get
 
-def _work(job: Callable[[], None]) -> None:
-    global _idle
-    while True:
-        job()
-        with _count:
-            _idle += 1
-        job = _jobs.get()
+    def soon(self, job: Job) -> None:
+        """Have `job`, which must not raise, done by a thread that does nothing else."""
+        with self._count:
+            taken = self._idle > 0
+            if taken:
+                self._idle -= 1
+        if taken:
+            self._jobs.put(job)
+        else:
+            threading.Thread(
+                target=self._work, args=(job,), name="aiodist futures", daemon=True
+            ).start()
+
+    def _work(self, job: Job) -> None:
+        while True:
+            job()
+            with self._count:
+                self._idle += 1
+            job = self._jobs.get()

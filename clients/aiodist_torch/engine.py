@@ -19,26 +19,33 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from multiprocessing import util as processes
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from aiodist import GroupClosedError
+from aiodist_torch.completions import Completions
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 EXIT_PATIENCE = 10.0
 """Seconds for which a process that exits waits for its groups to be left in good order."""
+
+LONGEST_VISIT = 0.02
+"""Seconds for which one thread may be in the loop; then its own thread goes on."""
 
 log = logging.getLogger("aiodist.torch")
 
 
 class _Selector(selectors.DefaultSelector):
-    """Lets go of `lock` while it waits."""
+    """Lets go of `lock` while it waits. `idle`: there was nothing else to do for the loop."""
 
     def __init__(self, lock: threading.Lock) -> None:
         super().__init__()
+        self.idle = False
         self._lock = lock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.idle = timeout is None or timeout > 0
         self._lock.release()
         try:
             events = super().select(timeout)
@@ -50,29 +57,78 @@ class _Selector(selectors.DefaultSelector):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that notes whether it was given something to do: who does that from another
-    thread has to wake it."""
+    """An event loop that other threads, too, can be in, one at a time, while it waits for events.
+
+    What is to be called soon by then is called by that thread, before it leaves, so that the loop's
+    own need not be woken for it.
+    """
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.stirred = False
-        super().__init__(_Selector(lock))
+        self._visited = False
+        self._aside: deque[asyncio.Handle] = deque()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._waiting = _Selector(lock)
+        super().__init__(self._waiting)
         self.set_debug(False)  # debug mode takes other threads for a mistake
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        self.stirred = True
-        return super().call_soon(callback, *args, context=context)
+        if not self._visited:
+            return super().call_soon(callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        self._aside.append(handle)
+        return handle
 
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        self.stirred = True
-        return super().call_at(when, callback, *args, context=context)
+        timer = super().call_at(when, callback, *args, context=context)
+        if self._visited:
+            self._timers.append(timer)
+        return timer
+
+    def visit(self, call: Callable[[], None], until: Callable[[], bool]) -> None:
+        """Make a call from another thread, which holds the lock. What it wants called soon is
+        called here, too, until that is done."""
+        outer = asyncio._get_running_loop()
+        aside = self._aside
+        asyncio._set_running_loop(self)
+        # Where callbacks wait already, later ones have to come after them.
+        self._visited = self._waiting.idle
+        try:
+            call()
+            if aside:
+                limit = self.time() + LONGEST_VISIT
+                while aside and not until() and self.time() < limit:
+                    _run(aside.popleft())
+        finally:
+            self._visited = False
+            asyncio._set_running_loop(outer)
+            timers, self._timers = self._timers, []
+            if self._waiting.idle and (aside or not all(timer.cancelled() for timer in timers)):
+                self.call_soon_threadsafe(_nothing)  # a call to look at its queue and its clock
+                self._waiting.idle = False
+            while aside:
+                self.call_soon(_run, aside.popleft())
+
+
+def _run(handle: asyncio.Handle) -> None:
+    if not handle.cancelled():
+        handle._run()
+
+
+def at_once() -> bool:
+    """It is enough."""
+    return True
+
+
+def _nothing() -> None:
+    """What wakes the loop needs nothing more."""
 
 
 class Engine:
@@ -82,6 +138,7 @@ class Engine:
         self._lock = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
         self._loop = _Loop(self._lock)
+        self.completions = Completions()
         self._inherited = False
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._thread = threading.Thread(target=self._run, name="aiodist engine", daemon=True)
@@ -92,10 +149,17 @@ class Engine:
         with self._lock:
             self._loop.run_forever()
 
-    def submit(self, call: Callable[[], None], later: Callable[[], None] | None = None) -> None:
+    def submit(
+        self,
+        call: Callable[[], None],
+        *,
+        later: Callable[[], None] = _nothing,
+        until: Callable[[], bool] = at_once,
+    ) -> None:
         """Make a call on the loop: here and now, or soon, after those submitted before.
 
-        The call must not wait and must not raise. If it cannot be made now, `later` is called
+        The call must not wait and must not raise. Made here, it is gone on with until `until` says
+        that this is enough; what is left is the loop's. If it cannot be made now, `later` is called
         first. Raises GroupClosedError in a forked child.
         """
         if self._inherited:
@@ -104,23 +168,15 @@ class Engine:
                 "call init_process_group here, after the fork"
             )
         if not self._lock.acquire(blocking=False):
-            if later is not None:
-                later()
+            later()
             self._queue.append(call)
             self._loop.call_soon_threadsafe(self._drain)
             return
-        loop = self._loop
-        outer = asyncio._get_running_loop()
         try:
-            asyncio._set_running_loop(loop)
-            loop.stirred = False
             if self._queue:
-                self._drain()
-            call()
-            if loop.stirred:
-                loop.call_soon_threadsafe(_nothing)
+                self._loop.visit(self._drain, at_once)
+            self._loop.visit(call, until)
         finally:
-            asyncio._set_running_loop(outer)
             self._lock.release()
 
     def _drain(self) -> None:
@@ -167,35 +223,32 @@ class Engine:
         self._inherited = True
 
 
-def _nothing() -> None:
-    """What wakes the loop needs nothing more."""
-
-
-_engine: Engine | None = None
+_here: list[Engine] = []
+"""The engine of this process, once there is one."""
 _inherited: list[Engine] = []
-_making = threading.Lock()
+"""Kept: closing such a loop would take the parent's files out of the epoll set they share."""
+_making = threading.RLock()
 
 
 def engine() -> Engine:
     """The engine of this process, started when first needed."""
-    global _engine
     with _making:
-        if _engine is None:
-            _engine = Engine()
-            # A child of multiprocessing runs these finalizers, but no functions of atexit.
-            processes.Finalize(None, _engine.end, exitpriority=100)
-        return _engine
+        if not _here:
+            _here.append(Engine())
+            # Unlike atexit's, these functions run in children of multiprocessing, too.
+            processes.Finalize(None, _here[0].end, exitpriority=100)
+        return _here[0]
 
 
 def _after_fork() -> None:
-    global _engine, _making
-    _making = threading.Lock()
-    if _engine is not None:
-        _engine.inherit()
-        # Kept: closing its loop would take the parent's files out of the epoll set they share.
-        _inherited.append(_engine)
-        _engine = None
+    for engine in _here:
+        engine.inherit()
+    _inherited.extend(_here)
+    _here.clear()
 
 
 if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release
+    )
     os.register_at_fork(after_in_child=_after_fork)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aiodist import ANY_SOURCE, Group, ReduceOp
+from aiodist.types import AnySource
 
 Works = Sequence["asyncio.Future[Any]"]
 
@@ -66,8 +67,10 @@ async def _sum_sparse(group: Group, x: Tensor, seconds: float) -> None:
         torch.cat([indices for indices, _, _ in parts], dim=1),
         torch.cat([values for _, values, _ in parts]),
         own.shape,
+        check_invariants=True,  # indices of others are not to be trusted blindly
     )
-    x.detach().copy_(total.coalesce())
+    with torch.no_grad():
+        x.copy_(total.coalesce())
 
 
 def all_reduce_coalesced(group: Group, xs: list[Tensor], op: Any, seconds: float) -> Works:
@@ -125,20 +128,14 @@ def scatter(group: Group, xs: list[Tensor], out: Tensor, src: int, seconds: floa
     return (group.scatter(given, src, out=out, timeout=seconds),)
 
 
-def reduce_scatter(
-    group: Group, xs: list[Tensor], out: Tensor, op: Any, seconds: float
-) -> Works:
+def reduce_scatter(group: Group, xs: list[Tensor], out: Tensor, op: Any, seconds: float) -> Works:
     """The reduction of ``xs[rank]`` over all ranks goes into `out`."""
     return (group.reduce_scatter(xs, operator(op), out=out, timeout=seconds),)
 
 
-def reduce_scatter_single(
-    group: Group, x: Tensor, out: Tensor, op: Any, seconds: float
-) -> Works:
+def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds: float) -> Works:
     """The reduction of part `rank` of `x` goes into `out`."""
-    return (
-        group.reduce_scatter(x.reshape(-1), operator(op), out=out.view(-1), timeout=seconds),
-    )
+    return (group.reduce_scatter(x.reshape(-1), operator(op), out=out.view(-1), timeout=seconds),)
 
 
 def reduce_scatter_single_coalesced(
@@ -186,7 +183,7 @@ def split(x: Tensor, splits: Sequence[int], size: int, name: str) -> list[Tensor
             f"{name}_split_sizes are {list(splits)}: {size} numbers with the sum {rows}, the first "
             f"dimension of the {name}, are needed"
         )
-    return list(x.split(list(splits)))
+    return list(torch.split(x, list(splits)))
 
 
 def send(group: Group, x: Tensor, dst: int, tag: int, seconds: float) -> Works:
@@ -196,7 +193,7 @@ def send(group: Group, x: Tensor, dst: int, tag: int, seconds: float) -> Works:
 
 def receive(group: Group, x: Tensor, src: int | None, tag: int, seconds: float) -> Works:
     """Receive into `x` what rank `src` sends, or any rank (None)."""
-    source = ANY_SOURCE if src is None else src
+    source: int | AnySource = ANY_SOURCE if src is None else src
     return (group.recv(src=source, tag=tag, out=x.view(-1), timeout=seconds),)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,10 @@ from torch._C import _distributed_c10d as c10d
 
 import aiodist
 from aiodist_torch import operations as ops
-from aiodist_torch.engine import engine
+from aiodist_torch.engine import at_once, engine
 from aiodist_torch.errors import as_torch
 from aiodist_torch.membership import Membership
 from aiodist_torch.work import TorchWork
-
 
 _ALL_REDUCE = dist.AllreduceOptions()
 _ALL_GATHER = c10d.AllgatherOptions()
@@ -27,7 +26,20 @@ _ALL_TO_ALL = dist.AllToAllOptions()
 _BARRIER = dist.BarrierOptions()
 
 
-class ProcessGroup(dist.ProcessGroup):
+if TYPE_CHECKING:
+
+    class _Base:
+        """What is used of torch's class. Its own hints are for those who call it: they ask every
+        method for all the forms that torch's Python layer reduces to the one that arrives here."""
+
+        def __init__(self, rank: int, size: int) -> None: ...
+        def rank(self) -> int: ...
+
+else:
+    _Base = dist.ProcessGroup
+
+
+class ProcessGroup(_Base):
     """A process group whose operations are those of an `aiodist.Group`.
 
     Programs reach it through `torch.distributed`. Its methods are those that torch's dispatcher and
@@ -42,6 +54,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._group = membership.group
         self._store = store
         self.set_timeout(timeout)
+        self._name = self._desc = ""
         self._batch: list[TorchWork] | None = None
 
     @property
@@ -52,22 +65,34 @@ class ProcessGroup(dist.ProcessGroup):
 
     # -- starting ---------------------------------------------------------------------------------
 
-    def _go(self, start: Callable[..., ops.Works], *args: Any, results: list[Tensor]) -> TorchWork:
+    def _go(
+        self,
+        start: Callable[..., ops.Works],
+        *args: Any,
+        results: list[Tensor],
+        waits: bool = False,
+    ) -> TorchWork:
+        """Start operations. `waits`: the caller is going to wait for them at once."""
         work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
         if self._batch is not None:
             self._batch.append(work)
-        self._engine.submit(work.launch, work.close_gate)
+        self._engine.submit(
+            work.launch, later=work.close_gate, until=work.is_completed if waits else at_once
+        )
         return work
 
     def _collective(
-        self, start: Callable[..., ops.Works], *args: Any, results: list[Tensor]
+        self, opts: Any, start: Callable[..., ops.Works], *args: Any, results: list[Tensor]
     ) -> TorchWork:
-        return self._go(partial(ops.or_forgo, start), *args, results=results)
-
-    def _deadline(self, opts: Any) -> float:
-        """The deadline in an options object of torch, in seconds; else that of the group."""
+        """Start a collective with the deadline that `opts` gives, or else the group has."""
         seconds: float = opts.timeout.total_seconds()
-        return seconds if seconds > 0 else self._seconds
+        return self._go(
+            partial(ops.or_forgo, start),
+            *args,
+            seconds if seconds > 0 else self._seconds,
+            results=results,
+            waits=not opts.asyncOp,
+        )
 
     # -- collectives ------------------------------------------------------------------------------
 
@@ -75,44 +100,40 @@ class ProcessGroup(dist.ProcessGroup):
         """Reduce one tensor in place; it may be sparse."""
         x = one(tensors, "all_reduce")
         start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
-        return self._collective(start, x, opts.reduceOp, self._deadline(opts), results=tensors)
+        return self._collective(opts, start, x, opts.reduceOp, results=tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = _ALL_REDUCE) -> TorchWork:
         """Reduce several tensors in place."""
         return self._collective(
+            opts,
             ops.all_reduce_coalesced,
             tensors,
             opts.reduceOp,
-            self._deadline(opts),
             results=tensors,
         )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
         """Reduce one tensor, in place, at the root; those of other ranks keep their content."""
         x = one(tensors, "reduce")
-        return self._collective(
-            ops.reduce, x, opts.rootRank, opts.reduceOp, self._deadline(opts), results=tensors
-        )
+        return self._collective(opts, ops.reduce, x, opts.rootRank, opts.reduceOp, results=tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> TorchWork:
         """The root's tensor goes into that of all."""
         x = one(tensors, "broadcast")
-        return self._collective(
-            ops.broadcast, x, opts.rootRank, self._deadline(opts), results=tensors
-        )
+        return self._collective(opts, ops.broadcast, x, opts.rootRank, results=tensors)
 
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _ALL_GATHER
     ) -> TorchWork:
         """Everyone's tensor goes into a list on every rank; shapes may differ."""
         x, outs = one(inputs, "all_gather"), one(outputs, "all_gather")
-        return self._collective(ops.all_gather, x, outs, self._deadline(opts), results=outs)
+        return self._collective(opts, ops.all_gather, x, outs, results=outs)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = _ALL_GATHER) -> TorchWork:
+    def all_gather_single(
+        self, output: Tensor, input: Tensor, opts: Any = _ALL_GATHER
+    ) -> TorchWork:
         """Everyone's tensor goes into one tensor on every rank, one after the other."""
-        return self._collective(
-            ops.all_gather_single, input, output, self._deadline(opts), results=[output]
-        )
+        return self._collective(opts, ops.all_gather_single, input, output, results=[output])
 
     _allgather_base = all_gather_single
 
@@ -121,10 +142,10 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> TorchWork:
         """Everyone's tensors go into lists on every rank."""
         return self._collective(
+            opts,
             ops.all_gather_coalesced,
             inputs,
             outputs,
-            self._deadline(opts),
             results=[tensor for row in outputs for tensor in row],
         )
 
@@ -133,50 +154,40 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> TorchWork:
         """`all_gather_single` of several tensors."""
         return self._collective(
-            ops.all_gather_single_coalesced, inputs, outputs, self._deadline(opts), results=outputs
+            opts, ops.all_gather_single_coalesced, inputs, outputs, results=outputs
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any
-    ) -> TorchWork:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> TorchWork:
         """Everyone's tensor goes into a list at the root."""
         x = one(inputs, "gather")
         outs = one(outputs, "gather") if outputs else []
-        return self._collective(
-            ops.gather, x, outs, opts.rootRank, self._deadline(opts), results=outs
-        )
+        return self._collective(opts, ops.gather, x, outs, opts.rootRank, results=outs)
 
-    def scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any
-    ) -> TorchWork:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> TorchWork:
         """The root's list of tensors goes, one by one, to the ranks."""
         out = one(outputs, "scatter")
         xs = one(inputs, "scatter") if inputs else []
-        return self._collective(
-            ops.scatter, xs, out, opts.rootRank, self._deadline(opts), results=outputs
-        )
+        return self._collective(opts, ops.scatter, xs, out, opts.rootRank, results=outputs)
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = _REDUCE_SCATTER
     ) -> TorchWork:
         """Reduce lists of tensors; each rank gets the one that is its own."""
         out, xs = one(outputs, "reduce_scatter"), one(inputs, "reduce_scatter")
-        return self._collective(
-            ops.reduce_scatter, xs, out, opts.reduceOp, self._deadline(opts), results=outputs
-        )
+        return self._collective(opts, ops.reduce_scatter, xs, out, opts.reduceOp, results=outputs)
 
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: Any = _REDUCE_SCATTER
     ) -> TorchWork:
         """Reduce a tensor; each rank gets its part of it."""
         return self._collective(
+            opts,
             ops.reduce_scatter_single,
             input,
             output,
             opts.reduceOp,
-            self._deadline(opts),
             results=[output],
         )
 
@@ -187,11 +198,11 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> TorchWork:
         """`reduce_scatter_single` of several tensors."""
         return self._collective(
+            opts,
             ops.reduce_scatter_single_coalesced,
             inputs,
             outputs,
             opts.reduceOp,
-            self._deadline(opts),
             results=outputs,
         )
 
@@ -201,9 +212,7 @@ class ProcessGroup(dist.ProcessGroup):
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _ALL_TO_ALL
     ) -> TorchWork:
         """Everyone has one tensor for each; shapes may differ."""
-        return self._collective(
-            ops.all_to_all, inputs, outputs, self._deadline(opts), results=outputs
-        )
+        return self._collective(opts, ops.all_to_all, inputs, outputs, results=outputs)
 
     def all_to_all_single(
         self,
@@ -215,12 +224,12 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> TorchWork:
         """The same with parts of one tensor."""
         return self._collective(
+            opts,
             ops.all_to_all_single,
             input,
             output,
             input_split_sizes,
             output_split_sizes,
-            self._deadline(opts),
             results=[output],
         )
 
@@ -228,7 +237,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = _BARRIER) -> TorchWork:
         """Wait for all ranks."""
-        return self._collective(ops.barrier, self._deadline(opts), results=[])
+        return self._collective(opts, ops.barrier, results=[])
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -238,8 +247,11 @@ class ProcessGroup(dist.ProcessGroup):
 
         `torch.distributed.monitored_barrier` itself is for Gloo's class alone: call this method.
         """
-        seconds = self._seconds if timeout is None else timeout.total_seconds()
-        self._collective(ops.barrier, seconds, results=[]).wait()
+        opts = dist.BarrierOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
 
     # -- point to point ---------------------------------------------------------------------------
 
@@ -289,10 +301,10 @@ class ProcessGroup(dist.ProcessGroup):
         if self.rank() not in new_ranks:
             return None
         name = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
-        store = dist.PrefixStore(f"{name}/", self._store)
+        store = c10d.PrefixStore(f"{name}/", self._store)
         group = self.derive(new_ranks, timeout or self._timeout, store)
-        group._set_group_name(name)
-        group._set_group_desc(group_desc or "undefined")
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or "undefined")
         return group
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -316,6 +328,25 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _get_backend_name(self) -> str:
         return "aiodist"
+
+    def setGroupName(self, name: str) -> None:
+        """torch names the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The name by which torch knows the group."""
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:
+        """torch describes the group."""
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        """What torch was told to call the group."""
+        return self._desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     def get_group_store(self) -> Any:
         """The store that the ranks met at."""

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import aiodist
 from aiodist import CollectiveAbortedError, CollectiveTimeoutError
-from aiodist_torch import completions
 from aiodist_torch.engine import Engine
 from aiodist_torch.errors import as_torch
 
@@ -106,7 +105,7 @@ class TorchWork(dist.Work):
         if self._gate is not None:
             self._gate.release()
         if root is not None:
-            completions.soon(lambda: _complete(root))
+            self._engine.completions.soon(lambda: _complete(root))
 
     def _cancel(self) -> None:
         for work in self._works:
