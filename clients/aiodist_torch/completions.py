@@ -11,16 +11,24 @@ import queue
 import threading
 from collections.abc import Callable
 
+IDLE = 1.0
+"""Seconds after which a thread without a job ends."""
+
 Job = Callable[[], None]
 
 
 class Completions:
-    """Threads that do jobs; as many as there are jobs at once, kept for later ones."""
+    """Threads that do jobs; as many as there are jobs at once, kept a while for later ones."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._count = threading.Lock()
         self._idle = 0  # threads that wait for a job, less the jobs they are to get
+
+    @property
+    def idle(self) -> int:
+        """Threads that wait for a job."""
+        return self._idle
 
     def soon(self, job: Job) -> None:
         """Have `job`, which must not raise, done by a thread that does nothing else."""
@@ -40,4 +48,11 @@ class Completions:
             job()
             with self._count:
                 self._idle += 1
-            job = self._jobs.get()
+            try:
+                job = self._jobs.get(timeout=IDLE)
+            except queue.Empty:
+                with self._count:
+                    if self._idle > 0:
+                        self._idle -= 1
+                        return
+                job = self._jobs.get()  # it has been promised, and is on its way

@@ -95,14 +95,15 @@ class Store(c10d.Store):
             if self._run(self._store.compare_set(key, old, new)):
                 return
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set `key` to `desired` where it holds `expected`, or is absent and nothing is expected.
-        The value that it has then; where it is absent still, `expected`."""
-        want, give = _bytes(expected), _bytes(desired)
-        if self._run(self._store.compare_set(key, want, give)):
-            return give
-        if not want and self._run(self._store.compare_set(key, None, give)):
-            return give
+    def compare_set(
+        self, key: str, expected_value: str | bytes, desired_value: str | bytes
+    ) -> bytes:
+        """Set `key` where it holds `expected_value`, or is absent and nothing is expected. Returns
+        the value that it has then; where it is absent still, `expected_value`."""
+        want, give = _bytes(expected_value), _bytes(desired_value)
+        for old in (want, None) if not want else (want,):
+            if self._run(self._store.compare_set(key, old, give)):
+                return give
         found = self._run(self._store.get(key))
         return want if found is None else found
 
