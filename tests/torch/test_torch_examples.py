@@ -12,7 +12,7 @@ from aiodist.runtime.spawn import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "torch"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 Env = dict[str, str]
 
@@ -36,7 +36,7 @@ def start(command: list[str], env: Env) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str], told: str = "") -> list[str]:
     """The lines that it prints, sorted; it must say nothing else."""
     try:
-        out, err = process.communicate(told, timeout=100)
+        out, err = process.communicate(told, timeout=280)
     finally:
         process.kill()
     assert (process.returncode, err) == (0, "")

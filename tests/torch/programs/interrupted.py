@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
+import os
+import signal
 import threading
 
 import torch
@@ -13,7 +14,7 @@ import aiodist
 dist.init_process_group("aiodist")
 x = torch.ones(1)
 if dist.get_rank() == 0:
-    threading.Timer(0.2, _thread.interrupt_main).start()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         dist.all_reduce(x)
         raise AssertionError("not interrupted")
