@@ -183,11 +183,11 @@ class Engine:
         while self._queue:
             self._queue.popleft()()
 
-    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, and wait for its result."""
+    def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine on the loop, and wait for its result; at most `timeout` seconds."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return future.result()
+            return future.result(timeout)
         except BaseException:
             future.cancel()  # no effect unless the wait itself was interrupted
             raise
@@ -214,7 +214,8 @@ class Engine:
         if self._inherited:
             return
         try:
-            self.wait_for(end())
+            # The second limit is for an engine that an interrupt has left in disorder.
+            self.wait_for(end(), EXIT_PATIENCE + 1)
         except TimeoutError:
             log.debug("the groups were not left in good order within %g s", EXIT_PATIENCE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -39,6 +40,13 @@ def test_a_killed_rank(job: Start, victim: int) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_training(job: Start, size: int) -> None:
     assert job("training.py", size).finish(quiet=False) == ["trained\n"] * size
+
+
+def test_accelerate(job: Start) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    running = job("accelerated.py", 2, LOCAL_RANK="0")
+    assert running.finish(quiet=False) == ["accelerated\n"] * 2
 
 
 async def test_a_store_of_a_coordinator(job: Start) -> None:
