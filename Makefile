@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage simulate lint format docs bench restarts fuzz crowd clean
+.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench restarts fuzz crowd clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install aiodist and its tools into it
 
@@ -29,6 +29,11 @@ demo: $(READY)  ## train on handwritten digits with 4 ranks
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
+
+# What Gloo passes, but for what torch keeps for Gloo's own class: see docs/torch.md.
+torch-suite: $(READY)  ## torch's own tests of a backend, on aiodist
+	$(BIN)/python tests/torch/suite/torch_suite.py --backend aiodist --import aiodist_torch \
+	  --world 4 --start fork --names tests/torch/suite/gloo_passes.txt --skip monitored_barrier
 
 PURE := wire membership buffers schedules
 
