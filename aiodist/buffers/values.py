@@ -55,9 +55,9 @@ def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
     Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
     path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
     """
-    flat = arrays.plain(value)
+    array: Any = value
+    flat = arrays.plain(array)
     if flat is not None:
-        array: Any = value
         found = _described.get((array.dtype, array.shape))
         if found is not None:
             meta, specs = found
