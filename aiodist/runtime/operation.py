@@ -8,7 +8,7 @@ synchronously from the call that starts it and from the links; nothing in here w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -113,7 +113,7 @@ class Host(Protocol):
 
     def failed(self, op: Operation, error: BaseException) -> None: ...
 
-    def differ(self, op: Operation, calls: dict[int, bytes]) -> None:
+    def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """Others called something else."""
         ...
 
