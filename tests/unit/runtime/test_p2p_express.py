@@ -294,3 +294,30 @@ async def test_all_ways_together_keep_the_order(transport, seed):
                 await group.send(None, 1 - group.rank, tag=tag)
         for (rank, tag), task in receiving.items():
             assert await task == list(range(counts[1 - rank].get(tag, -1) + 1))
+
+
+async def test_the_loop_gets_its_turn_with_a_send(transport, short, monkeypatch):
+    """The message is on its way already."""
+    async with pair(transport) as ranks:
+        x = np.arange(4.0)
+        for _ in range(2):
+            await ranks[0].send(x, 1)
+            await ranks[1].recv(src=0)
+        monkeypatch.setattr(progress, "TURN", -1.0)
+        polling = ranks[0]._context.endpoint.progress
+        polling._turned()
+        assert not polling.is_due()
+        work = ranks[0].send(x, 1)
+        assert short[-1] == "send"
+        assert not work.done()
+        await asyncio.sleep(0)
+        assert work.done()
+        assert (await ranks[1].recv(src=0) == x).all()
+
+        # Withdrawn meanwhile, it has been sent all the same.
+        polling._turned()
+        assert not polling.is_due()
+        work = ranks[0].send(x, 1)
+        assert work.cancel()
+        assert (await ranks[1].recv(src=0) == x).all()
+        assert work.cancelled()
