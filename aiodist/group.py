@@ -14,10 +14,25 @@ from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedErro
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
-from aiodist.runtime.seat import Seat
+from aiodist.runtime.recovery import Recovery
+from aiodist.runtime.seat import Seat, as_member
 from aiodist.runtime.store import Store
+from aiodist.runtime.views import views
 from aiodist.runtime.work import Work
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Member, Op, ReduceOp, Tag
+from aiodist.types import (
+    ANY_SOURCE,
+    ANY_TAG,
+    SUM,
+    AnySource,
+    AnyTag,
+    Member,
+    Op,
+    ReduceOp,
+    Tag,
+    View,
+)
+from aiodist.wire.limits import MAX_MEMBERS
+from aiodist.wire.recovery import Purpose
 
 
 class Group:
@@ -43,18 +58,11 @@ class Group:
         self._loop = seat.loop
         self._name = name
         self._members = tuple(
-            Member(
-                rank=rank,
-                id=member.id,
-                host=member.host,
-                pid=member.pid,
-                name=member.name,
-                metadata=member.metadata,
-                joined_at=member.joined_at,
-            )
-            for rank, member in enumerate(seat.view.members[root] for root in context.ranks)
+            as_member(seat.people[root], rank) for rank, root in enumerate(context.ranks)
         )
-        hosts = [seat.view.members[root].host_id for root in context.ranks]
+        self._recovery = Recovery(seat, context, [member.id for member in self._members])
+        self._successor: Group | None = None
+        hosts = [seat.people[root].host_id for root in context.ranks]
         neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[context.rank]]
         self._local_rank = neighbours.index(context.rank)
         self._local_size = len(neighbours)
@@ -436,6 +444,98 @@ class Group:
         except BaseException:
             context.close(GroupClosedError("the group was not made", group=context.group))
             raise
+        return group
+
+    # -- going on after a loss --------------------------------------------------------------------
+
+    def revoke(self) -> None:
+        """End the group for all ranks: pending and later operations raise `GroupRevokedError`.
+
+        Any one rank may call it; the word is passed on until all who live have heard it. Groups
+        made of this one go on, and so does this rank's membership: `agree`, `shrink` and
+        `rendezvous` are for revoked groups, too. Idempotent.
+        """
+        self._check_loop()
+        self._context.revoke(self.rank)
+
+    async def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
+        """The AND of `flag` over the ranks that are alive: the same on all, whoever dies meanwhile.
+
+        To be called by all ranks, in the order of their other `agree`, `shrink` and `rendezvous`;
+        also of a group that lost ranks or was revoked. The coordinator decides once all ranks that
+        it has not ruled lost have called. Cancelled or out of time on one rank, it fails on all
+        that have not heard the outcome: with `CollectiveAbortedError`, `CollectiveTimeoutError`.
+        Raises `CoordinatorLostError` where there is no coordinator to decide.
+        """
+        self._check_loop()
+        if not isinstance(flag, bool):
+            raise TypeError(f"flag is a bool, not {flag!r}")
+        return await self._recovery.agree(flag, self._seconds(timeout))
+
+    async def shrink(self, *, timeout: float | None = None) -> Group:
+        """The group of the survivors, in the order of their ranks, in the next epoch.
+
+        To be called by all who live; the first call revokes this group. Fails as `agree` does; it
+        can then be called again. After a cancelled call that came too late to stop the others, the
+        next call gives the group that they have.
+        """
+        self._check_loop()
+        return self._gone_on(await self._recovery.go_on(Purpose.SHRINK, self._seconds(timeout)))
+
+    async def rendezvous(
+        self,
+        *,
+        min_size: int | None = None,
+        max_size: int | None = None,
+        timeout: float | None = None,
+    ) -> Group:
+        """The group of the survivors, in the order of their ranks, and of those who wait to join,
+        in the order of their arrival; in the next epoch.
+
+        As `shrink`, but for the group that `connect` gave alone. Takes in as many as wait, up to
+        `max_size` members; where that makes fewer than `min_size`, waits for more, and then until
+        nobody has joined for the group's `join_window`. Both are those of `connect` where not
+        given, and the same on all ranks. Survivors are never turned away.
+        """
+        self._check_loop()
+        self._check_root("rendezvous")
+        for label, size in (("min_size", min_size), ("max_size", max_size)):
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+                raise TypeError(f"{label} is an int or None, not {size!r}")
+            if size is not None and not 1 <= size <= MAX_MEMBERS:
+                raise ValueError(f"{label} is from 1 to {MAX_MEMBERS}, not {size}")
+        if min_size is not None and max_size is not None and min_size > max_size:
+            raise ValueError(f"min_size={min_size} is over max_size={max_size}")
+        seconds = self._seconds(timeout)
+        return self._gone_on(
+            await self._recovery.go_on(Purpose.RENDEZVOUS, seconds, least=min_size, most=max_size)
+        )
+
+    async def views(self) -> AsyncIterator[View]:
+        """``async for view in group.views()``: who is alive, lost, or waits to join; at once, and
+        after every change, over all epochs, until this rank leaves. For the group that `connect`
+        gave alone. Changes that come faster than they are asked for are seen in one."""
+        self._check_loop()
+        self._check_root("views")
+        async for view in views(self._seat):
+            yield view
+
+    def _check_root(self, method: str) -> None:
+        if not self._recovery.is_root:
+            raise RuntimeError(
+                f"{method} is of the group that connect() gave, to which others can join; "
+                f"{self._name!r} was made of it"
+            )
+
+    def _gone_on(self, context: Context) -> Group:
+        self._successor = Group(self._seat, context, name=self._name)
+        return self._successor
+
+    def _newest(self) -> Group:
+        """What has become of this group by now."""
+        group = self
+        while group._successor is not None:
+            group = group._successor
         return group
 
     # -- memory -----------------------------------------------------------------------------------

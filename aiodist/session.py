@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import secrets
@@ -18,17 +17,16 @@ from typing import Any
 from aiodist import environment
 from aiodist.errors import CoordinatorLostError
 from aiodist.group import Group
-from aiodist.runtime import finding
+from aiodist.runtime import finding, recovery
 from aiodist.runtime.context import Context
 from aiodist.runtime.control import ControlClient, ControlEvent
 from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.endpoint import Endpoint, Identity
+from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.seat import Memory, Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.wire.address import is_loopback, parse_address
-from aiodist.wire.frames import pack_fields
-from aiodist.wire.messages import JoinRequest, MemberInfo, View
+from aiodist.wire.messages import JoinRequest, MemberInfo
 
 log = logging.getLogger("aiodist.session")
 
@@ -168,7 +166,8 @@ def connect(
 
 
 class Connecting:
-    """What `connect` returns: await it for the group, or use it as an async context manager."""
+    """What `connect` returns: await it for the group, or use it as an async context manager: that
+    leaves the group at its end, in whatever epoch it is by then."""
 
     def __init__(self, options: _Options) -> None:
         self._options = options
@@ -188,7 +187,7 @@ class Connecting:
         traceback: TracebackType | None,
     ) -> None:
         assert self._group is not None
-        await self._group.__aexit__(kind, error, traceback)
+        await self._group._newest().__aexit__(kind, error, traceback)
 
 
 async def _connect(options: _Options) -> Group:
@@ -210,20 +209,19 @@ async def _connect(options: _Options) -> Group:
         if coordinator is not None:
             await coordinator.stop()
         raise
-    view = seat.view
     context = Context(
         seat.endpoint,
-        id=_context_id(view),
-        group=view.group,
-        epoch=view.epoch,
-        ranks=range(len(view.members)),
+        id=recovery.context_id(seat.view),
+        group=seat.view.group,
+        epoch=seat.view.epoch,
+        ranks=seat.roots,
         op_timeout=options.op_timeout,
         max_message_bytes=options.max_message_bytes,
         allow_pickle=options.allow_pickle,
-        layout=seat.layout(range(len(view.members))),
+        layout=seat.layout(seat.roots),
     )
     seat.context = context
-    return Group(seat, context, name=view.group)
+    return Group(seat, context, name=seat.view.group)
 
 
 async def _join(
@@ -251,15 +249,17 @@ async def _join(
         if control is not None:
             control.abort()
         raise
-    rank = view.rank_of(request.id)
-    own = _reach(view.members[rank], options.transports)
+    own = _reach(view.members[view.rank_of(request.id)], options.transports)
     coordinator_host = parse_address(address).host
+    people: dict[int, MemberInfo] = {}
     endpoint.activate(
-        Identity(view.group, view.epoch, rank, tuple(member.id for member in view.members)),
-        lambda peer, receiver: _dial(own, view.members[peer], coordinator_host, receiver),
+        view.group,
+        request.id,
+        lambda root, receiver: _dial(own, people[root], coordinator_host, receiver),
     )
     return Seat(
-        memories=[_memory(member) for member in view.members],
+        people=people,
+        memory_of=_memory,
         address=address,
         view=view,
         control=control,
@@ -359,11 +359,6 @@ async def _dial(
     )
 
 
-def _context_id(view: View) -> bytes:
-    ids = [member.id for member in view.members]
-    return hashlib.blake2b(pack_fields(view.group, view.epoch, *ids), digest_size=8).digest()
-
-
 @asynccontextmanager
 async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
     """``async with local(4) as groups:`` the ranks of a group of `size`, all in this event loop.
@@ -394,7 +389,7 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
                 *(_aborted(group, f"{type(error).__name__}: {error}") for group in groups)
             )
             raise
-        await asyncio.gather(*(group.close() for group in groups))
+        await asyncio.gather(*(group._newest().close() for group in groups))
 
 
 async def _joined(connecting: Connecting) -> Group:
@@ -402,5 +397,5 @@ async def _joined(connecting: Connecting) -> Group:
 
 
 async def _aborted(group: Group, reason: str) -> None:
-    group.abort(reason)
+    group._newest().abort(reason)
     await group._seat.gone()

@@ -1,15 +1,17 @@
 """One group: who waits to join, who is a member, who was lost; who may come in, and when it forms.
 
 A group forms, has a view, and is deleted when the last member of the view is gone. While members
-of a view are lost or have left, joiners wait; when all are gone, the joiners form the group anew.
+of a view are lost or have left, joiners wait: until the others take them in by a rendezvous, or
+all are gone: then the joiners form the group anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aiodist.membership.ballots import BallotKey, Ballots
 from aiodist.membership.store import KeyValueStore
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberInfo, View
@@ -72,6 +74,9 @@ class Group:
 
     `joiners`, `members` and `leases` (seconds) are by connection, joiners in order of arrival.
     `gave_up`: member id → rank of those who ran out of time since the group began to form.
+    `gathering`: the ballot of a rendezvous that all have called, and that waits for joiners.
+    `broken`: pairs of members without a link between them, and why. `watchers`: (connection,
+    request) of those who are told how many joiners wait.
     """
 
     name: str
@@ -86,6 +91,10 @@ class Group:
     lost: dict[int, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     gave_up: dict[str, int | None] = field(default_factory=dict)
+    ballots: Ballots = field(default_factory=Ballots)
+    gathering: BallotKey | None = None
+    broken: dict[tuple[int, int], str] = field(default_factory=dict)
+    watchers: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def key(self) -> GroupKey:
@@ -104,10 +113,10 @@ class Group:
                 Failure.SIZE_MISMATCH,
                 f"rank {ask.rank} is outside of a group with {size}: expected 0 to {size.most - 1}",
             )
-        if self.view is not None and self.size.fixed and not self.lost and not self.left:
+        if self.size.fixed and self._is_complete:
             return refusal(
                 Failure.COMPLETE,
-                f"the group is complete and healthy since epoch {self.view.epoch}: all "
+                f"the group is complete and healthy since epoch {self.epoch}: all "
                 f"{self.size.most} ranks are members; use another group name, or end one of them",
             )
         holder = self._holder(ask.rank)
@@ -124,6 +133,16 @@ class Group:
         ):
             return refusal(Failure.INVALID, f"the member id {ask.id!r} is in use")
         return None
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the view; None before there is one."""
+        return None if self.view is None else self.view.epoch
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether the view has all the members that the group wants, and all of them live."""
+        return self.view is not None and len(self.members) >= self.size.most
 
     @property
     def is_full(self) -> bool:
@@ -155,20 +174,26 @@ class Group:
         for conn, joiner in self.joiners.items():
             ask = joiner.ask
             rank = ask.rank if ask.rank is not None and ask.rank < count else next(free)
-            self.members[conn] = MemberInfo(
-                rank=rank,
-                id=ask.id,
-                host=ask.host,
-                pid=ask.pid,
-                name=ask.name,
-                metadata=ask.metadata,
-                joined_at=joiner.since,
-                host_id=ask.host_id,
-                addresses=ask.addresses,
-            )
+            self.members[conn] = _member(joiner, rank)
+        self.joiners = {}
+        return self._install(epoch)
+
+    def go_on(self, epoch: int, survivors: Iterable[int], admitted: Iterable[int]) -> View:
+        """Make the next view: the connections `survivors`, which are all the members, in that
+        order, then of the joiners those that are `admitted`."""
+        self.members = {
+            conn: replace(self.members[conn], rank=rank) for rank, conn in enumerate(survivors)
+        }
+        for conn in admitted:
+            self.members[conn] = _member(self.joiners.pop(conn), len(self.members))
+        self.lost = {}
+        self.left = set()
+        self.gathering = None
+        return self._install(epoch)
+
+    def _install(self, epoch: int) -> View:
         ranked = tuple(sorted(self.members.values(), key=lambda member: member.rank))
         self.view = View(self.name, epoch, ranked)
-        self.joiners = {}
         self.gave_up = {}
         return self.view
 
@@ -178,6 +203,14 @@ class Group:
         if gave_up and self.view is None and len(self.gave_up) < MAX_MEMBERS:
             self.gave_up[joiner.ask.id] = joiner.ask.rank
         return joiner
+
+    def forget(self, conn: int) -> None:
+        """Nothing of a connection that is neither a member's nor a joiner's any more is left."""
+        del self.leases[conn]
+        self.store.drop(conn)
+        self.ballots.gone(self.members, conn)
+        self.broken = {pair: why for pair, why in self.broken.items() if conn not in pair}
+        self.watchers = {one for one in self.watchers if one[0] != conn}
 
     def waiting_text(self) -> str:
         """Why the group has not taken its joiners yet."""
@@ -199,7 +232,7 @@ class Group:
             "name": self.name,
             "run_id": self.run_id,
             "wanted": str(self.size),
-            "epoch": None if self.view is None else self.view.epoch,
+            "epoch": self.epoch,
             "size": None if self.view is None else len(self.view.members),
             "members": [
                 {
@@ -251,6 +284,21 @@ class Group:
         elif self.size.fixed and len(asked) < self.size.most:
             text += f"; missing: any {self.size.most - len(asked)} (ranks are assigned)"
         return text
+
+
+def _member(joiner: Joiner, rank: int) -> MemberInfo:
+    ask = joiner.ask
+    return MemberInfo(
+        rank=rank,
+        id=ask.id,
+        host=ask.host,
+        pid=ask.pid,
+        name=ask.name,
+        metadata=ask.metadata,
+        joined_at=joiner.since,
+        host_id=ask.host_id,
+        addresses=ask.addresses,
+    )
 
 
 def refusal(kind: Failure, text: str) -> Failed:

@@ -6,7 +6,7 @@ effects in their order. The same events at the same times give the same effects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -23,6 +23,7 @@ from aiodist.membership.effects import (
 )
 from aiodist.membership.epochs import Epochs
 from aiodist.membership.group import Group, GroupKey, Joiner, Size, describe
+from aiodist.membership.recovery import Recovery, RecoveryMessage, Ruling, Window
 from aiodist.membership.store import KeyValueStore, StoreMessage
 from aiodist.membership.timers import Timers
 from aiodist.wire.limits import MAX_TEXT
@@ -60,11 +61,6 @@ class _Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
-    group: GroupKey
-
-
-@dataclass(frozen=True, slots=True)
 class _Ttl:
     group: GroupKey
     key: str
@@ -82,7 +78,7 @@ class Membership:
         self._epochs = Epochs(epoch_floor)
         self._groups: dict[GroupKey, Group] = {}
         self._places: dict[int, Group] = {}
-        self._timers: Timers[_Lease | _Window | _Ttl] = Timers()
+        self._timers: Timers[_Lease | Window | Ruling | _Ttl] = Timers()
         self._draining = False
         self._now = 0.0
         self._effects: list[Effect] = []
@@ -94,6 +90,8 @@ class Membership:
             StatusRequest: self._on_status,
         }
         self._handlers.update(dict.fromkeys(get_args(StoreMessage), self._on_store))
+        self._handlers.update(dict.fromkeys(get_args(RecoveryMessage), self._on_recovery))
+        self._recovery = Recovery(self)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take in one event at time `now` (seconds, never going back)."""
@@ -162,12 +160,18 @@ class Membership:
                 lease = group.leases[timer.conn]
                 silent.setdefault(group.key, {})[timer.conn] = f"no sign of life for {lease:g} s"
         for key, reasons in silent.items():
-            self._evict(self._groups[key], reasons)
+            self.evict(self._groups[key], reasons)
         for timer in due:
-            if isinstance(timer, _Window):
+            if isinstance(timer, Window):
                 waiting = self._groups.get(timer.group)
                 if waiting is not None and waiting.may_form:
                     self._form(waiting)
+                elif waiting is not None:
+                    self._recovery.window_over(waiting)
+            elif isinstance(timer, Ruling):
+                divided = self._groups.get(timer.group)
+                if divided is not None:
+                    self._recovery.rule(divided)
             elif isinstance(timer, _Ttl):
                 owner = self._groups.get(timer.group)
                 if owner is not None:
@@ -177,11 +181,11 @@ class Membership:
         self._draining = True
         for conn, group in list(self._places.items()):
             if conn in group.members:
-                self._send(conn, 0, Draining())
+                self.send(conn, 0, Draining())
             else:
                 joiner = group.joiners[conn]
                 self._forget_joiner(group, conn, "the coordinator is draining")
-                self._send(conn, joiner.request, _DRAINING)
+                self.send(conn, joiner.request, _DRAINING)
 
     # Requests.
 
@@ -195,11 +199,11 @@ class Membership:
             return
         text = group.waiting_text()[:MAX_TEXT]
         self._forget_joiner(group, conn, "gave up waiting", gave_up=True)
-        self._send(conn, request, Withdrawn(text))
+        self.send(conn, request, Withdrawn(text))
 
     def _on_leave(self, conn: int, request: int, _: Leave) -> None:
         # First of all: whoever waited for its place may be let in by what follows.
-        self._send(conn, request, Left())
+        self.send(conn, request, Left())
         group = self._places.get(conn)
         if group is not None and conn in group.joiners:
             self._forget_joiner(group, conn, "withdrew")
@@ -210,22 +214,32 @@ class Membership:
             self._note("left", group, rank=member.rank)
             message = MemberLeft(group.view.epoch, (member.rank,))
             for other in group.members:
-                self._send(other, 0, message)
+                self.send(other, 0, message)
             self._settle(group)
 
     def _on_renew(self, conn: int, request: int, _: Renew) -> None:
         """Every message renews the lease: nothing is left to do."""
 
     def _on_status(self, conn: int, request: int, _: StatusRequest) -> None:
-        self._send(conn, request, Status(self.status()))
+        self.send(conn, request, Status(self.status()))
 
     def _on_store(self, conn: int, request: int, message: StoreMessage) -> None:
         group = self._places.get(conn)
+        if group is not None and isinstance(message, StoreCancel):
+            group.watchers.discard((conn, message.request))
         if group is not None and conn in group.members:
             self._effects += group.store.handle(conn, request, message)
         elif not isinstance(message, StoreCancel):
             text = "the store is for members of a group: join one first"
-            self._send(conn, request, Failed(Failure.NOT_A_MEMBER, text))
+            self.send(conn, request, Failed(Failure.NOT_A_MEMBER, text))
+
+    def _on_recovery(self, conn: int, request: int, message: RecoveryMessage) -> None:
+        group = self._places.get(conn)
+        if group is not None and conn in group.members:
+            self._recovery.handle(group, conn, request, message)
+        else:
+            text = "votes are for members of a group: join one first"
+            self.send(conn, request, Failed(Failure.NOT_A_MEMBER, text))
 
     # Changes.
 
@@ -253,7 +267,7 @@ class Membership:
         self._effects.append(
             Note("join refused", {"group": ask.group, "kind": failed.kind, "who": describe(ask)})
         )
-        self._send(conn, joiner.request, failed)
+        self.send(conn, joiner.request, failed)
 
     def _open(self, key: GroupKey, size: Size, opener: str) -> Group:
         name, run_id = key
@@ -269,15 +283,32 @@ class Membership:
         if group.is_full:
             self._form(group)
         elif group.may_form:
-            self._timers.set(_Window(group.key), self._now + group.size.window)
+            self.set_timer(Window(group.key), group.size.window)
+        else:
+            self._recovery.joiners_changed(group)
 
     def _form(self, group: Group) -> None:
-        self._timers.cancel(_Window(group.key))
+        self._timers.cancel(Window(group.key))
         waiting = list(group.joiners.values())
-        view = group.form(self._epochs.take(group.name))
+        view = group.form(self.next_epoch(group))
         self._note("formed", group, epoch=view.epoch, size=len(view.members))
         for joiner in waiting:
-            self._send(joiner.conn, joiner.request, view)
+            self.send(joiner.conn, joiner.request, view)
+
+    def go_on(self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]) -> None:
+        """The next epoch of `group`: its members `survivors`, in that order, with the requests to
+        answer, then the joiners `admitted`."""
+        self.cancel_timer(Window(group.key))
+        requests = dict(survivors)
+        requests.update({conn: group.joiners[conn].request for conn in admitted})
+        view = group.go_on(self.next_epoch(group), survivors, admitted)
+        self._note("went on", group, epoch=view.epoch, size=len(view.members))
+        for conn, request in requests.items():
+            self.send(conn, request, view)
+
+    def next_epoch(self, group: Group) -> int:
+        """A number that no epoch of that name has had."""
+        return self._epochs.take(group.name)
 
     def _forget_joiner(
         self, group: Group, conn: int, reason: str, *, gave_up: bool = False
@@ -286,12 +317,13 @@ class Membership:
         self._unseat(group, conn)
         self._note("withdrawn", group, who=describe(joiner.ask), reason=reason)
         self._settle(group)
+        self._recovery.joiners_changed(group)
 
-    def _evict(self, group: Group, reasons: dict[int, str]) -> None:
+    def evict(self, group: Group, reasons: dict[int, str]) -> None:
         """Rule connections of one group lost, and close them."""
         for conn, reason in reasons.items():
             # First of all, as in `_on_leave`.
-            self._send(conn, 0, Evicted(reason))
+            self.send(conn, 0, Evicted(reason))
             self._effects.append(Close(conn, reason))
             if conn in group.joiners:
                 self._forget_joiner(group, conn, reason)
@@ -311,14 +343,16 @@ class Membership:
         text = "; ".join(dict.fromkeys(reasons.values()))[:MAX_TEXT]
         message = MemberLost(group.view.epoch, tuple(sorted(ranks)), text)
         for other in group.members:
-            self._send(other, 0, message)
+            self.send(other, 0, message)
         self._settle(group)
 
     def _settle(self, group: Group) -> None:
-        """Delete the group if nobody is left, and let those who waited for that form it anew."""
+        """Delete the group if nobody is left, and let those who waited for that form it anew.
+        Else the rest may have waited for the word of those who are gone."""
         if group.view is None and not group.may_form:
-            self._timers.cancel(_Window(group.key))
+            self._timers.cancel(Window(group.key))
         if group.members or (group.view is None and group.joiners):
+            self._recovery.review(group)
             return
         del self._groups[group.key]
         group.store.clear()
@@ -331,11 +365,16 @@ class Membership:
 
     def _unseat(self, group: Group, conn: int) -> None:
         del self._places[conn]
-        del group.leases[conn]
         self._timers.cancel(_Lease(conn))
-        group.store.drop(conn)
+        group.forget(conn)
 
     # Small things.
+
+    def set_timer(self, timer: Window | Ruling, seconds: float) -> None:
+        self._timers.set(timer, self._now + seconds)
+
+    def cancel_timer(self, timer: Window | Ruling) -> None:
+        self._timers.cancel(timer)
 
     def _renew(self, conn: int) -> None:
         group = self._places.get(conn)
@@ -348,7 +387,7 @@ class Membership:
         else:
             self._timers.set(_Ttl(group, key), self._now + seconds)
 
-    def _send(self, conn: int, request: int, message: Message) -> None:
+    def send(self, conn: int, request: int, message: Message) -> None:
         self._effects.append(Send(conn, request, message))
 
     def _note(self, event: str, group: Group, **fields: Any) -> None:

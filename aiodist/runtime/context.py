@@ -15,6 +15,7 @@ from typing import Any
 
 from aiodist.errors import (
     AiodistError,
+    GroupRevokedError,
     MismatchError,
     PeerLostError,
     ProtocolError,
@@ -22,7 +23,7 @@ from aiodist.errors import (
 from aiodist.runtime import deadlines, failures
 from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.board import digest_of
-from aiodist.runtime.early import Key
+from aiodist.runtime.early import Key, revoker
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
@@ -368,6 +369,9 @@ class Context:
         if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP):
             self.heap.heard(src, fields)
             return None
+        if kind == kinds.REVOKE:
+            self.revoke(revoker(fields, self.size))
+            return None
         if kind == kinds.KICK:
             if self.lane is not None:
                 self.lane.kicked()
@@ -476,6 +480,26 @@ class Context:
         else:
             self.endpoint.remove(self)
 
+    def revoke(self, by: int) -> None:
+        """Rank `by` has revoked the group: fail everything, and pass the word on.
+
+        Everybody tells everybody, so that all who live hear it, whoever dies meanwhile.
+        """
+        if self.ended is not None:
+            return
+        header = pack_fields(kinds.REVOKE, self.id, by)
+        for root in self.ranks:
+            if root != self.endpoint.rank:
+                self.endpoint.send(root, header, urgent=True)
+        who = "this rank" if by == self.rank else f"rank {by}"
+        self.close(
+            GroupRevokedError(
+                f"{who} revoked the group: go on with shrink() or rendezvous(), or close it",
+                group=self.group,
+                epoch=self.epoch,
+            )
+        )
+
     # -- shared memory ----------------------------------------------------------------------------
 
     def kick(self, peer: int) -> None:
@@ -527,8 +551,7 @@ class Context:
 
     def derive(self, kind: str, ranks: Sequence[int]) -> bytes:
         """The id of a child context: the same on all of its ranks, different from all others."""
-        roots = [self.ranks[rank] for rank in ranks]
-        wanted = pack_fields(kind, *roots)
+        wanted = pack_fields(kind, *ranks)
         # The same ranks may ask again; they count alike, since they call in the same order.
         count = self._derived[wanted] = self._derived.get(wanted, 0) + 1
         return hashlib.blake2b(self.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()

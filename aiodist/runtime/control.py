@@ -212,6 +212,11 @@ class ControlClient:
         self._sock.send(data)
         return number
 
+    def tell(self, message: Message) -> None:
+        """Send a message that has no reply; nothing happens when the connection has ended."""
+        if self.is_open:
+            self._send(message)
+
     def unsubscribe(self, number: int) -> None:
         """End a subscription. Idempotent."""
         if self._subscribers.pop(number, None) is not None:

@@ -1,12 +1,15 @@
 """One rank's links to its peers: made when first needed, shared by all groups of a membership.
 
-An endpoint belongs to one membership: one group in one epoch. Groups derived from it (subgroup,
-split, dup) are further contexts on the same links.
+An endpoint lives as long as the membership, over all its epochs. It knows its peers by *root*, a
+number of its own: in the order in which it met them, so that in the first epoch it is the rank.
+Each epoch of the group, and each group made of it (subgroup, split, dup) is a context on the same
+links, with a number that other contexts do not have: no frame is taken for another epoch's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -39,6 +42,7 @@ class Inbox(Protocol):
     """Takes the frames of one group: a context."""
 
     ended: AiodistError | None
+    ranks: tuple[int, ...]
 
     @property
     def id(self) -> bytes: ...
@@ -55,15 +59,6 @@ class Inbox(Protocol):
     def close(self, error: AiodistError) -> None: ...
 
 
-class Identity(NamedTuple):
-    """Who this endpoint is, and who its peers are."""
-
-    group: str
-    epoch: int
-    rank: int
-    ids: tuple[str, ...]
-
-
 class Outgoing(NamedTuple):
     """A frame that waits for its link."""
 
@@ -78,11 +73,13 @@ class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
 
     __slots__ = (
-        "_early_bytes", "_endpoint", "_queue", "_target", "attached", "dialing", "link", "rank",
+        "_early_bytes", "_endpoint", "_queue", "_target", "attached", "dialing", "id", "link",
+        "rank",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, rank: int) -> None:
+    def __init__(self, endpoint: Endpoint, rank: int, id: str) -> None:
         self.rank = rank
+        self.id = id
         self.link: Link | None = None
         self.attached = asyncio.Event()
         self.dialing: asyncio.Task[None] | None = None
@@ -141,7 +138,8 @@ class Peer:
         self._target = None
         if fields[1] in endpoint.closed_contexts:
             # Nobody takes it here any more, and the peer may not know.
-            link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
+            if fields[0] != kinds.REVOKE:
+                link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
             return None
         cost = nbytes + len(header) + 100
         self._early_bytes += cost
@@ -172,8 +170,10 @@ class Peer:
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:
             self._target = None
-            reason = "it left the group" if error is None else f"connection lost ({error})"
-            self._endpoint.lose(self.rank, reason)
+            if error is None:
+                self._endpoint.lose(self.rank, "it left the group")
+            else:
+                self._endpoint.cut(self.rank, f"connection lost ({error})")
 
     def settle(self, stray: Stray) -> None:
         """A stray frame has found its group."""
@@ -200,25 +200,52 @@ class Endpoint:
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
         self.closing = False
-        self._identity: Identity | None = None
-        self._peers: list[Peer] = []
+        self.rank = -1
+        """This rank's own root."""
+        self.expecting = False
+        """Whether peers may already know members that are not known here."""
+        self.on_broken: Callable[[int, str], None] = lambda root, reason: None
+        """Called for a peer to whom there is no link any more, though it did not take its leave."""
+        self._group = ""
+        self._id = ""
+        self._peers: dict[int, Peer] = {}
+        self._roots: dict[str, int] = {}
+        self._numbers = itertools.count()
         self._dial: Dial | None = None
         self._greeters: set[Greeter] = set()
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def rank(self) -> int:
-        assert self._identity is not None
-        return self._identity.rank
-
-    def activate(self, identity: Identity, dial: Dial) -> None:
-        """The membership is known: from now on peers are answered and can be reached."""
-        self._identity = identity
+    def activate(self, group: str, member_id: str, dial: Dial) -> None:
+        """This rank is a member; `dial` makes links. `admit` says who the others are."""
+        self._group = group
+        self._id = member_id
         self._dial = dial
-        self._peers = [Peer(self, rank) for rank in range(len(identity.ids))]
+
+    def admit(self, ids: Sequence[str]) -> tuple[int, ...]:
+        """The members `ids` are answered and can be reached from now on: their roots."""
+        roots = []
+        for member_id in ids:
+            root = self._roots.get(member_id)
+            if root is None:
+                root = self._roots[member_id] = next(self._numbers)
+                self._peers[root] = Peer(self, root, member_id)
+                if member_id == self._id:
+                    self.rank = root
+            roots.append(root)
         for greeter in list(self._greeters):
             greeter.proceed()
+        return tuple(roots)
+
+    def forget(self, root: int) -> None:
+        """A peer that is lost, and that no context has a place for, is no peer any more."""
+        peer = self._peers.pop(root)
+        del self._roots[peer.id]
+        self.lost.pop(root, None)
+        if peer.link is not None:
+            self.moved.add(peer.link.sent_bytes, peer.link.received_bytes)
+        for context_id, strays in list(self._strays.items()):
+            self._strays[context_id] = [stray for stray in strays if stray.rank != root]
 
     # -- for contexts -----------------------------------------------------------------------------
 
@@ -235,7 +262,7 @@ class Endpoint:
     def remove(self, context: Inbox, reason: str = CLOSED) -> None:
         """Drop further frames for `context`, and tell those who may wait for some of ours."""
         farewell = pack_fields(kinds.FAREWELL, context.id, reason[:1000])
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.send(farewell)  # behind all that was sent before
         self.contexts.pop(context.id, None)
@@ -282,7 +309,7 @@ class Endpoint:
 
     def poll(self) -> None:
         """Take in what has arrived."""
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.poll()
 
@@ -292,7 +319,7 @@ class Endpoint:
     @property
     def payload_bytes(self) -> tuple[int, int]:
         """Payload bytes sent and received so far, over all links and through shared memory."""
-        links = [peer.link for peer in self._peers if peer.link is not None]
+        links = [peer.link for peer in self._peers.values() if peer.link is not None]
         return (
             sum([link.sent_bytes for link in links], self.moved.sent),
             sum([link.received_bytes for link in links], self.moved.received),
@@ -317,8 +344,7 @@ class Endpoint:
         return task
 
     async def _connect(self, peer: Peer) -> None:
-        assert self._dial is not None and self._identity is not None
-        identity = self._identity
+        assert self._dial is not None
         greeting = Greeting(self.loop, peer)
         link: Link | None = None
         try:
@@ -329,23 +355,21 @@ class Endpoint:
                         kinds.HELLO,
                         kinds.MAGIC,
                         kinds.VERSION,
-                        identity.group,
-                        identity.epoch,
-                        identity.rank,
-                        identity.ids[identity.rank],
-                        identity.ids[peer.rank],
+                        self._group,
+                        self._id,
+                        peer.id,
                     ),
                     urgent=True,
                 )
                 answered = await greeting.answered
-                if not answered and identity.rank > peer.rank:
-                    # Both dialled at once, and the connection of the lower rank is kept.
+                if not answered and self._id > peer.id:
+                    # Both dialled at once, and the connection of the lower id is kept.
                     await peer.attached.wait()
         except Exception as error:  # also an address that makes no sense: the others must hear
             if link is not None and peer.link is not link:
                 link.close()
             if peer.link is None:
-                self.lose(peer.rank, f"not reachable: {str(error) or 'no answer to hello'}")
+                self.cut(peer.rank, f"not reachable: {str(error) or 'no answer to hello'}")
         except asyncio.CancelledError:
             # Superseded by the peer's own connection, or the endpoint was closed.
             if link is not None and peer.link is not link:
@@ -353,29 +377,28 @@ class Endpoint:
             raise
         else:
             if peer.link is None:
-                self.lose(peer.rank, "it refuses connections (it has left, or lost us)")
+                self.cut(peer.rank, "it refuses connections (it has left, or lost us)")
         finally:
             peer.dialing = None
 
     def greeted(self, greeter: Greeter, rank: int) -> None:
         """Rank `rank` has connected to us."""
         self._greeters.discard(greeter)
-        assert self._identity is not None
         peer = self._peers[rank]
         if peer.link is not None or rank in self.lost or self.closing:
             greeter.link.close()
             return
         if peer.dialing is not None:
-            # Both dialled at once: the connection of the lower rank is kept.
-            if self.rank < rank:
+            # Both dialled at once: the connection of the lower id is kept.
+            if self._id < peer.id:
                 greeter.link.close()
                 return
             peer.dialing.cancel()
         # Urgent: nothing may overtake it.
-        greeter.link.send(pack_fields(kinds.HELLO_ACK, self._identity.ids[self.rank]), urgent=True)
+        greeter.link.send(pack_fields(kinds.HELLO_ACK, self._id), urgent=True)
         peer.attach(greeter.link)
 
-    def forget(self, greeter: Greeter) -> None:
+    def dismiss(self, greeter: Greeter) -> None:
         self._greeters.discard(greeter)
 
     # -- ends -------------------------------------------------------------------------------------
@@ -392,6 +415,12 @@ class Endpoint:
         for context in list(self.contexts.values()):
             context.rank_lost(rank, reason)
 
+    def cut(self, rank: int, reason: str) -> None:
+        """There is no link to `rank`, dead or alive."""
+        if rank not in self.lost and not self.closing:
+            self.on_broken(rank, reason)
+        self.lose(rank, reason)
+
     def left(self, rank: int) -> None:
         """`rank` has left in order: once all that it sent is in, it is gone."""
         link = self._peers[rank].link
@@ -402,7 +431,7 @@ class Endpoint:
         """Send what is queued, say goodbye, close."""
         self.closing = True
         await self._stop_tasks()
-        links = [peer.link for peer in self._peers if peer.link is not None]
+        links = [peer.link for peer in self._peers.values() if peer.link is not None]
         if links:
             await asyncio.gather(*(link.finish(timeout) for link in links))
 
@@ -410,7 +439,7 @@ class Endpoint:
         """Leave at once, telling the peers why. Await `aborted` next."""
         self.closing = True
         farewell = pack_fields(kinds.FAREWELL, b"", reason[:1000])
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.send(farewell, urgent=True)
 
@@ -423,7 +452,7 @@ class Endpoint:
         self.closing = True
         for greeter in self._greeters:
             greeter.link.close_in_child()
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.close_in_child()
 
@@ -436,27 +465,24 @@ class Endpoint:
             greeter.link.close()
 
     def identify(self, fields: list[Any]) -> int | None:
-        """The rank that says hello with `fields`; None while the membership is not known.
+        """The root of the peer that says hello with `fields`; None while it may be one that is not
+        known here yet.
 
         Raises ProtocolError for a hello that is not for us.
         """
-        if len(fields) != 8 or fields[:3] != [kinds.HELLO, kinds.MAGIC, kinds.VERSION]:
+        if len(fields) != 6 or fields[:3] != [kinds.HELLO, kinds.MAGIC, kinds.VERSION]:
             raise ProtocolError(f"not the hello of aiodist protocol {kinds.VERSION}")
-        identity = self._identity
-        if identity is None:
+        if self._dial is None:
             return None
-        group, epoch, rank, their_id, our_id = fields[3:]
-        if (group, epoch) != (identity.group, identity.epoch):
-            raise ProtocolError(f"a hello for group {group!r} epoch {epoch!r}")
-        if (
-            type(rank) is not int
-            or not 0 <= rank < len(identity.ids)
-            or rank == identity.rank
-            or identity.ids[rank] != their_id
-            or identity.ids[identity.rank] != our_id
-        ):
-            raise ProtocolError(f"a hello of someone who is not rank {rank!r} of {group!r}")
-        return rank
+        group, their_id, our_id = fields[3:]
+        if group != self._group:
+            raise ProtocolError(f"a hello for group {group!r}")
+        if type(their_id) is not str or our_id != self._id or their_id == our_id:
+            raise ProtocolError(f"a hello of {their_id!r} to {our_id!r}, who is not here")
+        root = self._roots.get(their_id)
+        if root is None and not self.expecting:
+            raise ProtocolError(f"a hello of {their_id!r}, who is no member of {group!r}")
+        return root
 
 
 class Greeter:
@@ -492,7 +518,7 @@ class Greeter:
 
     def closed(self, link: Link, error: BaseException | None) -> None:
         self._timer.cancel()
-        self._endpoint.forget(self)
+        self._endpoint.dismiss(self)
         if isinstance(error, ProtocolError):
             log.warning("connection of %s closed: %s", link.peer_name, error)
 

@@ -1,7 +1,7 @@
 """Kinds of frames between ranks: the first field of every header.
 
 ========== =================================================================================
-HELLO      [kind, magic, version, group, epoch, my rank, my member id, your member id]
+HELLO      [kind, magic, version, group, my member id, your member id]
 HELLO_ACK  [kind, my member id]
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
 GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
@@ -16,6 +16,7 @@ KICK       [kind, context]: wake up, what you wait for in shared memory may be t
 REGION     [kind, context, number, address, key, nbytes]: an array of mine to be mapped
 MAPPED     [kind, context, number]: I have mapped your array
 UNMAP      [kind, context, number]: my array is gone
+REVOKE     [kind, context, rank]: rank has revoked the group
 FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
 ========== =================================================================================
 
@@ -47,3 +48,4 @@ KICK: Final = 13
 REGION: Final = 14
 MAPPED: Final = 15
 UNMAP: Final = 16
+REVOKE: Final = 17

@@ -98,7 +98,9 @@ _CLASSES: dict[int, type[Message]] = {}
 _M = TypeVar("_M")
 
 
-def _message(code: int) -> Callable[[type[_M]], type[_M]]:
+def control_message(code: int) -> Callable[[type[_M]], type[_M]]:
+    """Decorates a dataclass that is a control message of type `code`."""
+
     def register(cls: type[_M]) -> type[_M]:
         cls.code = code  # type: ignore[attr-defined]
         _CLASSES[code] = cls  # type: ignore[assignment]
@@ -110,7 +112,7 @@ def _message(code: int) -> Callable[[type[_M]], type[_M]]:
 # Greeting: Hello →, ← Challenge, Proof →, ← Welcome (or Failed, and the end).
 
 
-@_message(1)
+@control_message(1)
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
     """The first message of a connection, from the member. `nonce`: 32 random bytes."""
@@ -120,7 +122,7 @@ class Hello(Message):
     version: Annotated[int, integer(0, 2**31)] = PROTOCOL_VERSION
 
 
-@_message(2)
+@control_message(2)
 @dataclass(frozen=True, slots=True)
 class Challenge(Message):
     """The coordinator's greeting. `token_needed`: the member has to prove that it has the token."""
@@ -131,7 +133,7 @@ class Challenge(Message):
     version: Annotated[int, integer(0, 2**31)] = PROTOCOL_VERSION
 
 
-@_message(3)
+@control_message(3)
 @dataclass(frozen=True, slots=True)
 class Proof(Message):
     """The member's answer: see `aiodist.wire.proof`. Empty where no token is needed."""
@@ -139,7 +141,7 @@ class Proof(Message):
     mac: Nonce
 
 
-@_message(4)
+@control_message(4)
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """The member is let in. `mac`: the coordinator's own proof. `seen_host`: the host part of the
@@ -149,7 +151,7 @@ class Welcome(Message):
     mac: Nonce
 
 
-@_message(5)
+@control_message(5)
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
     """The reply to a request that failed."""
@@ -161,7 +163,7 @@ class Failed(Message):
 # Membership.
 
 
-@_message(10)
+@control_message(10)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(Message):
     """Become a member of `group`. Replies: View once the group is complete, or Failed.
@@ -205,7 +207,7 @@ class MemberInfo:
     addresses: Addresses
 
 
-@_message(11)
+@control_message(11)
 @dataclass(frozen=True, slots=True)
 class View(Message):
     """The members of an epoch, by rank. The same for all: find yourself by `id`."""
@@ -222,14 +224,14 @@ class View(Message):
         raise KeyError(member_id)
 
 
-@_message(12)
+@control_message(12)
 @dataclass(frozen=True, slots=True)
 class Withdraw(Message):
     """Stop waiting for the group to become complete. Reply: Withdrawn, or nothing but the View
     that is already on its way."""
 
 
-@_message(13)
+@control_message(13)
 @dataclass(frozen=True, slots=True)
 class Withdrawn(Message):
     """How far the group had come, for the error text."""
@@ -237,25 +239,25 @@ class Withdrawn(Message):
     text: Text
 
 
-@_message(14)
+@control_message(14)
 @dataclass(frozen=True, slots=True)
 class Leave(Message):
     """Leave the group, or stop waiting for it. Reply: Left."""
 
 
-@_message(15)
+@control_message(15)
 @dataclass(frozen=True, slots=True)
 class Left(Message):
     """The sender of Leave is a member no more."""
 
 
-@_message(16)
+@control_message(16)
 @dataclass(frozen=True, slots=True)
 class Renew(Message):
     """A sign of life. No reply. (Every other message is one too.)"""
 
 
-@_message(17)
+@control_message(17)
 @dataclass(frozen=True, slots=True)
 class MemberLost(Message):
     """Told to the others: `ranks` of `epoch` are dead, or silent for longer than their lease."""
@@ -265,7 +267,7 @@ class MemberLost(Message):
     reason: Text
 
 
-@_message(18)
+@control_message(18)
 @dataclass(frozen=True, slots=True)
 class MemberLeft(Message):
     """Told to the others: `ranks` of `epoch` have left in order."""
@@ -274,7 +276,7 @@ class MemberLeft(Message):
     ranks: Ranks
 
 
-@_message(19)
+@control_message(19)
 @dataclass(frozen=True, slots=True)
 class Evicted(Message):
     """Told to a member that was ruled lost, before its connection is closed."""
@@ -282,25 +284,25 @@ class Evicted(Message):
     reason: Text
 
 
-@_message(20)
+@control_message(20)
 @dataclass(frozen=True, slots=True)
 class Draining(Message):
     """The coordinator is about to stop: it takes no joins and waits for its groups to end."""
 
 
-@_message(21)
+@control_message(21)
 @dataclass(frozen=True, slots=True)
 class Goodbye(Message):
     """The coordinator stops now."""
 
 
-@_message(22)
+@control_message(22)
 @dataclass(frozen=True, slots=True)
 class StatusRequest(Message):
     """Ask what the coordinator knows. Reply: Status. Members and others may ask."""
 
 
-@_message(23)
+@control_message(23)
 @dataclass(frozen=True, slots=True)
 class Status(Message):
     """What the coordinator knows, as plain data: see `Membership.status`."""
@@ -311,7 +313,7 @@ class Status(Message):
 # The store of the sender's group. Replies: Result or Failed.
 
 
-@_message(30)
+@control_message(30)
 @dataclass(frozen=True, slots=True)
 class StoreGet(Message):
     """Result: the value, or None."""
@@ -319,7 +321,7 @@ class StoreGet(Message):
     key: Key
 
 
-@_message(31)
+@control_message(31)
 @dataclass(frozen=True, slots=True)
 class StoreSet(Message):
     """Result: None. `ttl`: seconds after which the key is deleted; None keeps it."""
@@ -329,7 +331,7 @@ class StoreSet(Message):
     ttl: Lifetime = None
 
 
-@_message(32)
+@control_message(32)
 @dataclass(frozen=True, slots=True)
 class StoreWait(Message):
     """Result: None, once all the keys exist at the same time."""
@@ -337,7 +339,7 @@ class StoreWait(Message):
     keys: Annotated[tuple[str, ...], sequence(text(MAX_KEY, 1), MAX_WAIT_KEYS)]
 
 
-@_message(33)
+@control_message(33)
 @dataclass(frozen=True, slots=True)
 class StoreAdd(Message):
     """Result: the sum of `amount` and the number the key holds in decimal (0 where absent)."""
@@ -347,7 +349,7 @@ class StoreAdd(Message):
     ttl: Lifetime = None
 
 
-@_message(34)
+@control_message(34)
 @dataclass(frozen=True, slots=True)
 class StoreCompareSet(Message):
     """Set the key to `desired` if it holds `expected` (None: is absent). Result: whether it was."""
@@ -358,7 +360,7 @@ class StoreCompareSet(Message):
     ttl: Lifetime = None
 
 
-@_message(35)
+@control_message(35)
 @dataclass(frozen=True, slots=True)
 class StoreDelete(Message):
     """Result: whether the key existed."""
@@ -366,7 +368,7 @@ class StoreDelete(Message):
     key: Key
 
 
-@_message(36)
+@control_message(36)
 @dataclass(frozen=True, slots=True)
 class StoreWatch(Message):
     """Result: None, then a StoreChanged for every change, until StoreCancel."""
@@ -374,7 +376,7 @@ class StoreWatch(Message):
     key: Key
 
 
-@_message(37)
+@control_message(37)
 @dataclass(frozen=True, slots=True)
 class StoreCancel(Message):
     """End the wait or watch with this request number. No reply."""
@@ -382,7 +384,7 @@ class StoreCancel(Message):
     request: Request
 
 
-@_message(38)
+@control_message(38)
 @dataclass(frozen=True, slots=True)
 class StoreChanged(Message):
     """A watched key was set to `value`, or deleted (None)."""
@@ -391,7 +393,7 @@ class StoreChanged(Message):
     value: OptionalValue
 
 
-@_message(39)
+@control_message(39)
 @dataclass(frozen=True, slots=True)
 class Result(Message):
     """What a store request gives."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.wire import messages as m
+from aiodist.wire import recovery as r
 from aiodist.wire.frames import Decoder, Frame, pack_fields
 from aiodist.wire.limits import MAX_REPLY, MAX_VALUE
 
@@ -40,6 +41,24 @@ infos = st.builds(
 )
 
 BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
+    r.Vote: st.builds(
+        r.Vote,
+        context=st.binary(max_size=8),
+        number=st.integers(0, 2**62),
+        purpose=st.sampled_from(r.Purpose),
+        flag=st.booleans(),
+        members=addresses,
+        least=sizes,
+        most=sizes,
+    ),
+    r.GiveUpVote: st.builds(
+        r.GiveUpVote, st.binary(max_size=8), st.integers(0, 2**62), st.sampled_from(r.Cause), texts
+    ),
+    r.Verdict: st.builds(r.Verdict, st.booleans(), addresses, epochs),
+    r.Void: st.builds(r.Void, st.sampled_from(r.Cause), texts, names, trees),
+    r.WatchWaiting: st.builds(r.WatchWaiting),
+    r.Waiting: st.builds(r.Waiting, ranks),
+    r.Unreachable: st.builds(r.Unreachable, names, texts),
     m.Hello: st.builds(m.Hello, blobs, names, st.integers(0, 9)),
     m.Challenge: st.builds(m.Challenge, blobs, st.booleans()),
     m.Proof: st.builds(m.Proof, blobs),

@@ -1,0 +1,207 @@
+"""Going on after a loss, as the coordinator does it: ballots, the next epoch, broken links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiodist.membership.ballots import Answer, Ballot
+from aiodist.membership.group import Group, GroupKey
+from aiodist.membership.rulings import losers
+from aiodist.wire.messages import Message
+from aiodist.wire.recovery import (
+    GiveUpVote,
+    Purpose,
+    Unreachable,
+    Verdict,
+    Vote,
+    Waiting,
+    WatchWaiting,
+)
+
+RULING_SECONDS = 0.5
+"""After a report of a broken link, how long others may say which of theirs are broken."""
+
+MOST_WATCHING = 64
+"""Most watches of one member."""
+
+RecoveryMessage = Vote | GiveUpVote | WatchWaiting | Unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A timer: joiners had time to come."""
+
+    group: GroupKey
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A timer: members had time to say whom they cannot reach."""
+
+    group: GroupKey
+
+
+class Owner(Protocol):
+    """What the machine does for recovery."""
+
+    def send(self, conn: int, request: int, message: Message) -> None: ...
+
+    def go_on(
+        self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]
+    ) -> None: ...
+
+    def next_epoch(self, group: Group) -> int: ...
+
+    def evict(self, group: Group, reasons: dict[int, str]) -> None: ...
+
+    def set_timer(self, timer: Window | Ruling, seconds: float) -> None: ...
+
+    def cancel_timer(self, timer: Window | Ruling) -> None: ...
+
+
+class Recovery:
+    """The part of the state machine that keeps no state of its own: that is the groups'."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def handle(self, group: Group, conn: int, request: int, message: RecoveryMessage) -> None:
+        """A member of `group` says something."""
+        match message:
+            case Vote():
+                self._tell(group.ballots.cast(group.members, conn, request, message))
+                self.review(group)
+            case GiveUpVote(context, number, cause, text):
+                key = (context, number)
+                self._tell(group.ballots.give_up(group.members, conn, key, cause, text))
+                if group.gathering == key:
+                    group.gathering = None
+                    self._owner.cancel_timer(Window(group.key))
+            case WatchWaiting():
+                if sum([one == conn for one, _ in group.watchers]) < MOST_WATCHING:
+                    group.watchers.add((conn, request))
+                self._owner.send(conn, request, Waiting(len(group.joiners)))
+            case Unreachable(id, reason):
+                self._report(group, conn, id, reason)
+
+    # Ballots.
+
+    def review(self, group: Group) -> None:
+        """Somebody has voted, or is gone: carry out what is decided now."""
+        for ballot in list(group.ballots.decided(group.members)):
+            if ballot.purpose is not Purpose.AGREE and group.broken:
+                self.rule(group)  # which reviews the rest
+                return
+            if ballot.votes:  # else one before it has made it void
+                self._carry_out(group, ballot)
+
+    def _carry_out(self, group: Group, ballot: Ballot) -> None:
+        if ballot.purpose is Purpose.RENDEZVOUS:
+            self._gather(group, ballot)
+        elif ballot.purpose is Purpose.SHRINK and not ballot.voters:
+            self._go_on(group, ballot, [])
+        else:
+            assert group.view is not None
+            epoch = group.view.epoch
+            if ballot.purpose is Purpose.SHRINK:
+                epoch = self._owner.next_epoch(group)
+            voters = ballot.electorate(group.members)
+            ids = tuple(group.members[conn].id for conn in voters)
+            group.ballots.close(ballot)
+            verdict = Verdict(ballot.flag, ids, epoch)
+            for conn in voters:
+                self._owner.send(conn, ballot.votes[conn][0], verdict)
+
+    def _go_on(self, group: Group, ballot: Ballot, admitted: Sequence[int]) -> None:
+        survivors = {conn: ballot.votes[conn][0] for conn in ballot.electorate(group.members)}
+        group.ballots.close(ballot)
+        assert group.view is not None
+        over = f"epoch {group.view.epoch} is over: the group went on"
+        self._tell(group.ballots.supersede(group.members, over))
+        self._owner.go_on(group, survivors, admitted)
+        if admitted:
+            self._tell_waiting(group)
+
+    # Rendezvous.
+
+    def joiners_changed(self, group: Group) -> None:
+        """Somebody waits to join, or does not any more."""
+        if group.view is None:
+            return
+        self._tell_waiting(group)
+        if (ballot := self._gathering(group)) is None:
+            return
+        least, most = self._bounds(group, ballot)
+        count = len(group.members) + len(group.joiners)
+        if count >= most:
+            self._go_on(group, ballot, self._first(group, most))
+        elif count >= least:
+            self._owner.set_timer(Window(group.key), group.size.window)
+        else:
+            self._owner.cancel_timer(Window(group.key))
+
+    def window_over(self, group: Group) -> None:
+        """Nobody has joined for the join window."""
+        if (ballot := self._gathering(group)) is not None:
+            least, most = self._bounds(group, ballot)
+            if len(group.members) + len(group.joiners) >= least:
+                self._go_on(group, ballot, self._first(group, most))
+
+    def _gather(self, group: Group, ballot: Ballot) -> None:
+        """All members have called rendezvous: take in who waits, or wait for more."""
+        if group.gathering == ballot.key:
+            return
+        least, most = self._bounds(group, ballot)
+        if len(group.members) + len(group.joiners) >= least:
+            self._go_on(group, ballot, self._first(group, most))
+        else:
+            group.gathering = ballot.key
+
+    def _gathering(self, group: Group) -> Ballot | None:
+        for ballot in group.ballots.decided(group.members):
+            if ballot.key == group.gathering:
+                return ballot
+        return None
+
+    def _bounds(self, group: Group, ballot: Ballot) -> tuple[int, int]:
+        """How many members the next epoch has, at least and at most."""
+        [(_, vote), *_] = ballot.votes.values()
+        return vote.least or group.size.least, vote.most or group.size.most
+
+    def _first(self, group: Group, most: int) -> list[int]:
+        """The joiners for whom there is room, in order of arrival."""
+        return list(group.joiners)[: max(0, most - len(group.members))]
+
+    def _tell_waiting(self, group: Group) -> None:
+        message = Waiting(len(group.joiners))
+        for conn, request in sorted(group.watchers):
+            self._owner.send(conn, request, message)
+
+    # Broken links.
+
+    def _report(self, group: Group, conn: int, other_id: str, reason: str) -> None:
+        for other, member in group.members.items():
+            if member.id == other_id and other != conn:
+                if not group.broken:
+                    self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
+                group.broken[min(conn, other), max(conn, other)] = reason
+                return
+
+    def rule(self, group: Group) -> None:
+        """Turn out as few as can be, so that the rest can reach each other."""
+        self._owner.cancel_timer(Ruling(group.key))
+        broken, group.broken = group.broken, {}
+        ranks = {conn: member.rank for conn, member in group.members.items()}
+        reasons: dict[int, str] = {}
+        for conn in losers(broken, ranks.__getitem__):
+            links = {sum(pair) - conn: why for pair, why in broken.items() if conn in pair}
+            told = ", ".join(f"rank {ranks[one]}" for one in links)
+            reasons[conn] = f"no link between it and {told} ({next(iter(links.values()))})"
+        if reasons:
+            self._owner.evict(group, reasons)
+
+    def _tell(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            self._owner.send(answer.conn, answer.request, answer.reply)
