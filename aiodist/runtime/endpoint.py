@@ -242,6 +242,8 @@ class Endpoint:
         peer = self._peers.pop(root)
         del self._roots[peer.id]
         self.lost.pop(root, None)
+        if peer.dialing is not None:
+            peer.dialing.cancel()
         if peer.link is not None:
             self.moved.add(peer.link.sent_bytes, peer.link.received_bytes)
         for context_id, strays in list(self._strays.items()):
@@ -405,7 +407,7 @@ class Endpoint:
 
     def lose(self, rank: int, reason: str) -> None:
         """`rank` is gone: fail what needs it, in every context."""
-        if rank in self.lost or self.closing or rank == self.rank:
+        if rank in self.lost or self.closing or rank == self.rank or rank not in self._peers:
             return
         self.lost[rank] = reason
         log.debug("rank %d is lost: %s", rank, reason)
@@ -417,7 +419,7 @@ class Endpoint:
 
     def cut(self, rank: int, reason: str) -> None:
         """There is no link to `rank`, dead or alive."""
-        if rank not in self.lost and not self.closing:
+        if rank in self._peers and rank not in self.lost and not self.closing:
             self.on_broken(rank, reason)
         self.lose(rank, reason)
 

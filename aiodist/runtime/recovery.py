@@ -138,7 +138,7 @@ class Recovery:
                 GroupClosedError("the group was closed", group=self._context.group)
             )
             raise
-        except AiodistError as error:
+        except Exception as error:
             outcome.set_exception(error)
         finally:
             outcome.exception()  # seen
