@@ -120,9 +120,9 @@ class Recovery:
         assert group.view is not None
         over = f"epoch {group.view.epoch} is over: the group went on"
         self._tell(group.ballots.supersede(group.members, over))
+        if admitted:  # before the view: who has that sees only those who wait for the next one
+            self._tell_waiting(group, len(group.joiners) - len(admitted))
         self._owner.go_on(group, survivors, admitted)
-        if admitted:
-            self._tell_waiting(group)
 
     # Rendezvous.
 
@@ -130,7 +130,7 @@ class Recovery:
         """Somebody waits to join, or does not any more."""
         if group.view is None:
             return
-        self._tell_waiting(group)
+        self._tell_waiting(group, len(group.joiners))
         if (ballot := self._gathering(group)) is None:
             return
         least, most = self._bounds(group, ballot)
@@ -174,8 +174,8 @@ class Recovery:
         """The joiners for whom there is room, in order of arrival."""
         return list(group.joiners)[: max(0, most - len(group.members))]
 
-    def _tell_waiting(self, group: Group) -> None:
-        message = Waiting(len(group.joiners))
+    def _tell_waiting(self, group: Group, count: int) -> None:
+        message = Waiting(count)
         for conn, request in sorted(group.watchers):
             self._owner.send(conn, request, message)
 
