@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint format docs bench clean
+.PHONY: help setup demo test coverage lint format docs bench kill-times clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install aiodist and its tools into it
 
@@ -66,6 +66,9 @@ bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one
 
 bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m benchmarks --help
 	$(BIN)/python -m benchmarks $*
+
+kill-times: $(READY)  ## how long survivors take to notice a killed rank, and to go on
+	$(BIN)/python -m benchmarks.kill_times
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

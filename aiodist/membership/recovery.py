@@ -91,11 +91,12 @@ class Recovery:
     def review(self, group: Group) -> None:
         """Somebody has voted, or is gone: carry out what is decided now."""
         for ballot in list(group.ballots.decided(group.members)):
+            if not ballot.votes:  # one before it has made it void
+                continue
             if ballot.purpose is not Purpose.AGREE and group.broken:
                 self.rule(group)  # which reviews the rest
                 return
-            if ballot.votes:  # else one before it has made it void
-                self._carry_out(group, ballot)
+            self._carry_out(group, ballot)
 
     def _carry_out(self, group: Group, ballot: Ballot) -> None:
         if ballot.purpose is Purpose.RENDEZVOUS:
