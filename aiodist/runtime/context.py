@@ -139,6 +139,9 @@ class Context:
     ) -> None:
         """A collective without a tag, the first steps of whose plan are done, is an operation from
         here on."""
+        if self.ended is not None:  # by what came while we looked for a frame
+            work.fail(self.ended)
+            return
         operation = Operation(self, work, None, call, start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         operation.catch_up(done)
@@ -538,6 +541,9 @@ class Context:
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
+        if self.ended is not None:
+            work.fail(self.ended)
+            return
         op = Operation(self, work, None, call, lambda _: program, self.size)
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)

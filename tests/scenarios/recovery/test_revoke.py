@@ -93,3 +93,20 @@ def test_groups_made_of_it_and_the_one_it_was_made_of_go_on(run, stage, everyone
             assert await everyone(trio, lambda group: group.all_reduce(1)) == [3, 3, 3]
 
     run(main())
+
+
+def test_the_word_comes_in_the_middle_of_a_call(run, stage, everyone):
+    """It lies in the socket when the call looks for what the other rank contributes."""
+
+    async def main():
+        async with stage(op_timeout=5.0) as cast:
+            ranks = await cast.start(2)
+            for _ in range(5):
+                await everyone(ranks, lambda group: group.all_reduce(np.ones(10)))
+            ranks[1].revoke()
+            with pytest.raises(aiodist.GroupRevokedError):
+                await ranks[0].all_reduce(np.ones(10))
+            shrunk = await everyone(ranks, lambda group: group.shrink())
+            assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
+
+    run(main())
