@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 from aiodist.blocking import BlockingGroup
-from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
+from aiodist.errors import AiodistError, GroupClosedError
+from aiodist.runtime import deadlines
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
-from aiodist.runtime.recovery import Recovery
+from aiodist.runtime.recovery import Recovery, check_sizes
+from aiodist.runtime.revoking import revoke
 from aiodist.runtime.seat import Seat, as_member
 from aiodist.runtime.store import Store
 from aiodist.runtime.views import views
-from aiodist.runtime.work import Work
+from aiodist.runtime.work import Work, both
 from aiodist.types import (
     ANY_SOURCE,
     ANY_TAG,
@@ -31,7 +32,6 @@ from aiodist.types import (
     Tag,
     View,
 )
-from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.recovery import Purpose
 
 
@@ -334,7 +334,7 @@ class Group:
         except BaseException:
             sending.cancel()
             raise
-        return _both(self._loop, sending, receiving)
+        return both(self._loop, sending, receiving)
 
     def probe(
         self,
@@ -424,16 +424,13 @@ class Group:
     async def _derive(self, kind: str, ranks: list[int], timeout: float | None) -> Group:
         self._check_timeout(timeout)
         parent = self._context
-        context = Context(
-            self._seat.endpoint,
+        roots = [parent.ranks[rank] for rank in ranks]
+        context = parent.another(
             id=parent.derive(kind, ranks),
             group=f"{self._name}/{kind.split()[0]}",
             epoch=parent.epoch,
-            ranks=[parent.ranks[rank] for rank in ranks],
-            op_timeout=parent.op_timeout,
-            max_message_bytes=parent.max_message_bytes,
-            allow_pickle=parent.allow_pickle,
-            layout=self._seat.layout([parent.ranks[rank] for rank in ranks]),
+            ranks=roots,
+            layout=self._seat.layout(roots),
         )
         group = Group(self._seat, context, name=context.group)
         call = base.barrier(context)
@@ -456,7 +453,7 @@ class Group:
         `rendezvous` are for revoked groups, too. Idempotent.
         """
         self._check_loop()
-        self._context.revoke(self.rank)
+        revoke(self._context, self.rank)
 
     async def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
         """The AND of `flag` over the ranks that are alive: the same on all, whoever dies meanwhile.
@@ -499,13 +496,7 @@ class Group:
         """
         self._check_loop()
         self._check_root("rendezvous")
-        for label, size in (("min_size", min_size), ("max_size", max_size)):
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
-                raise TypeError(f"{label} is an int or None, not {size!r}")
-            if size is not None and not 1 <= size <= MAX_MEMBERS:
-                raise ValueError(f"{label} is from 1 to {MAX_MEMBERS}, not {size}")
-        if min_size is not None and max_size is not None and min_size > max_size:
-            raise ValueError(f"min_size={min_size} is over max_size={max_size}")
+        check_sizes(min_size, max_size)
         seconds = self._seconds(timeout)
         return self._gone_on(
             await self._recovery.go_on(Purpose.RENDEZVOUS, seconds, least=min_size, most=max_size)
@@ -656,54 +647,9 @@ class Group:
     ) -> Work[Any]:
         seconds = default if timeout is None else timeout
         if not work.done() and seconds != math.inf:
-            timer = self._loop.call_later(seconds, self._expired, work, seconds, missing)
-            work.add_done_callback(partial(_disarm, timer))
+            deadlines.arm_message(self._context, work, seconds, missing)
         return work
-
-    def _expired(self, work: Work[Any], seconds: float, missing: tuple[int, ...]) -> None:
-        whom = f" by rank {missing[0]}" if missing else ""
-        error = self._context.error(
-            CollectiveTimeoutError,
-            f"not matched{whom} within {seconds:g} s",
-            op=work.op,
-            tag=None if work.tag is ANY_TAG else work.tag,
-            missing=missing,
-        )
-        self._context.p2p.fail(work, error)
-
-
-def _disarm(timer: asyncio.TimerHandle, work: asyncio.Future[Any]) -> None:
-    timer.cancel()
 
 
 def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
-
-
-def _both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[Any]) -> Work[Any]:
-    """A Work that is done when both are, and fails with the first that does."""
-
-    def withdraw(work: Work[Any]) -> None:
-        sending.cancel()
-        receiving.cancel()
-
-    both: Work[Any] = Work(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
-
-    def check(work: asyncio.Future[Any]) -> None:
-        if both.done():
-            if not work.cancelled():
-                work.exception()
-            return
-        if work.cancelled():
-            both.cancel()
-        elif (error := work.exception()) is not None:
-            sending.cancel()
-            receiving.cancel()
-            both.fail(error)
-        elif sending.done() and receiving.done():
-            both.source = receiving.source
-            both.finish(receiving.result())
-
-    sending.add_done_callback(check)
-    receiving.add_done_callback(check)
-    return both

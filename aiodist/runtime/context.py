@@ -15,15 +15,14 @@ from typing import Any
 
 from aiodist.errors import (
     AiodistError,
-    GroupRevokedError,
     MismatchError,
     PeerLostError,
     ProtocolError,
 )
-from aiodist.runtime import deadlines, failures
+from aiodist.runtime import deadlines, failures, revoking
 from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.board import digest_of
-from aiodist.runtime.early import Key, revoker
+from aiodist.runtime.early import Key
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
@@ -373,7 +372,7 @@ class Context:
             self.heap.heard(src, fields)
             return None
         if kind == kinds.REVOKE:
-            self.revoke(revoker(fields, self.size))
+            revoking.heard(self, fields)
             return None
         if kind == kinds.KICK:
             if self.lane is not None:
@@ -483,26 +482,6 @@ class Context:
         else:
             self.endpoint.remove(self)
 
-    def revoke(self, by: int) -> None:
-        """Rank `by` has revoked the group: fail everything, and pass the word on.
-
-        Everybody tells everybody, so that all who live hear it, whoever dies meanwhile.
-        """
-        if self.ended is not None:
-            return
-        header = pack_fields(kinds.REVOKE, self.id, by)
-        for root in self.ranks:
-            if root != self.endpoint.rank:
-                self.endpoint.send(root, header, urgent=True)
-        who = "this rank" if by == self.rank else f"rank {by}"
-        self.close(
-            GroupRevokedError(
-                f"{who} revoked the group: go on with shrink() or rendezvous(), or close it",
-                group=self.group,
-                epoch=self.epoch,
-            )
-        )
-
     # -- shared memory ----------------------------------------------------------------------------
 
     def kick(self, peer: int) -> None:
@@ -561,6 +540,22 @@ class Context:
         # The same ranks may ask again; they count alike, since they call in the same order.
         count = self._derived[wanted] = self._derived.get(wanted, 0) + 1
         return hashlib.blake2b(self.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
+
+    def another(
+        self, *, id: bytes, group: str, epoch: int, ranks: Sequence[int], layout: Layout
+    ) -> Context:
+        """A context with the settings of this one."""
+        return Context(
+            self.endpoint,
+            id=id,
+            group=group,
+            epoch=epoch,
+            ranks=ranks,
+            op_timeout=self.op_timeout,
+            max_message_bytes=self.max_message_bytes,
+            allow_pickle=self.allow_pickle,
+            layout=layout,
+        )
 
     # -- what point to point asks for -------------------------------------------------------------
 

@@ -346,7 +346,7 @@ class ControlClient:
             case Goodbye():
                 self._gone = CoordinatorGone("it was shut down", orderly=True)
             case Evicted(reason):
-                text = f"it ruled this member lost: {reason}"
+                text = f"it ruled this rank lost: {reason}"
                 self._gone = CoordinatorGone(text, evicted=True)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is no message to be told unasked")
@@ -355,11 +355,9 @@ class ControlClient:
         gone = self._gone
         if not gone.reason:
             gone = CoordinatorGone(str(error) or type(error).__name__)
-        self._end(
-            CoordinatorLostError(
-                f"the coordinator at {self.address} is gone: {gone.reason}", group=self._group
-            )
-        )
+        text = f"the coordinator at {self.address} is gone: {gone.reason}"
+        lost = GroupClosedError if gone.evicted else CoordinatorLostError
+        self._end(lost(text, group=self._group))
         self._tell(gone)
 
     def _tell(self, event: ControlEvent) -> None:

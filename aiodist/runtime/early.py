@@ -72,11 +72,3 @@ def entered_and_text(fields: Sequence[Any]) -> tuple[bool, str]:
     if len(fields) != 6 or type(fields[4]) is not bool or type(fields[5]) is not str:
         raise ProtocolError("a STATUS frame ends in a flag and a text")
     return fields[4], fields[5]
-
-
-def revoker(fields: Sequence[Any], size: int) -> int:
-    """The rank in a REVOKE header. Raises ProtocolError."""
-    if len(fields) != 3 or type(fields[2]) is not int or not 0 <= fields[2] < size:
-        raise ProtocolError("a REVOKE frame ends in a rank")
-    rank: int = fields[2]
-    return rank

@@ -23,8 +23,10 @@ from aiodist.errors import (
 )
 from aiodist.runtime import failures
 from aiodist.runtime.context import Context
+from aiodist.runtime.revoking import revoke
 from aiodist.runtime.seat import Seat
 from aiodist.wire.frames import pack_fields
+from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import View
 from aiodist.wire.recovery import Cause, GiveUpVote, Purpose, Verdict, Void, Vote
 
@@ -70,7 +72,7 @@ class Recovery:
     ) -> Context:
         """The context of the next epoch: of the survivors, and at a rendezvous of joiners."""
         self._check()
-        self._context.revoke(self._context.rank)
+        revoke(self._context, self._context.rank)
         if self._under_way is not None:  # by a call that was cancelled, or ran out of time
             with contextlib.suppress(CollectiveAbortedError):
                 return await self._follow(seconds)
@@ -198,18 +200,19 @@ class Recovery:
         return self._make(own, verdict.epoch, [roots[one] for one in verdict.members])
 
     def _make(self, id: bytes, epoch: int, roots: Sequence[int]) -> Context:
-        old = self._context
-        return Context(
-            old.endpoint,
-            id=id,
-            group=old.group,
-            epoch=epoch,
-            ranks=roots,
-            op_timeout=old.op_timeout,
-            max_message_bytes=old.max_message_bytes,
-            allow_pickle=old.allow_pickle,
-            layout=self._seat.layout(roots),
-        )
+        old, layout = self._context, self._seat.layout(roots)
+        return old.another(id=id, group=old.group, epoch=epoch, ranks=roots, layout=layout)
+
+
+def check_sizes(least: int | None, most: int | None) -> None:
+    """Raises TypeError and ValueError for arguments that no rendezvous takes."""
+    for label, size in (("min_size", least), ("max_size", most)):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+            raise TypeError(f"{label} is an int or None, not {size!r}")
+        if size is not None and not 1 <= size <= MAX_MEMBERS:
+            raise ValueError(f"{label} is from 1 to {MAX_MEMBERS}, not {size}")
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"min_size={least} is over max_size={most}")
 
 
 def missing_text(missing: Iterable[int]) -> str:

@@ -139,7 +139,7 @@ class Seat:
             self._tell_changed()
         elif isinstance(event, CoordinatorGone):
             if event.evicted:
-                self._evicted(event.reason)
+                self._evicted(f"the coordinator says: {event.reason}")
             elif self._leaving is None:
                 log.warning(
                     "group %r: the coordinator at %s is away (%s): operations go on, membership "
@@ -165,7 +165,7 @@ class Seat:
 
     def _evicted(self, reason: str) -> None:
         error = GroupClosedError(
-            f"this rank was ruled lost by the coordinator: {reason}",
+            f"this rank is a member no more: {reason}",
             group=self.view.group,
             epoch=self.view.epoch,
         )

@@ -115,6 +115,10 @@ class Regroup(Exception):
     """All ranks know that somebody waits to join."""
 
 
+def is_enough(step: int, steps: int, until: Path | None) -> bool:
+    return step >= steps and (until is None or until.exists())
+
+
 async def run_epoch(
     group: aiodist.Group,
     digits: Digits,
@@ -125,7 +129,7 @@ async def run_epoch(
 ) -> None:
     """Train until it is enough, or there is something to be done about the group."""
     while True:
-        done = state.step >= steps and (until is None or until.exists())
+        done = is_enough(state.step, steps, until)
         # What ranks have to know of each other travels with the gradient.
         words = np.array([watch.is_awaited(group), done], np.float64)
         gradient = digits.gradient(state, group.rank, group.size)

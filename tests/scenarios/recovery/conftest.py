@@ -56,8 +56,11 @@ class Cast:
 
     async def waiting(self, count: int) -> None:
         """Turn by turn of the loop, until so many wait to join."""
-        while sum(len(one["waiting"]) for one in self.coordinator.status()["groups"]) != count:
+        for _ in iter(lambda: self._waiting() == count, True):
             await asyncio.sleep(0)
+
+    def _waiting(self) -> int:
+        return sum(len(one["waiting"]) for one in self.coordinator.status()["groups"])
 
     async def end(self) -> None:
         await asyncio.gather(*[seat.leave() for seat in self.seats])
@@ -83,7 +86,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 
 @pytest.fixture
 def everyone() -> Callable[..., Any]:
-    """``await everyone(groups, lambda group: group.shrink())``: the outcomes, errors as they are."""
+    """``await everyone(groups, lambda group: group.shrink())``: the outcomes, errors included."""
 
     async def call(groups: list[Group], start: Callable[[Group], Any]) -> list[Any]:
         return list(

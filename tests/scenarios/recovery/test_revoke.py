@@ -38,7 +38,7 @@ def test_pending_and_later_operations_fail_everywhere(run, stage, everyone):
                     lambda group=group: group.recv(),
                     group.barrier,
                 ):
-                    with pytest.raises(aiodist.GroupRevokedError, match="rank 1|this rank"):
+                    with pytest.raises(aiodist.GroupRevokedError, match="revoked the group"):
                         call()
                 group.revoke()  # idempotent
 

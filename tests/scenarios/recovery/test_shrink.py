@@ -161,7 +161,7 @@ def test_a_call_that_came_too_late_to_be_cancelled(run, stage, everyone):
             ranks = await cast.start(2)
             first = asyncio.ensure_future(ranks[0].shrink())
             other = asyncio.ensure_future(ranks[1].shrink())
-            while cast.coordinator.status()["groups"][0]["epoch"] == 1:
+            for _ in iter(lambda: cast.coordinator.status()["groups"][0]["epoch"], 2):
                 await asyncio.sleep(0)
             if not first.done():
                 first.cancel()

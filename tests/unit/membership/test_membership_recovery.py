@@ -334,7 +334,9 @@ def test_a_shrink_does_not_wait_for_the_ruling(world: Any) -> None:
     assert sorted(world.closed) == [2]
 
 
-@given(st.integers(2, 6).flatmap(lambda n: st.sets(st.sampled_from(list(combinations(range(n), 2))))))
+@given(
+    st.integers(2, 6).flatmap(lambda n: st.sets(st.sampled_from(list(combinations(range(n), 2)))))
+)
 def test_whoever_stays_can_reach_each_other(broken: set[tuple[int, int]]) -> None:
     gone = losers(broken, lambda rank: rank)
     assert not [pair for pair in broken if not {*gone} & {*pair}]
