@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from aiodist.wire import schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
 from aiodist.wire.messages import (
     Epoch,
@@ -16,7 +17,7 @@ from aiodist.wire.messages import (
     Text,
     control_message,
 )
-from aiodist.wire.schema import blob, flag, integer, one_of, sequence, text, tree
+from aiodist.wire.schema import blob, integer, one_of, sequence, text, tree
 
 MAX_BALLOTS = 256
 """Most ballots that one member may have under way."""
@@ -56,7 +57,7 @@ class Vote(Message):
     context: ContextId
     number: Number
     purpose: Annotated[Purpose, one_of(Purpose)]
-    flag: Annotated[bool, flag] = True
+    flag: Annotated[bool, schema.flag] = True
     members: Ids = ()
     least: OptionalSize = None
     most: OptionalSize = None
@@ -86,7 +87,7 @@ class Verdict(Message):
     """The ballot is decided: the AND of the flags of `members`, who are alive and have voted, in
     the order of the vote. `epoch`: the next of the group's name (of a shrink)."""
 
-    flag: Annotated[bool, flag]
+    flag: Annotated[bool, schema.flag]
     members: Ids
     epoch: Epoch
 
