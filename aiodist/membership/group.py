@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aiodist.membership.ballots import BallotKey, Ballots
+from aiodist.membership.ballots import Ballot, Ballots
 from aiodist.membership.store import KeyValueStore
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberInfo, View
@@ -92,7 +92,7 @@ class Group:
     left: set[int] = field(default_factory=set)
     gave_up: dict[str, int | None] = field(default_factory=dict)
     ballots: Ballots = field(default_factory=Ballots)
-    gathering: BallotKey | None = None
+    gathering: Ballot | None = None
     broken: dict[tuple[int, int], str] = field(default_factory=dict)
     watchers: set[tuple[int, int]] = field(default_factory=set)
 

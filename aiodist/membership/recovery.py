@@ -76,15 +76,15 @@ class Recovery:
             case GiveUpVote(context, number, cause, text):
                 key = (context, number)
                 self._tell(group.ballots.give_up(group.members, conn, key, cause, text))
-                if group.gathering == key:
+                if group.gathering is not None and group.gathering.key == key:
                     group.gathering = None
                     self._owner.cancel_timer(Window(group.key))
             case WatchWaiting():
                 if sum([one == conn for one, _ in group.watchers]) < MOST_WATCHING:
                     group.watchers.add((conn, request))
                 self._owner.send(conn, request, Waiting(len(group.joiners)))
-            case Unreachable(id, reason):
-                self._report(group, conn, id, reason)
+            case _:
+                self._report(group, conn, message)
 
     # Ballots.
 
@@ -132,7 +132,7 @@ class Recovery:
         if group.view is None:
             return
         self._tell_waiting(group, len(group.joiners))
-        if (ballot := self._gathering(group)) is None:
+        if (ballot := group.gathering) is None:
             return
         least, most = self._bounds(group, ballot)
         count = len(group.members) + len(group.joiners)
@@ -145,26 +145,20 @@ class Recovery:
 
     def window_over(self, group: Group) -> None:
         """Nobody has joined for the join window."""
-        if (ballot := self._gathering(group)) is not None:
+        if (ballot := group.gathering) is not None:
             least, most = self._bounds(group, ballot)
             if len(group.members) + len(group.joiners) >= least:
                 self._go_on(group, ballot, self._first(group, most))
 
     def _gather(self, group: Group, ballot: Ballot) -> None:
         """All members have called rendezvous: take in who waits, or wait for more."""
-        if group.gathering == ballot.key:
+        if group.gathering is ballot:
             return
         least, most = self._bounds(group, ballot)
         if len(group.members) + len(group.joiners) >= least:
             self._go_on(group, ballot, self._first(group, most))
         else:
-            group.gathering = ballot.key
-
-    def _gathering(self, group: Group) -> Ballot | None:
-        for ballot in group.ballots.decided(group.members):
-            if ballot.key == group.gathering:
-                return ballot
-        return None
+            group.gathering = ballot
 
     def _bounds(self, group: Group, ballot: Ballot) -> tuple[int, int]:
         """How many members the next epoch has, at least and at most."""
@@ -182,13 +176,13 @@ class Recovery:
 
     # Broken links.
 
-    def _report(self, group: Group, conn: int, other_id: str, reason: str) -> None:
-        for other, member in group.members.items():
-            if member.id == other_id and other != conn:
+    def _report(self, group: Group, conn: int, report: Unreachable) -> None:
+        found = [one for one, member in group.members.items() if member.id == report.id]
+        for other in found:
+            if other != conn:
                 if not group.broken:
                     self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
-                group.broken[min(conn, other), max(conn, other)] = reason
-                return
+                group.broken[min(conn, other), max(conn, other)] = report.reason
 
     def rule(self, group: Group) -> None:
         """Turn out as few as can be, so that the rest can reach each other."""

@@ -183,6 +183,26 @@ def test_votes_of_the_epoch_before_are_void(world: Any) -> None:
     assert (void.cause, "epoch 1 is over" in void.text) == (Cause.CANCELLED, True)
 
 
+def test_votes_of_some_members_outlive_the_epoch(world: Any) -> None:
+    form(world)
+    some = ("id-1", "id-2")
+    world.say(1, vote(Purpose.AGREE, 7, members=some))
+    for conn in (1, 2, 3):
+        world.say(conn, vote())
+    world.mail.clear()
+    assert world.say(2, vote(Purpose.AGREE, 7, members=some)) == Verdict(True, some, 2)
+
+
+def test_what_is_void_is_forgotten_with_the_epoch(world: Any) -> None:
+    form(world)
+    world.say(1, vote(number=0))
+    world.say(1, GiveUpVote(CONTEXT, 0, Cause.CANCELLED))
+    for conn in (1, 2, 3):
+        world.say(conn, vote(number=1))
+    world.mail.clear()
+    assert world.say(3, vote(number=0)) == []
+
+
 def test_two_ballots_that_one_loss_decides(world: Any) -> None:
     form(world)
     for conn in (1, 2):
@@ -221,6 +241,23 @@ def test_rendezvous_waits_for_the_fewest_and_then_for_the_window(world: Any) -> 
     world.pass_time(0)  # a fixed group has no window
     view = world.read(1)
     assert [member.id for member in view.members] == ["id-1", "id-3", "id-4"]
+
+
+def test_a_survivor_dies_while_the_window_is_open(world: Any) -> None:
+    elastic = {"min_size": 2, "max_size": 9, "join_window": 5.0, "lease": 1000.0}
+    for conn in (1, 2):
+        world.join(conn, **elastic)
+    world.pass_time(5)
+    for conn in (1, 2):
+        world.say(conn, vote(Purpose.RENDEZVOUS, least=3))
+    world.join(3, **elastic)
+    world.cut(2)
+    world.mail.clear()
+    world.pass_time(10)
+    assert world.read(1) == []
+    world.join(4, **elastic)
+    world.pass_time(5)
+    assert len(world.read(1).members) == 3
 
 
 def test_rendezvous_waits_no_longer_than_for_the_most(world: Any) -> None:
@@ -320,6 +357,15 @@ def test_reports_of_the_dead_and_of_strangers_change_nothing(world: Any) -> None
     world.pass_time(1)
     assert sorted(world.closed) == []
     assert list(world.group()["lost"]) == ["1"]
+
+
+def test_all_leave_before_the_ruling(world: Any) -> None:
+    form(world, 2)
+    world.say(1, Unreachable("id-2", "reset"))
+    for conn in (1, 2):
+        world.say(conn, Leave())
+    world.pass_time(1)
+    assert world.machine.is_empty
 
 
 def test_a_shrink_does_not_wait_for_the_ruling(world: Any) -> None:
