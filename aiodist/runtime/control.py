@@ -193,6 +193,12 @@ class ControlClient:
             if isinstance(message, StoreWait) and reply.cancelled():
                 self._send(StoreCancel(number))
 
+    def begin(self, message: Message) -> asyncio.Future[Message]:
+        """Send a request now: its reply, which fails as `request` does."""
+        number, reply = self._start(message)
+        reply.add_done_callback(lambda _: self._pending.pop(number, None))
+        return reply
+
     async def status(self, timeout: float | None = 10.0) -> dict[str, Any]:
         """What the coordinator knows, as plain data: see `Coordinator.status`. Raises as `request`
         does."""

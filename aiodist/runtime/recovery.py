@@ -13,12 +13,12 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from aiodist.errors import (
     AiodistError,
     CollectiveAbortedError,
     CollectiveTimeoutError,
-    GroupClosedError,
     GroupRevokedError,
 )
 from aiodist.runtime import failures
@@ -27,7 +27,7 @@ from aiodist.runtime.revoking import revoke
 from aiodist.runtime.seat import Seat
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.messages import View
+from aiodist.wire.messages import Message, View
 from aiodist.wire.recovery import Cause, GiveUpVote, Purpose, Verdict, Void, Vote
 
 LAST_WORD_SECONDS = 2.0
@@ -119,32 +119,32 @@ class Recovery:
     def _cast(self, vote: Vote) -> asyncio.Future[Outcome]:
         """Vote: the outcome, of which nobody has to take notice."""
         outcome: asyncio.Future[Outcome] = self._seat.loop.create_future()
-        self._seat.endpoint.spawn(self._hear(vote, outcome), "aiodist vote")
+        self._expect(vote, True)
+        reply = self._seat.control.begin(vote)
+        reply.add_done_callback(partial(self._hear, vote, outcome))
         return outcome
 
-    async def _hear(self, vote: Vote, outcome: asyncio.Future[Outcome]) -> None:
-        """Wait for the outcome. A view becomes the newest whether or not somebody waits for it."""
-        control, endpoint = self._seat.control, self._seat.endpoint
-        endpoint.expecting |= vote.purpose is Purpose.RENDEZVOUS
+    def _expect(self, vote: Vote, is_expecting: bool) -> None:
+        if vote.purpose is Purpose.RENDEZVOUS:
+            self._seat.endpoint.expecting = is_expecting
+
+    def _hear(
+        self, vote: Vote, outcome: asyncio.Future[Outcome], reply: asyncio.Future[Message]
+    ) -> None:
+        """The outcome is there. A view becomes the newest whether or not somebody waits for it."""
         try:
-            reply = await control.request(vote, None)
-            if isinstance(reply, View):
-                self._seat.adopt(reply)
-            elif isinstance(reply, Void):
-                raise self._error(reply, vote)
-            elif not isinstance(reply, Verdict):
-                raise control.unexpected(reply)
-            outcome.set_result(reply)
-        except asyncio.CancelledError:
-            outcome.set_exception(
-                GroupClosedError("the group was closed", group=self._context.group)
-            )
-            raise
+            found = reply.result()
+            if isinstance(found, View):
+                self._seat.adopt(found)
+            elif isinstance(found, Void):
+                raise self._error(found, vote)
+            elif not isinstance(found, Verdict):
+                raise self._seat.control.unexpected(found)
+            outcome.set_result(found)
         except Exception as error:
             outcome.set_exception(error)
-        finally:
             outcome.exception()  # seen
-            endpoint.expecting &= vote.purpose is not Purpose.RENDEZVOUS
+        self._expect(vote, False)
 
     async def _wait(self, vote: Vote, outcome: asyncio.Future[Outcome], seconds: float) -> Outcome:
         """The outcome. Who waits no longer makes the vote void, unless it is decided already."""

@@ -192,6 +192,7 @@ class Seat:
         await self.endpoint.finish(GOODBYE_TIMEOUT)
         self._close_listeners()
         await self.control.leave(GOODBYE_TIMEOUT)
+        self.control.close()
         if self._coordinator is not None:
             await self._coordinator.stop(drain=self._op_timeout)
         _seats.discard(self)

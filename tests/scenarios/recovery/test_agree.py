@@ -35,6 +35,8 @@ def test_the_dead_have_no_say(run, stage, everyone):
             voted.cancel()  # of a process that is killed, nothing more is heard
             ranks[0]._seat.control.tell = lambda message: None
             await cast.kill(ranks[0])
+            for _ in iter(lambda: list(cast.coordinator.status()["groups"][0]["lost"]), ["0"]):
+                await asyncio.sleep(0)
             await cast.kill(ranks[3])
             assert await asyncio.gather(*others) == [True, True]
 
@@ -117,5 +119,18 @@ def test_arguments(run, stage):
             with pytest.raises(ValueError, match="more than 0"):
                 await group.agree(True, timeout=0)
             assert await group.agree() is True
+
+    run(main())
+
+
+def test_closing_ends_a_vote_that_waits(run, stage):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            waiting = asyncio.ensure_future(ranks[0].agree(True))
+            await asyncio.sleep(0)
+            await ranks[0].close()
+            with pytest.raises(aiodist.GroupClosedError):
+                await waiting
 
     run(main())
