@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench restarts fuzz crowd clean
+.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench kill-times restarts fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks
 CROWD := 2000
 crowd: $(READY)  ## CROWD connections to each listener that never finish the greeting
 	$(BIN)/python tests/faults/attack.py crowd -n $(CROWD)
+
+kill-times: $(READY)  ## how long survivors take to notice a killed rank, and to go on
+	$(BIN)/python -m benchmarks.kill_times
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,7 +7,6 @@ the verdicts on collectives that others gave up before they were called here.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from aiodist.errors import (
     PeerLostError,
     ProtocolError,
 )
-from aiodist.runtime import deadlines, failures
+from aiodist.runtime import deadlines, failures, revoking
 from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.board import digest_of
 from aiodist.runtime.early import Key
@@ -89,7 +88,8 @@ class Context:
         self.telling = Telling(self)
         self._fetching: set[int] = set()
         """The ranks of whom the payload of a message is under way."""
-        self._derived: dict[bytes, int] = {}
+        self.derived: dict[bytes, int] = {}
+        """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}
         self._last = "nothing yet"
         self.done_at_once: tuple[str, int] | None = None
@@ -148,6 +148,9 @@ class Context:
         """A collective without a tag, the first steps of whose plan are done, is an operation from
         here on."""
         self.started(work)
+        if self.ended is not None:  # by what came while we looked for a frame
+            work.fail(self.ended)
+            return
         operation = Operation(self, work, None, call, start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         operation.catch_up(done)
@@ -395,6 +398,9 @@ class Context:
         if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP):
             self.heap.heard(src, fields)
             return None
+        if kind == kinds.REVOKE:
+            revoking.heard(self, fields)
+            return None
         if kind == kinds.KICK:
             if self.lane is not None:
                 self.lane.kicked()
@@ -550,6 +556,9 @@ class Context:
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
         self.started(work)
+        if self.ended is not None:
+            work.fail(self.ended)
+            return
         op = Operation(self, work, None, call, lambda _: program, self.size)
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)
@@ -560,14 +569,6 @@ class Context:
         self.lane.adopt(op)
         if not op.done and seconds != math.inf:
             deadlines.arm(self, op, seconds)
-
-    def derive(self, kind: str, ranks: Sequence[int]) -> bytes:
-        """The id of a child context: the same on all of its ranks, different from all others."""
-        roots = [self.ranks[rank] for rank in ranks]
-        wanted = pack_fields(kind, *roots)
-        # The same ranks may ask again; they count alike, since they call in the same order.
-        count = self._derived[wanted] = self._derived.get(wanted, 0) + 1
-        return hashlib.blake2b(self.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
 
     # -- what point to point asks for -------------------------------------------------------------
 

@@ -1,13 +1,18 @@
-"""Deadlines of collectives: a little before one passes, who has not entered is asked what it is
+"""Deadlines. Of collectives: a little before one passes, who has not entered is asked what it is
 doing, so that the error can say."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import CollectiveTimeoutError
 from aiodist.runtime import failures
 from aiodist.runtime.operation import Operation
+from aiodist.runtime.work import Work
+from aiodist.types import ANY_TAG
 
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
@@ -62,3 +67,27 @@ def missing(context: Context, op: Operation) -> list[int]:
     if op.lane is not None:
         entered |= set(op.lane.entered(op.seq))
     return sorted(set(range(context.size)) - entered)
+
+
+def arm_message(context: Context, work: Work[Any], seconds: float, missing: Sequence[int]) -> None:
+    """A send or receive is to fail in `seconds`, for want of the rank in `missing`, if any."""
+    timer = context.loop.call_later(seconds, _expire_message, context, work, seconds, missing)
+    work.add_done_callback(partial(_disarm, timer))
+
+
+def _expire_message(
+    context: Context, work: Work[Any], seconds: float, missing: Sequence[int]
+) -> None:
+    whom = f" by rank {missing[0]}" if missing else ""
+    error = context.error(
+        CollectiveTimeoutError,
+        f"not matched{whom} within {seconds:g} s",
+        op=work.op,
+        tag=None if work.tag is ANY_TAG else work.tag,
+        missing=missing,
+    )
+    context.p2p.fail(work, error)
+
+
+def _disarm(timer: asyncio.TimerHandle, work: asyncio.Future[Any]) -> None:
+    timer.cancel()
