@@ -121,6 +121,12 @@ class Network:
             self.nodes[host] = Node(self, host)
         return self.nodes[host]
 
+    def another(self, host: str) -> Node:
+        """A new process on the host of one that has ended."""
+        assert not self.nodes[host].alive
+        node = self.nodes[host] = Node(self, host)
+        return node
+
     # ---- faults ----
 
     def partition(self, some: Iterable[Node], others: Iterable[Node]) -> None:
