@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from aiodist.blocking import BlockingGroup
-from aiodist.errors import AiodistError, GroupClosedError
+from aiodist.errors import GroupClosedError
 from aiodist.runtime import deadlines, deriving
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
@@ -62,10 +62,7 @@ class Group:
         )
         self._recovery = Recovery(seat, context, [member.id for member in self._members])
         self._successor: Group | None = None
-        hosts = [seat.people[root].host_id for root in context.ranks]
-        neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[context.rank]]
-        self._local_rank = neighbours.index(context.rank)
-        self._local_size = len(neighbours)
+        self._local_rank, self._local_size = seat.neighbours(context.ranks, context.rank)
         self._closing: asyncio.Task[None] | None = None
 
     # -- what it is -------------------------------------------------------------------------------
@@ -286,13 +283,13 @@ class Group:
         up, sends stay pending: nobody's memory grows without bound.
         """
         self._enter()
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         at_once = self._context.p2p_express.send(x, dst, tag)
         if at_once is not None:
             return at_once
         base.check_root(self._context, dst, "dst")
         work = self._context.p2p.send(x, dst, tag=tag)
-        return self._expire(work, timeout, self._context.op_timeout, (dst,))
+        return deadlines.arm_message(self._context, work, timeout, self._context.op_timeout, (dst,))
 
     def recv(
         self,
@@ -309,7 +306,7 @@ class Group:
         those of the message. No deadline but `timeout`. Cancelling loses no message.
         """
         self._enter()
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         at_once = self._context.p2p_express.recv(src, tag, out)
         if at_once is not None:
             return at_once
@@ -320,7 +317,7 @@ class Group:
         # Not for each of many receives: the one before it has just polled.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
             context.inline(work, missing)
-        return self._expire(work, timeout, math.inf, missing)
+        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
 
     isend = send
     irecv = recv
@@ -355,10 +352,10 @@ class Group:
         """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`."""
         self._enter()
         self._check_source(src)
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         work = self._context.p2p.probe(src=src, tag=tag)
         missing = () if src is ANY_SOURCE else (src,)
-        return self._expire(work, timeout, math.inf, missing)
+        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
 
     def iprobe(
         self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
@@ -402,7 +399,7 @@ class Group:
         To be called by all ranks. None as color: no group, the result is None.
         """
         self._enter()
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         part = await deriving.parts(self._context, color, key, timeout)
         return None if part is None else await self._derive(*part, timeout)
 
@@ -412,7 +409,7 @@ class Group:
         return await self._derive("dup", list(range(self.size)), timeout)
 
     async def _derive(self, kind: str, ranks: list[int], timeout: float | None) -> Group:
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         parent = self._context
         layout = self._seat.layout([parent.ranks[rank] for rank in ranks])
         name = f"{self._name}/{kind.split()[0]}"
@@ -441,8 +438,6 @@ class Group:
         Raises `CoordinatorLostError` where there is no coordinator to decide.
         """
         self._check_loop()
-        if not isinstance(flag, bool):
-            raise TypeError(f"flag is a bool, not {flag!r}")
         return await self._recovery.agree(flag, self._seconds(timeout))
 
     async def shrink(self, *, timeout: float | None = None) -> Group:
@@ -471,7 +466,7 @@ class Group:
         given, and the same on all ranks. Survivors are never turned away.
         """
         self._check_loop()
-        self._check_root("rendezvous")
+        self._recovery.check_root("rendezvous")
         check_sizes(min_size, max_size)
         seconds = self._seconds(timeout)
         return self._gone_on(
@@ -483,16 +478,9 @@ class Group:
         after every change, over all epochs, until this rank leaves. For the group that `connect`
         gave alone. Changes that come faster than they are asked for are seen in one."""
         self._check_loop()
-        self._check_root("views")
+        self._recovery.check_root("views")
         async for view in views(self._seat):
             yield view
-
-    def _check_root(self, method: str) -> None:
-        if not self._recovery.is_root:
-            raise RuntimeError(
-                f"{method} is of the group that connect() gave, to which others can join; "
-                f"{self._name!r} was made of it"
-            )
 
     def _gone_on(self, context: Context) -> Group:
         self._successor = Group(self._seat, context, name=self._name)
@@ -547,7 +535,7 @@ class Group:
         if context.ended is None:
             while pending := self._pending():
                 await asyncio.wait(pending)
-            context.close(self._closed_error("the group was closed"))
+            context.close(self._context.error(GroupClosedError, "the group was closed"))
         if context is self._seat.context:
             await self._seat.leave()
 
@@ -559,13 +547,10 @@ class Group:
     def abort(self, reason: str = "aborted") -> None:
         """Leave at once: what is pending fails, here and on the other ranks. Idempotent."""
         self._check_loop()
-        error = self._closed_error(f"the group was aborted: {reason}")
+        error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)
         if self._context is self._seat.context:
             self._seat.abort(reason)
-
-    def _closed_error(self, message: str) -> AiodistError:
-        return GroupClosedError(message, group=self._name, epoch=self.epoch)
 
     async def __aenter__(self) -> Group:
         return self
@@ -598,7 +583,7 @@ class Group:
     def _launch(self, call: base.Call, tag: Tag, timeout: float | None) -> Work[Any]:
         if tag is not None:
             tag = as_tag(tag)
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         return self._context.launch(
             call.op,
             call.text,
@@ -610,25 +595,9 @@ class Group:
         )
 
     def _seconds(self, timeout: float | None) -> float:
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         return self._context.op_timeout if timeout is None else timeout
-
-    def _check_timeout(self, timeout: float | None) -> None:
-        if timeout is None:
-            return
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-            raise TypeError(f"timeout is a number of seconds or None, not {timeout!r}")
-        if not timeout > 0:
-            raise ValueError(f"timeout is more than 0 seconds, not {timeout!r}")
 
     def _check_source(self, src: int | AnySource) -> None:
         if src is not ANY_SOURCE:
             base.check_root(self._context, src, "src")
-
-    def _expire(
-        self, work: Work[Any], timeout: float | None, default: float, missing: tuple[int, ...]
-    ) -> Work[Any]:
-        seconds = default if timeout is None else timeout
-        if not work.done() and seconds != math.inf:
-            deadlines.arm_message(self._context, work, seconds, missing)
-        return work

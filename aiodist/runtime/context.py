@@ -91,7 +91,8 @@ class Context:
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}
-        self._last = "nothing yet"
+        self.last = "nothing yet"
+        """What became of the last collective, unless that is `done_at_once`."""
         self.done_at_once: tuple[str, int] | None = None
         """The last collective, if it was one without a tag that was done within its call."""
         self.lane: Lane | None = None
@@ -352,30 +353,10 @@ class Context:
         """An error that says where it happened."""
         return cls(message, group=self.group, epoch=self.epoch, **fields)
 
-    # -- asking what others do --------------------------------------------------------------------
-
-    def inquire(self, op: Operation, peers: Sequence[int]) -> None:
-        """Ask `peers` whether they have entered `op`."""
-        self.tags.keep(op.tag)
-        header = pack_fields(kinds.INQUIRE, self.id, op.tag, op.seq)
-        for peer in peers:
-            self.endpoint.send(self.ranks[peer], header, urgent=True)
-
-    def doing(self) -> str:
-        """What this rank is doing, in a few words."""
-        for op in self.ops.values():
-            if op.tag == SETUP_TAG:
-                continue
-            tag = "" if op.tag is None else f" tag {op.tag!r}"
-            return f"in {op.work.op}{tag} #{op.seq} for {op.work.elapsed:.1f} s"
-        if self.done_at_once is not None:
-            self._last = "{} tag None #{} done".format(*self.done_at_once)
-        return f"in no collective (last: {self._last})"
-
     def _note(self, op: Operation, end: str) -> None:
         if op.tag != SETUP_TAG:
             self.done_at_once = None
-            self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} {end}"
+            self.last = f"{op.work.op} tag {op.tag!r} #{op.seq} {end}"
 
     # -- frames -----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ doing, so that the error can say."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from aiodist.runtime import failures
 from aiodist.runtime.operation import Operation
 from aiodist.runtime.work import Work
 from aiodist.types import ANY_TAG
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
 
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
@@ -29,8 +32,16 @@ def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
         return
     holder = _holder(context, op)
     if holder is not None:
-        context.inquire(holder, missing(context, holder))
+        _inquire(context, holder)
     op.timer = context.loop.call_later(rest, _expire, context, op, seconds)
+
+
+def _inquire(context: Context, op: Operation) -> None:
+    """Ask whoever is missing whether it has entered `op`."""
+    context.tags.keep(op.tag)
+    header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
+    for peer in missing(context, op):
+        context.endpoint.send(context.ranks[peer], header, urgent=True)
 
 
 def _expire(context: Context, op: Operation, seconds: float) -> None:
@@ -69,10 +80,30 @@ def missing(context: Context, op: Operation) -> list[int]:
     return sorted(set(range(context.size)) - entered)
 
 
-def arm_message(context: Context, work: Work[Any], seconds: float, missing: Sequence[int]) -> None:
-    """A send or receive is to fail in `seconds`, for want of the rank in `missing`, if any."""
-    timer = context.loop.call_later(seconds, _expire_message, context, work, seconds, missing)
-    work.add_done_callback(partial(_disarm, timer))
+def check_timeout(timeout: float | None) -> None:
+    """Raises TypeError and ValueError for what is no deadline."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout is a number of seconds or None, not {timeout!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout is more than 0 seconds, not {timeout!r}")
+
+
+def arm_message(
+    context: Context,
+    work: Work[Any],
+    timeout: float | None,
+    default: float,
+    missing: Sequence[int],
+) -> Work[Any]:
+    """A send or receive is to fail in `timeout` seconds (None: `default`), for want of the rank in
+    `missing`, if any."""
+    seconds = default if timeout is None else timeout
+    if not work.done() and seconds != math.inf:
+        timer = context.loop.call_later(seconds, _expire_message, context, work, seconds, missing)
+        work.add_done_callback(partial(_disarm, timer))
+    return work
 
 
 def _expire_message(

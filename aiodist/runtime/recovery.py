@@ -50,8 +50,18 @@ class Recovery:
         self._under_way: tuple[Vote, asyncio.Future[Outcome]] | None = None
         self._has_gone_on = False
 
+    def check_root(self, method: str) -> None:
+        """Raises RuntimeError for a group that was made of another."""
+        if not self.is_root:
+            raise RuntimeError(
+                f"{method} is of the group that connect() gave, to which others can join; "
+                f"{self._context.group!r} was made of it"
+            )
+
     async def agree(self, flag: bool, seconds: float) -> bool:
         """The AND of the flags of all living ranks."""
+        if not isinstance(flag, bool):
+            raise TypeError(f"flag is a bool, not {flag!r}")
         self._check()
         vote = self._new_vote(Purpose.AGREE, flag=flag)
         outcome = await self._wait(vote, self._cast(vote), seconds)

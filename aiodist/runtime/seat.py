@@ -134,6 +134,12 @@ class Seat:
             return Layout(Sharing.NONE, teams)
         return Layout(Sharing.WOKEN if Sharing.WOKEN in ways else Sharing.POLLED, teams)
 
+    def neighbours(self, ranks: Sequence[int], rank: int) -> tuple[int, int]:
+        """The place of `rank` among those of `ranks` that are of its host, and their number."""
+        hosts = [self.people[root].host_id for root in ranks]
+        here = [one for one, host in enumerate(hosts) if host == hosts[rank]]
+        return here.index(rank), len(here)
+
     def _on_event(self, event: ControlEvent) -> None:
         if isinstance(event, (MemberLost, MemberLeft)):
             if event.epoch > self.view.epoch:  # the view has come, and is about to be adopted
