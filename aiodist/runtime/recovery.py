@@ -162,10 +162,14 @@ class Recovery:
             if not done:
                 text = f"{vote.call} was not decided within {seconds:g} s"
                 give_up = GiveUpVote(vote.context, vote.number, Cause.TIMEOUT, text)
-                self._seat.control.tell(give_up)
-                done, _ = await asyncio.wait({outcome}, timeout=LAST_WORD_SECONDS)
-                if not done:
+                control = self._seat.control
+                control.tell(give_up)
+                if control.is_away:
+                    text += "; the coordinator is away"
+                else:
+                    done, _ = await asyncio.wait({outcome}, timeout=LAST_WORD_SECONDS)
                     text += f"; the coordinator says nothing for {LAST_WORD_SECONDS:g} s"
+                if not done:
                     raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
         except asyncio.CancelledError:
             self._seat.control.tell(give_up)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +19,17 @@ TRANSPORTS = ("inproc", "shm", "unix", "tcp")
 class Cast:
     """Ranks that come and go; what is left of them at the end is closed."""
 
-    def __init__(self, coordinator: aiodist.Coordinator, **options: Any) -> None:
+    def __init__(
+        self, coordinator: aiodist.Coordinator, state: Path | None, **options: Any
+    ) -> None:
         self.coordinator = coordinator
+        self.address = coordinator.address
+        self.state = state
         self.options = options
         self.seats: list[Any] = []
 
     async def join(self, **options: Any) -> Group:
-        group = await aiodist.connect(self.coordinator.address, **{**self.options, **options})
+        group = await aiodist.connect(self.address, **{**self.options, **options})
         self.seats.append(group._seat)
         return group
 
@@ -54,6 +59,22 @@ class Cast:
         for listener in seat._listeners:
             listener.close()
 
+    async def stop_coordinator(self) -> None:
+        """End it as a SIGKILL does: nobody is told, nothing more is written."""
+        old = self.coordinator
+        old._stopping = True
+        if old._journal is not None:
+            old._journal._waiting.clear()
+            old._journal._carry_out = lambda effects: None
+        for connection in list(old._connections.values()):
+            connection.abort()
+        await old.stop()
+
+    async def start_coordinator(self) -> None:
+        """Another one comes to the address of the one before, with its state file."""
+        self.coordinator = aiodist.Coordinator(self.address, state=self.state)
+        await self.coordinator.start()
+
     async def waiting(self, count: int) -> None:
         """Turn by turn of the loop, until so many wait to join."""
         for _ in iter(lambda: self._waiting() == count, True):
@@ -74,12 +95,16 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     """``async with stage() as cast:`` with every transport."""
 
     @asynccontextmanager
-    async def make(**options: Any) -> AsyncIterator[Cast]:
+    async def make(
+        *, returns: bool = True, state: Path | None = None, **options: Any
+    ) -> AsyncIterator[Cast]:
         settings = {"transports": (request.param,), "op_timeout": 20.0, **options}
-        async with aiodist.Coordinator() as coordinator:
-            cast = Cast(coordinator, **settings)
-            yield cast
-            await cast.end()
+        coordinator = aiodist.Coordinator(returns=returns, state=state)
+        await coordinator.start()
+        cast = Cast(coordinator, state, **settings)
+        yield cast
+        await cast.end()
+        await cast.coordinator.stop()
 
     return make
 

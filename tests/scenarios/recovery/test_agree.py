@@ -100,7 +100,7 @@ def test_ranks_that_call_different_things(run, stage, everyone):
 
 def test_without_a_coordinator(run, stage, everyone):
     async def main():
-        async with stage() as cast:
+        async with stage(returns=False) as cast:
             ranks = await cast.start(2)
             await cast.coordinator.stop()
             for error in await everyone(ranks, lambda group: group.agree(True)):

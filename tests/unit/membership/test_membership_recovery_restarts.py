@@ -1,4 +1,4 @@
-"""Ballots and epochs over restarts of the coordinator: nobody is left behind, one verdict for all."""
+"""Ballots and epochs over restarts of the coordinator: nobody is left behind, one verdict."""
 
 from __future__ import annotations
 
