@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench kill-times restarts fuzz crowd clean
+.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench kill-times restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m b
 N := 100
 restarts: $(READY)  ## kill and restart the coordinator under load, N times
 	$(BIN)/python tests/faults/restarts.py -n $(N)
+
+chaos: $(READY)  ## kill, stop and add ranks, and restart the coordinator: N faults
+	$(BIN)/python tests/faults/chaos.py -n $(N)
 
 FRAMES := 1000000
 fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks
