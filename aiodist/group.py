@@ -435,7 +435,7 @@ class Group:
         also of a group that lost ranks or was revoked. The coordinator decides once all ranks that
         it has not ruled lost have called. Cancelled or out of time on one rank, it fails on all
         that have not heard the outcome: with `CollectiveAbortedError`, `CollectiveTimeoutError`.
-        Raises `CoordinatorLostError` where there is no coordinator to decide.
+        While the coordinator is away it waits; `CoordinatorLostError` where that never comes back.
         """
         self._check_loop()
         return await self._recovery.agree(flag, self._seconds(timeout))

@@ -204,6 +204,10 @@ class Context:
                 lane.add(operation)
                 if lane.is_broken and not operation.done:
                     self.failed(operation, self._why_broken())
+            for src, reason in self.lost().items():
+                if not operation.done and operation.needs(src):
+                    error = PeerLostError(f"rank {src} is lost: {reason}", ranks=[src])
+                    self.failed(operation, error)
 
     def _why_broken(self) -> PeerLostError:
         lost = self.lost()

@@ -81,6 +81,7 @@ class Simulation:
         self._served: Coordinator | None = None
         self._durable = durable
         self._folder = ""
+        self._restarts = 0
 
     # ---- running ----
 
@@ -150,6 +151,9 @@ class Simulation:
         if not self.coordinator.alive:
             return
         self.coordinator.kill(how)
+        for task in self.coordinator.tasks:  # it never ends, and nobody keeps it
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._restarts += 1
         self._let_go()
         self.network.later_by(seconds, self._come_back)
 
@@ -221,7 +225,7 @@ class Simulation:
         alive = {node.name: node.alive for node in self.network.nodes.values()}
         gc.collect()  # a failed Work that nobody has seen says so when it goes
         problems = [*self.problems, *self.loop.errors]
-        if not all(alive.values()):  # the dead have no time to look at their errors
+        if self._restarts or not all(alive.values()):  # the dead have no time to look at their errors
             problems = [text for text in problems if "never retrieved" not in text]
         stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
         problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)

@@ -1,4 +1,4 @@
-"""A short run of `make chaos`: ranks are killed, stopped and added, the coordinator is restarted."""
+"""A short run of `make chaos`."""
 
 from __future__ import annotations
 

@@ -51,6 +51,44 @@ def test_a_rank_that_dies_at_a_point_of_an_operation(point, action):
     assert simulation.loop.time() < 5.0 + 2.0  # not at a deadline
 
 
+def test_a_collective_that_is_called_after_a_loss_fails_at_once():
+    async def program(group: aiodist.Group) -> float:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(aiodist.PeerLostError):
+            await group.all_reduce(np.ones(5))
+        await asyncio.sleep(1.0 if group.rank == 2 else 20.0)
+        start = loop.time()
+        with pytest.raises(aiodist.PeerLostError):
+            await group.barrier(tag="after")
+        return loop.time() - start
+
+    simulation = Simulation(4, lease=5.0)
+    simulation.faults.fail_at(0, "all_reduce", "start", "kill")
+    _, *waited = simulation.run(program)
+    # Rank 2 hears from rank 1 first, which has not called it yet.
+    assert max(waited) < 0.1
+
+
+def test_votes_go_on_when_the_coordinator_is_restarted():
+    async def program(group: aiodist.Group) -> tuple[int, int, bool, int]:
+        for turn in range(3):
+            group = await group.shrink()
+            flag = await group.agree(group.rank != turn)
+        return group.epoch, group.size, flag, await group.all_reduce(1)
+
+    for durable in (True, False):
+        for number in range(12):
+            simulation = Simulation(3, seed=number, durable=durable)
+            how = ("reset", "close", "silent")[number % 3]
+            for at in (0.002, 0.003):
+                when = at + number * 0.0004
+                simulation.network.at(when, simulation.restart_coordinator, 0.001, how)
+            outcomes = simulation.run(program)
+            assert outcomes[0][0] >= 4
+            assert outcomes == [outcomes[0]] * 3
+            assert outcomes[0][1:] == (3, False, 3)
+
+
 def test_a_cancel_at_a_point_of_an_operation():
     async def program(group: aiodist.Group) -> str:
         await group.barrier()
