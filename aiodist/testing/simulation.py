@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
@@ -153,6 +154,11 @@ class Simulation:
         self.coordinator.kill(how)
         for task in self.coordinator.tasks:  # it never ends, and nobody keeps it
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == (
+                inspect.CORO_CREATED
+            ):
+                coroutine.close()
         self._restarts += 1
         self._let_go()
         self.network.later_by(seconds, self._come_back)
