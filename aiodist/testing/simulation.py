@@ -231,7 +231,9 @@ class Simulation:
         alive = {node.name: node.alive for node in self.network.nodes.values()}
         gc.collect()  # a failed Work that nobody has seen says so when it goes
         problems = [*self.problems, *self.loop.errors]
-        if self._restarts or not all(alive.values()):  # the dead have no time to look at their errors
+        if self._restarts or not all(
+            alive.values()
+        ):  # the dead have no time to look at their errors
             problems = [text for text in problems if "never retrieved" not in text]
         stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
         problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)

@@ -118,6 +118,7 @@ class Run:
                 if not self.disturbed:
                     self.problems.append(f"rank {rank} cannot join: {error!r}")
                 return
+            assert group is not None
             self.voting.see(group)
             move = self.scenario.moves[number] if number + 1 < self.scenario.epochs else "leave"
             group = await self._epoch(group, chooser, move)
