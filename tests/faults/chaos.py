@@ -36,7 +36,13 @@ def say(**fields):
     print(json.dumps(fields), flush=True)
 
 def files():
-    return len(os.listdir("/proc/self/fd"))
+    found = {}
+    for one in os.listdir("/proc/self/fd"):
+        try:
+            found[one] = os.readlink(f"/proc/self/fd/{one}")
+        except OSError:  # that of the listing itself
+            pass
+    return found
 
 def memory():
     with open("/proc/self/statm") as file:
@@ -116,7 +122,7 @@ async def main():
                 raise
         began = began or memory()
     await asyncio.sleep(0.1)
-    say(over=counts, files=files() - open_files, memory=memory())
+    say(over=counts, files={n: f for n, f in files().items() if n not in open_files}, memory=memory())
 
 logging.getLogger("aiodist").setLevel(logging.CRITICAL)
 asyncio.run(main())
@@ -248,7 +254,7 @@ class Chaos:
         counts: Counter[str] = Counter()
         for rank in self.ranks:
             assert rank.over is not None
-            assert rank.over["files"] == 0, f"{rank.over['files']} files were left open"
+            assert not rank.over["files"], f"files were left open: {rank.over}"
             assert int(str(rank.over["memory"])) < MOST_MEMORY, rank.over
             over = rank.over["over"]
             assert isinstance(over, dict)
