@@ -57,13 +57,6 @@ def test_nothing_is_said_of_aiodist_but_the_backend() -> None:
         assert code.count("aiodist") == 1
 
 
-takes_along = pytest.mark.xfail(
-    reason="a process that exits right after a send may take that message along: see docs/torch.md",
-    strict=False,
-)
-
-
-@takes_along
 def test_point_to_point(env: Env, tmp_path: Path) -> None:
     assert played("point_to_point.py", env, tmp_path) == [
         "Rank  0  Init:     tensor([0.])",
@@ -75,7 +68,6 @@ def test_point_to_point(env: Env, tmp_path: Path) -> None:
     ]
 
 
-@takes_along
 def test_nonblocking(env: Env, tmp_path: Path) -> None:
     assert played("nonblocking.py", env, tmp_path) == [
         "Rank  0  has data  tensor(1.)",
@@ -138,7 +130,6 @@ def says(rank: int) -> list[str]:
     ]
 
 
-@takes_along
 def test_environment_by_hand(env: Env) -> None:
     port = str(free_port())
     processes = [
@@ -155,7 +146,6 @@ def test_environment_by_hand(env: Env) -> None:
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nnodes=1", "--nproc-per-node=2"]
 
 
-@takes_along
 def test_torchrun(env: Env, tmp_path: Path) -> None:
     # Each rank's output to a file of its own: torchrun has ranks write words, not lines.
     apart = [f"--log-dir={tmp_path}", "--redirects=1", str(EXAMPLES / "by_environment.py")]
