@@ -109,6 +109,11 @@ class Peer:
         if self.dialing is None:
             self.dialing = self._endpoint.start_dialing(self)
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether something waits for the link."""
+        return bool(self._queue)
+
     def discard(self, token: object) -> None:
         self._queue = [frame for frame in self._queue if frame.token is not token]
         if self.link is not None:
@@ -444,6 +449,12 @@ class Endpoint:
         link = self._peers[rank].link
         if link is None or link.is_closed:
             self.lose(rank, "it left the group")
+
+    async def connected(self, timeout: float) -> None:
+        """Wait until there are links for all that was sent; `timeout` seconds at most."""
+        dialing = [peer.dialing for peer in self._peers if peer.dialing and peer.has_queued]
+        if dialing:
+            await asyncio.wait(dialing, timeout=timeout)
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
