@@ -452,7 +452,9 @@ class Endpoint:
 
     async def connected(self, timeout: float) -> None:
         """Wait until there are links for all that was sent; `timeout` seconds at most."""
-        dialing = [peer.dialing for peer in self._peers if peer.dialing and peer.has_queued]
+        dialing = [
+            peer.dialing for peer in self._peers.values() if peer.dialing and peer.has_queued
+        ]
         if dialing:
             await asyncio.wait(dialing, timeout=timeout)
 

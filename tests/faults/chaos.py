@@ -122,7 +122,8 @@ async def main():
                 raise
         began = began or memory()
     await asyncio.sleep(0.1)
-    say(over=counts, files={n: f for n, f in files().items() if n not in open_files}, memory=memory())
+    left = {n: f for n, f in files().items() if n not in open_files}
+    say(over=counts, files=left, memory=memory())
 
 logging.getLogger("aiodist").setLevel(logging.CRITICAL)
 asyncio.run(main())
