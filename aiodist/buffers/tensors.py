@@ -7,14 +7,20 @@ message, imports it.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
+
+HUGE = 4 << 20
+"""Bytes from which memory comes from numpy: it asks for huge pages then, which torch does not, and
+the first writes to it take a quarter of the time."""
 
 _names: dict[Any, str] = {}
 _plain_types: list[type] = []
@@ -104,6 +110,8 @@ def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype {name!r}: a newer one is needed")
+    if math.prod(shape) * carrier(name).itemsize >= HUGE:
+        return wrap(np.empty(shape, carrier(name)), name)
     if name in CARRIERS:  # torch.empty warns for some of them
         return torch.empty(shape, dtype=getattr(torch, carrier(name).name)).view(dtype)
     return torch.empty(shape, dtype=dtype)
