@@ -283,7 +283,8 @@ class Group:
         up, sends stay pending: nobody's memory grows without bound.
         """
         self._enter()
-        deadlines.check_timeout(timeout)
+        if timeout is not None:
+            deadlines.check_timeout(timeout)
         at_once = self._context.p2p_express.send(x, dst, tag)
         if at_once is not None:
             return at_once
@@ -306,7 +307,8 @@ class Group:
         those of the message. No deadline but `timeout`. Cancelling loses no message.
         """
         self._enter()
-        deadlines.check_timeout(timeout)
+        if timeout is not None:
+            deadlines.check_timeout(timeout)
         at_once = self._context.p2p_express.recv(src, tag, out)
         if at_once is not None:
             return at_once
@@ -570,8 +572,9 @@ class Group:
     # -- checks -----------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        self._check_loop()
-        self._context.check_open()
+        if self._context.ended is not None or asyncio._get_running_loop() is not self._loop:
+            self._check_loop()
+            self._context.check_open()
 
     def _check_loop(self) -> None:
         if asyncio._get_running_loop() is not self._loop:

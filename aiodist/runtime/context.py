@@ -441,6 +441,7 @@ class Context:
         if src is None or src in self._gone:
             return
         self._gone[src] = reason
+        self.p2p_express.rank_lost(src)
         self._cut_off(src)
         self.tags.disband()
         self._thaw()
