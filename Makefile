@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench kill-times restarts chaos fuzz crowd clean
+.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ crowd: $(READY)  ## CROWD connections to each listener that never finish the gre
 
 kill-times: $(READY)  ## how long survivors take to notice a killed rank, and to go on
 	$(BIN)/python -m benchmarks.kill_times
+
+members: $(READY)  ## what up to 10,000 live members cost a coordinator
+	$(BIN)/python -m benchmarks.members
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
