@@ -15,8 +15,9 @@ from torch._C import _distributed_c10d as c10d
 import aiodist
 from aiodist_torch import operations as ops
 from aiodist_torch.devices import backend_for, backends_of, by_device, group_beside
-from aiodist_torch.engine import at_once, engine
+from aiodist_torch.engine import engine
 from aiodist_torch.errors import as_torch
+from aiodist_torch.loop import at_once
 from aiodist_torch.membership import Membership
 from aiodist_torch.work import TorchWork
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -70,6 +71,7 @@ class TorchWork(dist.Work):
             return
         if self._gate is None:
             self.close_gate()
+        self._engine.began()
         for work in works:
             if not work.done():
                 work.add_done_callback(self._one_is_done)
@@ -83,6 +85,7 @@ class TorchWork(dist.Work):
     def _one_is_done(self, work: asyncio.Future[Any]) -> None:
         self._left -= 1
         if not self._left:
+            self._engine.ended()
             self._settle()
 
     def _settle(self) -> None:
@@ -135,6 +138,7 @@ class TorchWork(dist.Work):
         gate = self._gate
         assert gate is not None
         try:
+            self._engine.drive(self.is_completed, seconds if seconds > 0 else math.inf)
             if not gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1):
                 raise as_torch(
                     CollectiveTimeoutError(

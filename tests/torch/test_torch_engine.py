@@ -40,7 +40,7 @@ def settled() -> None:
 def calm() -> None:
     """Return when the engine waits for events."""
     settled()
-    while not (engine()._loop._waiting.idle and not engine()._lock.locked()):
+    while not (engine()._loop.waiting._is_idle and not engine()._lock.locked()):
         threading.Event().wait(0.001)
 
 
