@@ -35,7 +35,7 @@ def by_device(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M,
     name = method.__name__
 
     @wraps(method)
-    def call(group: M, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(group: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
         x = first_tensor(args)
         if x is None or x.is_cpu or (other := group.beside(x.device)) is group:
             return method(group, *args, **kwargs)
@@ -47,13 +47,13 @@ def by_device(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M,
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor in nested sequences; those of one call are on one device."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            if (found := first_tensor(item)) is not None:
-                return found
-    return None
+    while isinstance(value, (tuple, list)) and value:
+        first, *others = value
+        if others and not first and not isinstance(first, Tensor):
+            value = others  # as the outputs of `gather` are elsewhere than at the root
+        else:
+            value = first
+    return value if isinstance(value, Tensor) else None
 
 
 def backends_of(group: Any) -> dict[str, str]:

@@ -42,8 +42,8 @@ class Engine:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
-        self._loop = Loop(self._lock)
-        self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._loop = Loop(self._lock, self._abort_all)
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.completions = Completions()
         self._inherited = False
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -103,6 +103,14 @@ class Engine:
                 self._loop.drive(until, seconds)
         finally:
             self._lock.release()
+
+    def _abort_all(self, error: BaseException) -> None:
+        for group in list(self._groups):
+            group.abort(f"{type(error).__name__} in the midst of an operation")
+
+    def adopt(self, group: Group) -> None:
+        """A group lives on the loop."""
+        self._groups.add(group)
 
     def began(self) -> None:
         """An operation waits for events; to be called on the engine."""

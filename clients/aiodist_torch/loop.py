@@ -49,6 +49,9 @@ class Visit:
         self.is_waiting = False
 
 
+_CALLER = Visit()
+
+
 class Selector(selectors.DefaultSelector):
     """Lets go of `lock` while it waits. Everything here but `call` is for who holds that lock.
 
@@ -174,10 +177,15 @@ else:
 
 
 class Loop(_Base):
-    """The event loop. `visit` and `drive` are for threads that hold the lock."""
+    """The event loop. `visit` and `drive` are for threads that hold the lock.
 
-    def __init__(self, lock: threading.Lock) -> None:
+    `upset`: called where an exception has ended a callback of a visitor half-way (KeyboardInterrupt
+    can, in the main thread), and nobody may rely on what it has left.
+    """
+
+    def __init__(self, lock: threading.Lock, upset: Callable[[BaseException], None]) -> None:
         self.waiting = Selector(lock, self._write_to_self)
+        self._upset = upset
         super().__init__(self.waiting)
         self.set_debug(False)  # debug mode takes other threads for a mistake
 
@@ -200,16 +208,20 @@ class Loop(_Base):
     def visit(self, call: Callable[[], None], until: Until = at_once) -> None:
         """Make a call, and run what becomes ready until `until` says that this is enough; what is
         left then is the loop's own thread's."""
-        self._enter(Visit(), lambda _: self._call(call, until))
-
-    def _call(self, call: Callable[[], None], until: Until) -> None:
-        call()
-        if until is at_once or not self._ready:
-            return
-        limit = _now() + LONGEST_VISIT
-        while self._ready and not until() and _now() < limit:
-            self._run_ready()
-        self._run_ready()  # what is left is but a word or two, for which nobody need be woken
+        outer = self._enter(_CALLER)
+        try:
+            call()
+            if until is not at_once and self._ready:
+                limit = _now() + LONGEST_VISIT
+                while self._ready and not until() and _now() < limit:
+                    self._run_ready()
+                if until():
+                    self._run_ready()  # a word or two are left, for which nobody need be woken
+        except BaseException as error:
+            self._upset(error)
+            raise
+        finally:
+            self._leave(outer)
 
     def _run_ready(self) -> None:
         ready = self._ready
@@ -220,22 +232,26 @@ class Loop(_Base):
 
     def drive(self, until: Until, seconds: float) -> None:
         """Wait for events and run what they bring, until `until`; at most for `seconds`, and no
-        longer than a while."""
-        limit = _now() + min(seconds, LONGEST_DRIVE)
-        self._enter(Visit(until, limit), lambda visit: self._drive(visit, until))
-
-    def _drive(self, visit: Visit, until: Until) -> None:
-        while not until() and _now() < visit.limit:
-            self._run_once()
-
-    def _enter(self, visit: Visit, body: Callable[[Visit], None]) -> None:
-        outer = asyncio._get_running_loop()
-        waiting = self.waiting
-        asyncio._set_running_loop(self)
-        waiting.visit = visit
+        longer than a while. While it waits, it holds neither the lock nor the GIL."""
+        visit = Visit(until, _now() + min(seconds, LONGEST_DRIVE))
+        outer = self._enter(visit)
         try:
-            body(visit)
+            while not until() and _now() < visit.limit:
+                self._run_once()
+        except BaseException as error:
+            if not visit.is_waiting:
+                self._upset(error)
+            raise
         finally:
-            waiting.visit = None
-            asyncio._set_running_loop(outer)
-            waiting.leave(is_ready=bool(self._ready))
+            self._leave(outer)
+
+    def _enter(self, visit: Visit) -> asyncio.AbstractEventLoop | None:
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        self.waiting.visit = visit
+        return outer
+
+    def _leave(self, outer: asyncio.AbstractEventLoop | None) -> None:
+        self.waiting.visit = None
+        asyncio._set_running_loop(outer)
+        self.waiting.leave(is_ready=bool(self._ready))

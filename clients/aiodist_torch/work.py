@@ -59,9 +59,7 @@ class TorchWork(dist.Work):
             self._end(error)
             return
         except BaseException as error:
-            # An interrupt in the midst of the engine's work: nobody may rely on what it has left.
-            self._group.abort(f"{type(error).__name__} in the midst of an operation")
-            self._end(error)
+            self._end(error)  # an interrupt; the engine sees to the rest
             raise
         for work in works:
             if not work.done():
@@ -125,8 +123,9 @@ class TorchWork(dist.Work):
         """Wait for the end, at most `timeout` (zero: as long as the operation's own deadline
         allows), without holding the GIL. True, or raises what went wrong.
 
-        An operation that is waited for in vain goes on; one whose wait is interrupted by Ctrl-C is
-        cancelled, on all ranks.
+        Meanwhile this thread does the engine's work if nobody else does. An operation that is
+        waited for in vain goes on; one whose wait is interrupted by Ctrl-C is cancelled, on all
+        ranks.
         """
         if not self._done:
             self._wait(timeout.total_seconds())
