@@ -47,13 +47,13 @@ def by_device(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M,
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor in nested sequences; those of one call are on one device."""
-    while isinstance(value, (tuple, list)) and value:
-        first, *others = value
-        if others and not first and not isinstance(first, Tensor):
-            value = others  # as the outputs of `gather` are elsewhere than at the root
-        else:
-            value = first
-    return value if isinstance(value, Tensor) else None
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            if (found := first_tensor(item)) is not None:
+                return found
+    return None
 
 
 def backends_of(group: Any) -> dict[str, str]:

@@ -84,8 +84,6 @@ class Selector(selectors.DefaultSelector):
         self.timers.clear()
         self._is_idle = timeout is None or timeout > 0
         self._stands_by = self._is_idle and self._is_driven()
-        if self._stands_by:
-            self._called.clear()
         self._lock.release()
         try:
             if self._stands_by:
@@ -95,6 +93,7 @@ class Selector(selectors.DefaultSelector):
         finally:
             self._lock.acquire()
             self._is_idle = self._stands_by = self._is_woken = False
+            self._called.clear()
         return self._still_watched(events)
 
     def _select_for(self, visit: Visit, timeout: float | None) -> Events:

@@ -419,7 +419,7 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
             slot.nbytes if src == here else known(offers[src][here]).nbytes
             for src, slot in enumerate(own)
         ]
-        outs = slots_of(out, None, incoming)
+        outs = slots_of(out, xs[here], incoming)
         values = yield from collect(
             place,
             {dst: (own[dst], known(offers[here][dst])) for dst in others},
