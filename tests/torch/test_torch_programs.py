@@ -30,7 +30,7 @@ def test_public_calls(job: Start) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank(job: Start, victim: int) -> None:
-    """The others hear of it by its links, without a wait for its lease; what it takes is printed."""
+    """The others hear of it by its links, not by its lease; what that takes is printed."""
     running = job("lost.py", 3, str(victim), f"tcp://127.0.0.1:{free_port()}")
     ends = [
         (*process.communicate(timeout=280), process.returncode) for process in running.processes
