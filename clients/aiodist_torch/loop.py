@@ -23,8 +23,9 @@ Until = Callable[[], bool]
 Events = list[tuple[selectors.SelectorKey, int]]
 
 STANDBY = 0.002
-"""Seconds for which the loop's own thread stands by once a driver has left: another may come soon,
-and whenever they take turns at waiting, threads have to be woken."""
+"""Seconds for which the loop's own thread stands by once somebody who waited for a result has left:
+he may come back soon, and whenever they take turns, threads have to be woken. So nothing on the loop
+has to wait longer than that."""
 LONGEST_VISIT = 0.02
 """Seconds after which what a call has made ready is left to the loop's own thread."""
 LONGEST_DRIVE = 0.1
@@ -41,11 +42,12 @@ def at_once() -> bool:
 class Visit:
     """What a visitor is there for. `until`: what it waits for, if it drives."""
 
-    __slots__ = ("is_waiting", "limit", "until")
+    __slots__ = ("is_known", "is_waiting", "limit", "until")
 
     def __init__(self, until: Until | None = None, limit: float = 0.0) -> None:
         self.until = until
         self.limit = limit
+        self.is_known = False  # the loop's own thread has been told
         self.is_waiting = False
 
 
@@ -66,6 +68,8 @@ class Selector(selectors.DefaultSelector):
         """Those that visitors have made since the loop's own thread last looked."""
         self.pending = 0
         """Operations that events may bring on."""
+        self.wants_in = False
+        """The loop's own thread waits for the lock."""
         self._lock = lock
         self._write = write
         self._is_woken = False  # by what was written since somebody last came back from waiting
@@ -73,7 +77,7 @@ class Selector(selectors.DefaultSelector):
         self._stands_by = False  # it does not wait for events, but to be called
         self._called = threading.Event()
         self._driver: Until | None = None  # what the driver waits for, while it waits for events
-        self._last_driven = -STANDBY
+        self._last_visit = -STANDBY
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -87,21 +91,24 @@ class Selector(selectors.DefaultSelector):
         self._lock.release()
         try:
             if self._stands_by:
-                self._called.wait(STANDBY if timeout is None else min(STANDBY, timeout))
-                return []
+                self._stand_by()
+                timeout = 0
             events = super().select(timeout)
         finally:
+            self.wants_in = True
             self._lock.acquire()
-            self._is_idle = self._stands_by = self._is_woken = False
+            self._is_idle = self._stands_by = self._is_woken = self.wants_in = False
             self._called.clear()
         return self._still_watched(events)
 
     def _select_for(self, visit: Visit, timeout: float | None) -> Events:
         until = visit.until
-        assert until is not None
+        if until is None:
+            return self._still_watched(super().select(0))
         left = max(0.0, visit.limit - _now())
         timeout = left if timeout is None else min(timeout, left)
-        if self._is_idle and not self._stands_by and self.pending <= 1 and timeout > 0:
+        if not visit.is_known and self._is_idle and not self._stands_by and self.pending <= 1:
+            visit.is_known = True
             self.wake()  # and it will stand by from then on
         self._driver, self.visit, visit.is_waiting = until, None, True
         self._lock.release()
@@ -111,13 +118,16 @@ class Selector(selectors.DefaultSelector):
         finally:
             self._lock.acquire()
             self._driver, self.visit, self._is_woken = None, visit, False
-            self._last_driven = _now()
         return self._still_watched(events)
+
+    def _stand_by(self) -> None:
+        while not self._called.wait(STANDBY) and _now() - self._last_visit < STANDBY:
+            pass  # whoever comes that often gives the loop its turns
 
     def _is_driven(self) -> bool:
         if self._driver is not None:
             return self.pending <= 1  # there is more than what the driver waits for otherwise
-        return self.pending == 0 and _now() - self._last_driven < STANDBY
+        return self.pending == 0 and _now() - self._last_visit < STANDBY
 
     def _still_watched(self, events: Events) -> Events:
         # Somebody may have changed what is watched between the event and the lock.
@@ -143,11 +153,16 @@ class Selector(selectors.DefaultSelector):
         if self._driver is not None and self._driver():
             self.wake()
 
-    def leave(self, *, is_ready: bool) -> None:
-        """A visitor leaves; `is_ready`: callbacks that somebody has to run."""
+    def leave(self, *, is_ready: bool, has_result: bool) -> None:
+        """A visitor leaves. `is_ready`: callbacks that somebody has to run; `has_result`: the
+        visitor has waited for something, and has it."""
+        if has_result:
+            self._last_visit = _now()
         if self.timers:
             self.timers = [timer for timer in self.timers if not timer.cancelled()]
-        if is_ready or self.timers:
+        if self._stands_by and has_result and not self.pending:
+            pass  # nothing that could not wait until it looks by itself
+        elif is_ready or self.timers:
             if self._is_idle:  # else it comes to that anyway
                 self.wake()
         elif self.pending:
@@ -185,6 +200,7 @@ class Loop(_Base):
     def __init__(self, lock: threading.Lock, upset: Callable[[BaseException], None]) -> None:
         self.waiting = Selector(lock, self._write_to_self)
         self._upset = upset
+        self._next_turn = 0.0
         super().__init__(self.waiting)
         self.set_debug(False)  # debug mode takes other threads for a mistake
 
@@ -208,19 +224,27 @@ class Loop(_Base):
         """Make a call, and run what becomes ready until `until` says that this is enough; what is
         left then is the loop's own thread's."""
         outer = self._enter(_CALLER)
+        waits = until is not at_once
         try:
             call()
-            if until is not at_once and self._ready:
+            if waits and self._ready:
                 limit = _now() + LONGEST_VISIT
                 while self._ready and not until() and _now() < limit:
                     self._run_ready()
                 if until():
-                    self._run_ready()  # a word or two are left, for which nobody need be woken
+                    self._turn()  # a word or two are left, for which nobody need be woken
         except BaseException as error:
             self._upset(error)
             raise
         finally:
-            self._leave(outer)
+            self._leave(outer, has_result=waits and until())
+
+    def _turn(self) -> None:
+        if _now() < self._next_turn:
+            self._run_ready()
+            return
+        self._run_once()  # with a look at events and the clock
+        self._next_turn = _now() + STANDBY
 
     def _run_ready(self) -> None:
         ready = self._ready
@@ -242,7 +266,7 @@ class Loop(_Base):
                 self._upset(error)
             raise
         finally:
-            self._leave(outer)
+            self._leave(outer, has_result=until())
 
     def _enter(self, visit: Visit) -> asyncio.AbstractEventLoop | None:
         outer = asyncio._get_running_loop()
@@ -250,7 +274,7 @@ class Loop(_Base):
         self.waiting.visit = visit
         return outer
 
-    def _leave(self, outer: asyncio.AbstractEventLoop | None) -> None:
+    def _leave(self, outer: asyncio.AbstractEventLoop | None, *, has_result: bool) -> None:
         self.waiting.visit = None
         asyncio._set_running_loop(outer)
-        self.waiting.leave(is_ready=bool(self._ready))
+        self.waiting.leave(is_ready=bool(self._ready), has_result=has_result)
