@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -29,10 +28,6 @@ T = TypeVar("T")
 
 EXIT_PATIENCE = 10.0
 """Seconds for which a process that exits waits for its groups to be left in good order."""
-
-MOMENT = 1e-6
-"""Seconds for which a caller makes way for the engine's thread, which would never get the lock from
-one who lets go of it for less than that."""
 
 log = logging.getLogger("aiodist.torch")
 
@@ -78,8 +73,6 @@ class Engine:
                 "this process was forked from one that uses aiodist, whose groups stay there: "
                 "call init_process_group here, after the fork"
             )
-        if self._loop.waiting.wants_in:
-            time.sleep(MOMENT)
         if not self._lock.acquire(blocking=False):
             later()
             self._queue.append(call)

@@ -23,9 +23,9 @@ Until = Callable[[], bool]
 Events = list[tuple[selectors.SelectorKey, int]]
 
 STANDBY = 0.002
-"""Seconds for which the loop's own thread stands by once somebody who waited for a result has left:
-he may come back soon, and whenever they take turns, threads have to be woken. So nothing on the loop
-has to wait longer than that."""
+"""Seconds for which the loop's own thread stands by after a visitor who waited for a result: he may
+come back soon, and whenever they take turns, threads have to be woken. Nothing on the loop has to
+wait for longer than that."""
 LONGEST_VISIT = 0.02
 """Seconds after which what a call has made ready is left to the loop's own thread."""
 LONGEST_DRIVE = 0.1
@@ -68,8 +68,6 @@ class Selector(selectors.DefaultSelector):
         """Those that visitors have made since the loop's own thread last looked."""
         self.pending = 0
         """Operations that events may bring on."""
-        self.wants_in = False
-        """The loop's own thread waits for the lock."""
         self._lock = lock
         self._write = write
         self._is_woken = False  # by what was written since somebody last came back from waiting
@@ -95,9 +93,8 @@ class Selector(selectors.DefaultSelector):
                 timeout = 0
             events = super().select(timeout)
         finally:
-            self.wants_in = True
             self._lock.acquire()
-            self._is_idle = self._stands_by = self._is_woken = self.wants_in = False
+            self._is_idle = self._stands_by = self._is_woken = False
             self._called.clear()
         return self._still_watched(events)
 
@@ -200,7 +197,7 @@ class Loop(_Base):
     def __init__(self, lock: threading.Lock, upset: Callable[[BaseException], None]) -> None:
         self.waiting = Selector(lock, self._write_to_self)
         self._upset = upset
-        self._next_turn = 0.0
+        self._next_look = 0.0  # of visitors, at events and the clock
         super().__init__(self.waiting)
         self.set_debug(False)  # debug mode takes other threads for a mistake
 
@@ -227,24 +224,25 @@ class Loop(_Base):
         waits = until is not at_once
         try:
             call()
-            if waits and self._ready:
-                limit = _now() + LONGEST_VISIT
-                while self._ready and not until() and _now() < limit:
-                    self._run_ready()
-                if until():
-                    self._turn()  # a word or two are left, for which nobody need be woken
+            if waits:
+                self._go_on(until)
         except BaseException as error:
             self._upset(error)
             raise
         finally:
             self._leave(outer, has_result=waits and until())
 
-    def _turn(self) -> None:
-        if _now() < self._next_turn:
-            self._run_ready()
-            return
-        self._run_once()  # with a look at events and the clock
-        self._next_turn = _now() + STANDBY
+    def _go_on(self, until: Until) -> None:
+        if self._ready:
+            limit = _now() + LONGEST_VISIT
+            while self._ready and not until() and _now() < limit:
+                self._run_ready()
+        if _now() >= self._next_look:
+            # One who comes again and again may keep the loop's own thread out all the while.
+            self._run_once()
+            self._next_look = _now() + STANDBY
+        elif self._ready and until():
+            self._run_ready()  # a word or two are left, for which nobody need be woken
 
     def _run_ready(self) -> None:
         ready = self._ready

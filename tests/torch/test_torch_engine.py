@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -193,8 +194,9 @@ def watched(read: int, results: list[Result]) -> None:
     """Have each byte that comes through a pipe bring the next result."""
 
     def readable() -> None:
-        for _ in os.read(read, 100):
-            results.pop(0).bring()
+        with contextlib.suppress(BlockingIOError):  # two threads can hear of one event
+            for _ in os.read(read, 100):
+                results.pop(0).bring()
 
     engine()._loop.add_reader(read, readable)
 
@@ -227,18 +229,26 @@ def when_driven(write: int) -> threading.Thread:
 
 
 def test_who_waits_does_the_work(pipe: tuple[int, int]) -> None:
-    calm()
-    result, later = Result(), Result()
-    engine().submit(lambda: watched(pipe[0], [result, later]))
-    writer = when_driven(pipe[1])
+    results = [Result() for _ in range(100)]
+    engine().submit(lambda: watched(pipe[0], list(results)))
+    for result in results[:-1]:
+        writer = when_driven(pipe[1])
+        while not result():
+            engine().drive(result, 10)
+        writer.join()
+        if result.brought_by == threading.get_ident():
+            break  # now and then the engine's own thread looks, too, and may have been first
+    else:
+        pytest.fail("the engine's own thread has brought everything")
+
+
+def test_the_engine_does_the_work_when_nobody_waits(pipe: tuple[int, int]) -> None:
+    result = Result()
+    engine().submit(lambda: watched(pipe[0], [result]))
+    os.write(pipe[1], b"x")
     while not result():
-        engine().drive(result, 10)
-    writer.join()
-    assert result.brought_by == threading.get_ident()
-    os.write(pipe[1], b"x")  # and the engine's own thread goes on when nobody waits
-    while not later():
         threading.Event().wait(0.001)
-    assert later.brought_by == engine()._thread.ident
+    assert result.brought_by == engine()._thread.ident
 
 
 def test_the_engine_stands_by_for_a_driver() -> None:
