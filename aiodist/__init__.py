@@ -29,6 +29,7 @@ from aiodist.errors import (
 )
 from aiodist.group import Group
 from aiodist.launch import run
+from aiodist.runtime import flight_recorder
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.p2p import Envelope
 from aiodist.runtime.work import Work
@@ -65,6 +66,7 @@ __all__ = [
     "View",
     "Work",
     "connect",
+    "flight_recorder",
     "local",
     "run",
 ]

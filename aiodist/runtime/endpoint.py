@@ -19,6 +19,7 @@ from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
 from aiodist.runtime.progress import Progress
+from aiodist.runtime.recorder import Recorder
 from aiodist.runtime.strangers import Strangers
 from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link, Receiver
@@ -207,6 +208,7 @@ class Endpoint:
         self.loop = loop
         self._expected = expected
         self.progress = Progress(loop)
+        self.recorder = Recorder()
         self.moved = Moved()
         self.contexts: dict[bytes, Inbox] = {}
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiodist.errors import GroupClosedError
+from aiodist.runtime import flight_recorder
 from aiodist.runtime.control import (
     ControlClient,
     ControlEvent,
@@ -100,7 +102,10 @@ class Seat:
             self._on_event(event)
         control.on_event = self._on_event
         endpoint.on_broken = self._on_broken
+        self.thread = threading.get_ident()
+        """That of the loop."""
         _seats.add(self)
+        flight_recorder.watch(self)
 
     def adopt(self, view: View) -> tuple[int, ...]:
         """`view` is the newest: the roots of its members, by rank."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from aiodist.runtime.differences import MOST_LINES, WIDEST, table
 from aiodist.runtime.failures import mismatch_text
 
@@ -14,7 +16,7 @@ def marked(calls: dict[int, str]) -> list[str]:
     """What is underlined, call by call."""
     found = lines(calls)
     texts = []
-    for call, marks in zip(found, found[1:], strict=False):
+    for call, marks in itertools.pairwise(found):
         if set(marks) == {" ", "^"}:
             texts.append(call[marks.index("^") : len(marks)])
     return texts
