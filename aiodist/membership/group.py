@@ -217,6 +217,11 @@ class Group:
                 return None if gone else member.rank
         return None
 
+    @property
+    def ranked(self) -> dict[int, MemberInfo]:
+        """The members by connection, in the order of their ranks."""
+        return dict(sorted(self.members.items(), key=lambda item: item[1].rank))
+
     def conn_of(self, rank: int) -> int | None:
         """The connection of the member with this rank; None where it has none."""
         for conn, member in self.members.items():
@@ -273,7 +278,7 @@ class Group:
                     "name": member.name,
                     "joined_at": member.joined_at,
                 }
-                for member in sorted(self.members.values(), key=lambda one: one.rank)
+                for member in self.ranked.values()
             ],
             "waiting": [
                 {"rank": ask.rank, "id": ask.id, "host": ask.host, "pid": ask.pid, "name": ask.name}
@@ -345,7 +350,7 @@ def describe(who: JoinRequest | MemberInfo) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-2, 5``; at most sixteen stretches are listed."""
+    """``rank 3``, ``ranks 0-2, 5``; "" for none; at most sixteen stretches are listed."""
     stretches: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if stretches and stretches[-1][1] == rank - 1:
@@ -355,5 +360,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     shown = [str(low) if low == high else f"{low}-{high}" for low, high in stretches[:16]]
     if len(stretches) > len(shown):
         shown.append("...")
+    if not stretches:
+        return ""
     single = len(stretches) == 1 and stretches[0][0] == stretches[0][1]
     return f"{'rank' if single else 'ranks'} {', '.join(shown)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
 
 from aiodist.membership.group import ranks_text
 
@@ -58,8 +57,9 @@ def _difference(call: str, other: str) -> tuple[int, int]:
         return 0, 0
     if call.partition("(")[0] != other.partition("(")[0]:
         return 0, len(call)
-    start = len(commonprefix([call, other]))
-    longest = min(len(call), len(other)) - start
+    shorter = min(len(call), len(other))
+    start = next((at for at in range(shorter) if call[at] != other[at]), shorter)
+    longest = shorter - start
     end = 0
     while end < longest and call[-1 - end] == other[-1 - end]:
         end += 1

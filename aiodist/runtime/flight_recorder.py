@@ -1,7 +1,7 @@
 """The flight recorder: the last operations of every rank of this process, as text.
 
-Recording is always on. `enable` says where what was recorded goes, unasked, after an error, and when
-a signal asks for it; `dump` writes it now.
+Recording is always on. `enable` says where what was recorded goes after an error, and when a signal
+asks for it; `dump` writes it now.
 """
 
 from __future__ import annotations

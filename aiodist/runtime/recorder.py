@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     """One operation. `started` is of the loop's clock; `seconds` it took, or takes until now.
 
     `state`: "waits", "done", "failed" or "cancelled". `call`: what all ranks must agree on, with
-    dtype and shape ("": not known). `peer`: the other rank of a message, None: any, or a collective.
+    dtype and shape ("": not known). `peer`: the other rank of a message; None: any.
     """
 
     scope: Scope

@@ -22,6 +22,7 @@ from aiodist.runtime.control import (
     CoordinatorBack,
     CoordinatorGone,
 )
+from aiodist.runtime.doings import SeatDoings
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.lane import Layout, Sharing
 from aiodist.runtime.store import Store
@@ -101,6 +102,7 @@ class Seat:
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
+        control.doings = SeatDoings(self)
         endpoint.on_broken = self._on_broken
         self.thread = threading.get_ident()
         """That of the loop."""

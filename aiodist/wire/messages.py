@@ -320,7 +320,13 @@ class Goodbye(Message):
 @control_message(22)
 @dataclass(frozen=True, slots=True)
 class StatusRequest(Message):
-    """Ask what the coordinator knows. Reply: Status. Members and others may ask."""
+    """Ask what the coordinator knows. Reply: Status. Members and others may ask.
+
+    `ask_members`: the coordinator asks its members what they are doing, and waits a moment for
+    their answers (`aiodist.wire.activity`).
+    """
+
+    ask_members: Annotated[bool, flag] = False
 
 
 @control_message(23)
