@@ -9,6 +9,7 @@
 """
 
 from aiodist.blocking import BlockingGroup
+from aiodist.debugging import breakpoint
 from aiodist.errors import (
     AiodistError,
     AuthenticationError,
@@ -65,6 +66,7 @@ __all__ = [
     "SizeMismatchError",
     "View",
     "Work",
+    "breakpoint",
     "connect",
     "flight_recorder",
     "local",

@@ -37,13 +37,14 @@ class Place:
     node_timeout: float
 
 
-async def launch(program: list[str], place: Place, grace: float) -> int:
-    """Run `program` as the ranks of `place`; the exit status of the run."""
+async def launch(program: list[str], place: Place, grace: float, stdin: int | None) -> int:
+    """Run `program` as the ranks of `place`, the rank `stdin` with the input of this process; the
+    exit status of the run."""
     writer = Writer()
     async with contextlib.AsyncExitStack() as stack:
         job, meeting = await _prepare(stack, place)
         stops = stack.enter_context(_listening(writer, meeting))
-        ranks = Ranks(writer, grace=grace)
+        ranks = Ranks(writer, grace=grace, with_input=stdin)
         try:
             for local_rank in range(place.nprocs):
                 env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())

@@ -22,6 +22,10 @@ Two hosts with eight ranks each, meeting at a coordinator that both reach (the s
 
     aiodist run -n 8 --nnodes 2 --node-rank 0 --coordinator tcp://10.0.0.1:29500 train.py
 
+`await aiodist.breakpoint(group, rank=2)` in the script, debugged from here:
+
+    aiodist run -n 4 --stdin 2 train.py
+
 Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + n if
 signal n ended it. 130 after Ctrl-C, 1 if the run could not be started, 2 for wrong usage.
 """
@@ -68,6 +72,15 @@ def run(
             help="Time between SIGTERM and SIGKILL for ranks that have to stop.",
         ),
     ] = spawn.GRACE,
+    stdin: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="RANK",
+            help="Hand the standard input to this rank, as a debugger needs it. Its output is then "
+            "passed on as it comes, without its rank.",
+        ),
+    ] = None,
 ) -> None:
     """Run a script as N ranks, each in a process of its own.
 
@@ -85,13 +98,16 @@ def run(
         )
     if node_rank is not None and node_rank >= nnodes:
         raise usage_error(f"--node-rank is 0 to {nnodes - 1} with --nnodes {nnodes}")
+    first = (node_rank or 0) * nprocs
+    if stdin is not None and stdin not in range(first, first + nprocs):
+        raise usage_error(f"--stdin is a rank of this node, {first} to {first + nprocs - 1}")
     from aiodist_cli.launcher import Place, launch  # not for other commands, nor on Windows
 
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
     place = Place(nprocs, nnodes, node_rank or 0, coordinator, group, node_timeout)
     try:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
-            status = runner.run(launch(program, place, grace))
+            status = runner.run(launch(program, place, grace, stdin))
     except KeyboardInterrupt:  # before the ranks were there to be stopped
         status = 128 + signal.SIGINT
     except (AiodistError, OSError) as error:

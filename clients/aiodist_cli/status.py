@@ -42,7 +42,9 @@ def status(
 
     The members are asked; one that does not answer within a second is shown with what it said last,
     or when it last gave a sign of life. Where ranks wait for others, those who hold them up are
-    named below the table, with the lines of their program. If the coordinator asks for a token, put it into AIODIST_TOKEN.
+    named below the table, with the lines of their program.
+
+    If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
     try:
         found = asyncio.run(_ask(address, timeout))
