@@ -290,6 +290,19 @@ class Group:
             "store": {"keys": len(self.store.values), "bytes": self.store.nbytes},
         }
 
+    @property
+    def _asked(self) -> list[int | None]:
+        """The ranks that were asked for by those who have come since the group began to form."""
+        return [one.ask.rank for one in self.joiners.values()] + list(self.gave_up.values())
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks of a fixed group that have not come yet, where each asks for its own."""
+        asked = self._asked
+        if self.view is not None or not self.size.fixed or None in asked:
+            return ()
+        return tuple(sorted(set(range(self.size.most)) - {*asked}))
+
     def _holder(self, rank: int | None) -> str | None:
         if rank is None:
             return None
@@ -308,14 +321,13 @@ class Group:
                 f"epoch {self.view.epoch} has {len(self.members)} of {len(self.view.members)} "
                 "members alive"
             )
-        asked = [joiner.ask.rank for joiner in self.joiners.values()] + list(self.gave_up.values())
+        asked = self._asked
         wanted = str(self.size.most) if self.size.fixed else f"at least {self.size.least}"
         text = f"{len(asked)} of {wanted} have joined"
         if self.gave_up:
             text += f" ({len(self.gave_up)} of them gave up waiting)"
         if self.size.fixed and None not in asked:
-            missing = set(range(self.size.most)) - {rank for rank in asked if rank is not None}
-            if missing:
+            if missing := self.missing:
                 text += f"; missing: {ranks_text(missing)}"
         elif self.size.fixed and len(asked) < self.size.most:
             text += f"; missing: any {self.size.most - len(asked)} (ranks are assigned)"

@@ -53,6 +53,7 @@ from aiodist.wire.messages import (
     Withdraw,
     Withdrawn,
 )
+from aiodist.wire.recovery import Cause, GiveUpVote
 from aiodist.wire.returning import Rejoin
 
 _DRAINING = Failed(
@@ -224,9 +225,9 @@ class Membership:
         group = self._places.get(conn)
         if group is None or conn not in group.joiners:
             return
-        text = group.waiting_text()[:MAX_TEXT]
+        withdrawn = Withdrawn(group.waiting_text()[:MAX_TEXT], group.missing)
         self._forget_joiner(group, conn, "gave up waiting", gave_up=True)
-        self.send(conn, request, Withdrawn(text))
+        self.send(conn, request, withdrawn)
 
     def _on_leave(self, conn: int, request: int, _: Leave) -> None:
         # First of all: whoever waited for its place may be let in by what follows.
@@ -274,10 +275,24 @@ class Membership:
 
     def _on_recovery(self, conn: int, request: int, message: RecoveryMessage) -> None:
         group = self._places.get(conn)
-        if group is not None and conn in group.members:
-            self._recovery.handle(group, conn, request, message)
-        else:
+        if group is None or conn not in group.members:
             self._not_a_member(conn, request, "votes are for members of a group")
+        elif isinstance(message, GiveUpVote) and message.cause is Cause.TIMEOUT:
+            self._ask_before_void(group, conn, request, message)
+        else:
+            self._recovery.handle(group, conn, request, message)
+
+    def _ask_before_void(self, group: Group, conn: int, request: int, message: GiveUpVote) -> None:
+        """Ask those who have not voted what they are doing: then the vote is void, unless it is
+        decided by then."""
+        key = (message.context, message.number)
+        missing = group.ballots.missing(group.members, key)
+
+        def give_up() -> None:
+            if self._places.get(conn) is group and conn in group.members:
+                self._recovery.handle(group, conn, request, message, self._survey.words(group))
+
+        self._survey.ask(conn, missing, give_up)
 
     def _not_a_member(self, conn: int, request: int, text: str) -> None:
         self.send(conn, request, Failed(Failure.NOT_A_MEMBER, f"{text}: join one first"))

@@ -41,13 +41,13 @@ class Machine(Protocol):
 
 @dataclass(slots=True)
 class _Asker:
-    """`reply` makes the reply, once the connections in `waiting` have answered, or at `due`."""
+    """`then` is called once the connections in `waiting` have answered, or at `due`; not if the
+    one that asked is gone by then."""
 
     conn: int
-    request: int
     waiting: set[int]
     due: float
-    reply: Callable[[], Message]
+    then: Callable[[], None]
 
 
 class Survey:
@@ -64,25 +64,35 @@ class Survey:
     def ask_all(self, conn: int, request: int, status: Callable[[], dict[str, Any]]) -> None:
         """Reply with the `status`, and in it what every member of every group is doing."""
         members = [one for group in self._books.groups.values() for one in group.members]
-        self._ask(conn, request, members, lambda: Status(self._detailed(status())))
+        self.ask(
+            conn,
+            members,
+            lambda: self._machine.send(conn, request, Status(self._detailed(status()))),
+        )
 
     def ask_some(self, conn: int, request: int, group: Group, ranks: Iterable[int]) -> None:
         """Reply with what these ranks of a group are doing, in words."""
         wanted = tuple(sorted(set(ranks)))
         members = [one for one, member in group.members.items() if member.rank in wanted]
 
-        def reply() -> Seen:
+        def reply() -> None:
             conns = {member.rank: one for one, member in group.members.items()}
-            texts = [shortened(self._words(group, conns.get(rank))) for rank in wanted]
-            return Seen(wanted, tuple(texts))
+            texts = tuple([self._words(group, conns.get(rank)) for rank in wanted])
+            self._machine.send(conn, request, Seen(wanted, texts))
 
-        self._ask(conn, request, members, reply)
+        self.ask(conn, members, reply)
+
+    def words(self, group: Group) -> dict[str, str]:
+        """What the members of a group said that they are doing, or what else is known, by id."""
+        return {member.id: self._words(group, conn) for conn, member in group.members.items()}
 
     def heard(self, conn: int, request: int, activity: Activity) -> None:
         """A member says what it is doing."""
         self._said[conn] = (activity, self._books.now)
         if not activity.busy:
-            self._settle(conn)
+            for asker in self._askers:
+                asker.waiting.discard(conn)
+            self._finish([asker for asker in self._askers if not asker.waiting])
 
     def forget(self, conn: int) -> None:
         """A member gave a sign of life that does not say that its loop is stuck: it is no more."""
@@ -94,16 +104,19 @@ class Survey:
         """Nothing comes over a connection any more, or it is no member's."""
         self._said.pop(conn, None)
         self._askers = [asker for asker in self._askers if asker.conn != conn]
-        self._settle(conn)
+        for asker in self._askers:
+            asker.waiting.discard(conn)
+        if not all(asker.waiting for asker in self._askers):
+            # Not at once: the machine is in the middle of a change.
+            self._books.timers.set(Answers(), self._books.now)
 
     def over(self) -> None:
-        """Time is over for those who were asked first."""
+        """Time is over for those who were asked first, or nobody is left to answer."""
         now = self._books.now
-        self._finish([asker for asker in self._askers if asker.due <= now])
+        self._finish([one for one in self._askers if one.due <= now or not one.waiting])
 
-    def _ask(
-        self, conn: int, request: int, members: Iterable[int], reply: Callable[[], Message]
-    ) -> None:
+    def ask(self, conn: int, members: Iterable[int], then: Callable[[], None]) -> None:
+        """For `conn`: ask members, and call `then` once they have answered or had the time to."""
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)
         for one in sorted(waiting - asked):
@@ -111,18 +124,13 @@ class Survey:
         if len(self._askers) >= MOST_ASKERS:
             self._finish(self._askers[:1])
         due = self._books.now + ANSWER_SECONDS
-        self._askers.append(_Asker(conn, request, waiting, due, reply))
-        self._finish([asker for asker in self._askers if not asker.waiting])
-
-    def _settle(self, conn: int) -> None:
-        for asker in self._askers:
-            asker.waiting.discard(conn)
+        self._askers.append(_Asker(conn, waiting, due, then))
         self._finish([asker for asker in self._askers if not asker.waiting])
 
     def _finish(self, askers: list[_Asker]) -> None:
         for asker in askers:
             self._askers.remove(asker)
-            self._machine.send(asker.conn, asker.request, asker.reply())
+            asker.then()
         timers = self._books.timers
         if self._askers:
             timers.set(Answers(), min([asker.due for asker in self._askers]))
@@ -191,15 +199,16 @@ class Survey:
             return ""
         said = self._said.get(conn)
         if said is None:
-            return f"no answer, its last sign of life came {self._silent(group, conn):.1f} s ago"
+            silent = self._silent(group, conn)
+            return f"no answer; its last sign of life came {silent:.1f} s ago"
         activity, _ = said
         at = f" at {activity.places[0]}" if activity.places else ""
         if activity.busy:
-            return f"its event loop has not turned for {activity.busy:.1f} s{at}"
+            return shortened(f"its event loop has not turned for {activity.busy:.1f} s{at}")
         if activity.waits:
             wait = activity.waits[0]
-            return f"in {what(wait)} for {wait.seconds:.1f} s{at}"
-        return f"in no operation{at} (last: {activity.last})"
+            return shortened(f"in {what(wait)} for {wait.seconds:.1f} s{at}")
+        return shortened(f"in no operation{at} (last: {activity.last})")
 
 
 def _key(wait: Wait) -> culprits.Key:

@@ -337,6 +337,7 @@ class ControlClient:
     ) -> None:
         """The time is over. Returns if the view was on its way, else raises JoinTimeoutError."""
         text = f"the coordinator at {self.address} is away ({self._gone.reason})"
+        missing: tuple[int, ...] = ()
         if not self.is_away:
             number, withdrawn = self._requests.start(Withdraw())
             try:
@@ -355,8 +356,10 @@ class ControlClient:
                 reply = withdrawn.result()
                 if not isinstance(reply, Withdrawn):
                     raise self.unexpected(reply)
-                text = reply.text
-        raise JoinTimeoutError(f"gave up joining after {timeout:g} s: {text}", group=ask.group)
+                text, missing = reply.text, reply.missing
+        raise JoinTimeoutError(
+            f"gave up joining after {timeout:g} s: {text}", missing=missing, group=ask.group
+        )
 
     def _renew_lease(self, lease: float) -> None:
         """Start to renew the lease, for the first join."""

@@ -42,6 +42,7 @@ MIN_STRANGERS = 256
 """So many connections that have not shown who they are there may always be."""
 
 Dial = Callable[[int, Receiver], Awaitable[Link]]
+Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None]], None]
 
 
 class Inbox(Protocol):
@@ -218,6 +219,8 @@ class Endpoint:
         """This rank's own root."""
         self.on_broken: Callable[[int, str], None] = lambda root, reason: None
         """Called for a peer to whom there is no link any more, though it did not take its leave."""
+        self.ask: Ask = lambda roots, tell: None
+        """Asks the coordinator what peers are doing, where there is one: it tells, by root."""
         self._identity: Identity | None = None
         self._expecting = False
         self._peers: dict[int, Peer] = {}

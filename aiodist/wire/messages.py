@@ -255,9 +255,11 @@ class Withdraw(Message):
 @control_message(13)
 @dataclass(frozen=True, slots=True)
 class Withdrawn(Message):
-    """How far the group had come, for the error text."""
+    """How far the group had come, for the error text; and which ranks are missing, where that is
+    known."""
 
     text: Text
+    missing: Ranks = ()
 
 
 @control_message(14)

@@ -125,6 +125,7 @@ def test_who_goes_is_not_waited_for(two: Any) -> None:
     two.say(STRANGER, ASK)
     two.say(1, Activity(), request=0)
     two.cut(2)
+    two.pass_time(0.0)
     assert [member["rank"] for member in group_of(two.read(STRANGER))["members"]] == [0]
 
 
@@ -162,7 +163,7 @@ def test_what_is_known_of_others_in_words(two: Any) -> None:
     two.say(2, Renew(), request=0)
     two.say(1, SeenRequest((1,)))
     two.pass_time(ANSWER_SECONDS)
-    text = f"no answer, its last sign of life came {ANSWER_SECONDS:.1f} s ago"
+    text = f"no answer; its last sign of life came {ANSWER_SECONDS:.1f} s ago"
     assert two.read(1).texts == (text,)
     two.say(1, SeenRequest((1,)))
     two.say(2, Activity(last="barrier #1 done"), request=0)

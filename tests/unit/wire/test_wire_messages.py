@@ -86,7 +86,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     ),
     m.View: st.builds(m.View, names, epochs, st.lists(infos, max_size=3).map(tuple)),
     m.Withdraw: st.just(m.Withdraw()),
-    m.Withdrawn: st.builds(m.Withdrawn, texts),
+    m.Withdrawn: st.builds(m.Withdrawn, texts, st.lists(ranks, max_size=3).map(tuple)),
     m.Leave: st.just(m.Leave()),
     m.Left: st.just(m.Left()),
     m.Renew: st.just(m.Renew()),
