@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import aiodist
 from aiodist.runtime import spawn
+from aiodist.runtime.flight_recorder import VARIABLE
 from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
@@ -45,6 +46,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
         job, meeting = await _prepare(stack, place)
         stops = stack.enter_context(_listening(writer, meeting))
         ranks = Ranks(writer, grace=grace, with_input=stdin)
+        stack.enter_context(_dumping(ranks, writer))
         try:
             for local_rank in range(place.nprocs):
                 env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())
@@ -133,6 +135,28 @@ class _Stops:
         """Stop for the reason that `news`, which is done, gives."""
         if not news.cancelled():
             self.stop(news.result())
+
+
+@contextlib.contextmanager
+def _dumping(ranks: Ranks, writer: Writer) -> Iterator[None]:
+    """While it lasts, SIGUSR1 makes all ranks write what their flight recorders hold."""
+    loop = asyncio.get_running_loop()
+    said: set[asyncio.Task[None]] = set()
+
+    def dump() -> None:
+        if os.environ.get(VARIABLE):
+            ranks.tell(signal.SIGUSR1)
+        else:  # it would end them
+            text = f"aiodist run: SIGUSR1: start with --flight-recorder, or set {VARIABLE}\n"
+            said.add(asyncio.ensure_future(writer.write(_STDERR, text.encode())))
+
+    loop.add_signal_handler(signal.SIGUSR1, dump)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+        for task in said:
+            task.cancel()
 
 
 async def _reader_gone(writer: Writer) -> Stop:

@@ -100,6 +100,12 @@ class Ranks:
         self._signal(signal.SIGKILL)
         await asyncio.wait([over], timeout=_LAST_WORDS)
 
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to the ranks that still run, and to nothing that they started."""
+        for task in self._running():
+            with contextlib.suppress(ProcessLookupError):
+                self._tasks[task].process.send_signal(number)
+
     def _running(self) -> list[asyncio.Task[None]]:
         return [task for task in self._tasks if not task.done()]
 

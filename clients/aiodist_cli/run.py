@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from aiodist.errors import AiodistError
 from aiodist.runtime import spawn
+from aiodist.runtime.flight_recorder import VARIABLE
 from aiodist_cli.errors import CommandError, usage_error
 
 EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:
@@ -81,6 +83,15 @@ def run(
             "passed on as it comes, without its rank.",
         ),
     ] = None,
+    flight_recorder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            envvar=VARIABLE,
+            help="A directory, or 'stderr': where ranks write their last operations after an error "
+            "and when this command gets SIGUSR1.",
+        ),
+    ] = None,
 ) -> None:
     """Run a script as N ranks, each in a process of its own.
 
@@ -104,6 +115,8 @@ def run(
     from aiodist_cli.launcher import Place, launch  # not for other commands, nor on Windows
 
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
+    if flight_recorder:
+        os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
     place = Place(nprocs, nnodes, node_rank or 0, coordinator, group, node_timeout)
     try:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
