@@ -89,7 +89,7 @@ def run(
             metavar="WHERE",
             envvar=VARIABLE,
             help="A directory, or 'stderr': where ranks write their last operations after an error "
-            "and when this command gets SIGUSR1.",
+            "and on SIGUSR1.",
         ),
     ] = None,
 ) -> None:
@@ -98,7 +98,8 @@ def run(
     Every rank gets AIODIST_ADDRESS, AIODIST_RANK and AIODIST_SIZE, so that `aiodist.connect()`
     needs no arguments, and the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
     …). Its output appears line by line behind its rank. The first rank to fail stops the others,
-    and what it wrote last to stderr is shown last. Ctrl-C ends all of them at once.
+    and what it wrote last to stderr is shown last. Ctrl-C ends all of them at once. SIGUSR1 shows
+    what the ranks are doing, and who holds up the others.
     """
     spawn.require_posix("aiodist run")
     if nnodes > 1 and coordinator is None:

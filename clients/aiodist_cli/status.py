@@ -47,7 +47,7 @@ def status(
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
     try:
-        found = asyncio.run(_ask(address, timeout))
+        found = asyncio.run(ask(address, os.environ.get("AIODIST_TOKEN"), timeout))
     except (AiodistError, TimeoutError, ValueError) as error:
         raise CommandError(f"aiodist status: {error}") from error
     if as_json:
@@ -56,10 +56,9 @@ def status(
         Console().print(render(found, time.time()))
 
 
-async def _ask(address: str, timeout: float) -> dict[str, Any]:
-    client = await ControlClient.open(
-        address, token=os.environ.get("AIODIST_TOKEN"), timeout=timeout, retry=False
-    )
+async def ask(address: str, token: str | None, timeout: float) -> dict[str, Any]:
+    """What a coordinator, and its members, say. Raises AiodistError, TimeoutError, ValueError."""
+    client = await ControlClient.open(address, token=token, timeout=timeout, retry=False)
     try:
         return {"address": address, **await client.status(timeout=timeout, ask_members=True)}
     finally:

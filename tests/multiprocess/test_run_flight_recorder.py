@@ -73,13 +73,18 @@ def test_after_an_error_there_are_files(aiodist: Any, tmp_path: Path) -> None:
     assert "failed     barrier tag 'late' #0  barrier()" in text
 
 
-def test_without_it_the_signal_ends_nobody(aiodist: Any, tmp_path: Path) -> None:
+def test_the_signal_shows_what_the_ranks_are_doing(aiodist: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "train.py").write_text(SCRIPT)
     run = aiodist("run", "-n", 2, "train.py", "fifo", "asyncio")
     for _ in range(2):
         assert run.stdout.readline().endswith("ready\n")
     run.send_signal(signal.SIGUSR1)
-    assert "--flight-recorder" in run.stderr.readline()
+    assert run.stderr.readline().startswith("coordinator tcp://127.0.0.1:")
+    assert run.stderr.readline().startswith("group world: epoch 1, 2 of 2 ranks")
+    seen = ""
+    while "└" not in seen:
+        seen += run.stderr.readline()
+    assert "in barrier tag 'late' #0, for rank 1" in seen
     (tmp_path / "fifo").write_text("go on")
     assert run.wait(60) == 0
