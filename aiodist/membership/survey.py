@@ -25,6 +25,8 @@ from aiodist.wire.activity import (
 )
 from aiodist.wire.messages import Message, Status
 
+_INQUIRE = Inquire()
+
 ANSWER_SECONDS = 1.0
 """How long members may take to answer. (Who asks with the deadline of an operation in mind asks
 that much before it.)"""
@@ -72,8 +74,9 @@ class Survey:
 
     def ask_some(self, conn: int, request: int, group: Group, ranks: Iterable[int]) -> None:
         """Reply with what these ranks of a group are doing, in words."""
-        wanted = tuple(sorted(set(ranks)))
-        members = [one for one, member in group.members.items() if member.rank in wanted]
+        asked = set(ranks)
+        wanted = tuple(sorted(asked))
+        members = [one for one, member in group.members.items() if member.rank in asked]
 
         def reply() -> None:
             conns = {member.rank: one for one, member in group.members.items()}
@@ -120,7 +123,7 @@ class Survey:
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)
         for one in sorted(waiting - asked):
-            self._machine.send(one, 0, Inquire())
+            self._machine.send(one, 0, _INQUIRE)
         if len(self._askers) >= MOST_ASKERS:
             self._finish(self._askers[:1])
         due = self._books.now + ANSWER_SECONDS
@@ -201,10 +204,11 @@ class Survey:
         if said is None:
             silent = self._silent(group, conn)
             return f"no answer; its last sign of life came {silent:.1f} s ago"
-        activity, _ = said
+        activity, when = said
         at = f" at {activity.places[0]}" if activity.places else ""
         if activity.busy:
-            return shortened(f"its event loop has not turned for {activity.busy:.1f} s{at}")
+            busy = activity.busy + self._books.now - when
+            return shortened(f"its event loop has not turned for {busy:.1f} s{at}")
         if activity.waits:
             wait = activity.waits[0]
             return shortened(f"in {what(wait)} for {wait.seconds:.1f} s{at}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.runtime import deadlines, whereabouts
+from aiodist.runtime.lane_setup import SETUP_TAG
 from aiodist.runtime.recorder import Record
 from aiodist.runtime.work import Work
 from aiodist.wire.activity import Activity, Wait, packed, shortened
@@ -35,12 +36,18 @@ class SeatDoings:
         self._seat = seat
 
     def now(self) -> Activity:
-        waits = [wait for context in self._contexts() for wait in self._waits(context)]
-        waits.sort(key=lambda wait: -wait.seconds)
+        pending = [
+            (work, context)
+            for context in self._contexts()
+            for work in {id(one): one for one in _pending(context)}.values()
+            if not work.done()
+        ]
+        pending.sort(key=lambda pair: -pair[0].elapsed)
+        ranks = {root: rank for rank, root in enumerate(self._seat.roots)}
         return Activity(
             places=_places(whereabouts.of_tasks(self._seat.loop)),
             last=self._last(),
-            waits=tuple(waits[:MAX_WAITS]),
+            waits=tuple([_wait(work, context, ranks) for work, context in pending[:MAX_WAITS]]),
         )
 
     def busy(self, seconds: float, ident: int) -> Activity:
@@ -53,30 +60,32 @@ class SeatDoings:
         context = self._seat.context
         return "" if context is None else shortened(context.recorder.last(context.scope))
 
-    def _waits(self, context: Context) -> Iterator[Wait]:
-        for work in context.pending:
-            if work.seq is not None and (op := context.ops.get((work.tag, work.seq))) is not None:
-                yield self._wait(context, work, work.seq, deadlines.missing(context, op))
-        for work in context.p2p.pending:
-            record = work.record
-            if isinstance(record, Record) and not work.done():
-                yield self._wait(context, work, None, [] if record.peer is None else [record.peer])
 
-    def _wait(
-        self, context: Context, work: Work[Any], seq: int | None, missing: Iterable[int]
-    ) -> Wait:
-        ranks = {root: rank for rank, root in enumerate(self._seat.roots)}
-        roots = [context.ranks[rank] for rank in missing]
-        return Wait(
-            context.id,
-            shortened(context.group),
-            context.epoch,
-            work.op,
-            shortened(repr(work.tag)),
-            seq,
-            max(0.0, work.elapsed),
-            packed([ranks[root] for root in roots if root in ranks]),
-        )
+def _pending(context: Context) -> list[Work[Any]]:
+    """What is pending: of collectives, those that have a number."""
+    collectives = [op.work for op in context.ops.values() if op.tag != SETUP_TAG]
+    return [*collectives, *context.p2p.pending]
+
+
+def _wait(work: Work[Any], context: Context, ranks: Mapping[int, int]) -> Wait:
+    """`ranks`: those of the view, by root."""
+    op = None if work.seq is None else context.ops.get((work.tag, work.seq))
+    missing: Sequence[int] = ()
+    if op is not None:
+        missing = deadlines.missing(context, op)
+    elif isinstance(work.record, Record) and work.record.peer is not None:
+        missing = (work.record.peer,)
+    roots = [context.ranks[rank] for rank in missing]
+    return Wait(
+        context.id,
+        shortened(context.group),
+        context.epoch,
+        work.op,
+        shortened(repr(work.tag)),
+        work.seq if op is not None else None,
+        max(0.0, work.elapsed),
+        packed([ranks[root] for root in roots if root in ranks]),
+    )
 
 
 def _places(found: Iterable[str]) -> tuple[str, ...]:

@@ -190,7 +190,8 @@ class Seat:
 
     def _ask(self, roots: Sequence[int], tell: Callable[[dict[int, str]], None]) -> None:
         """Ask the coordinator what peers are doing."""
-        wanted = {self.roots.index(root): root for root in roots if root in self.roots}
+        asked = set(roots)
+        wanted = {rank: root for rank, root in enumerate(self.roots) if root in asked}
         if not wanted or self.control.is_away or not self.control.is_open:
             return
 

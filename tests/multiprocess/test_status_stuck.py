@@ -60,14 +60,18 @@ def _listening(process: subprocess.Popen[str]) -> str:
 
 
 async def _until_found(address: str, run: subprocess.Popen[str]) -> dict[str, Any]:
-    """What the coordinator says of the group once it has a culprit that said what it is doing."""
+    """What the coordinator says of the group once all of its members have said what they do, and
+    the two have waited for long enough."""
     client = await ControlClient.open(address)
     try:
         while run.poll() is None:
             groups = (await client.status(60, ask_members=True))["groups"]
-            if groups and groups[0]["findings"] and groups[0]["members"][1]["doing"] is not None:
-                found: dict[str, Any] = groups[0]
-                return found
+            for group in groups:
+                said = [member["doing"] for member in group["members"]]
+                waiting = [held["ranks"] for one in group["findings"] for held in one["held"]]
+                if len(said) == 3 and None not in said and [0, 2] in waiting:
+                    found: dict[str, Any] = group
+                    return found
             await asyncio.sleep(0.1)
         raise AssertionError(run.communicate())
     finally:
