@@ -64,51 +64,55 @@ AtOnce = tuple[Scope, str, Any, int | None, bytes, int | None, int, float]
 """Done within the call: the fields of an `Entry` up to `started`."""
 
 
+_Ended = tuple[str, Any, int | None, int, float, float | None, int | None]
+"""Of a work that has ended: op, tag, seq, bytes, start, end, source."""
+
+
 class Record:
     """An operation that was not done within its call."""
 
-    __slots__ = ("_failed", "_work", "call", "ended", "error", "peer", "scope", "state")
+    __slots__ = ("_ended", "_error", "_recorder", "_work", "call", "peer", "scope", "state")
 
     def __init__(
-        self,
-        scope: Scope,
-        work: Work[Any],
-        call: bytes,
-        peer: int | None,
-        failed: Callable[[BaseException], None],
+        self, recorder: Recorder, scope: Scope, work: Work[Any], call: bytes, peer: int | None
     ) -> None:
         self.scope = scope
         self.call = call
         self.peer = peer
         self.state = "waits"
-        self.error = ""
-        self.ended: Entry | None = None
-        self._work = work
-        self._failed = failed
+        self._error = ""
+        self._recorder = recorder
+        self._work: Work[Any] | None = work
+        self._ended: _Ended | None = None
 
     def end(self, state: str, error: BaseException | None = None) -> None:
         """It has ended: "done", "failed" or "cancelled"."""
+        assert self._work is not None
+        self._ended = _of(self._work)
+        self._work = None  # it may hold an array
         self.state = state
         if error is not None:
-            self.error = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TEXT]
-        self.ended = self.entry(0.0)
-        del self._work  # which may hold an array
-        if isinstance(error, TELLING):
-            self._failed(error)
+            self._error = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TEXT]
+            if isinstance(error, TELLING):
+                self._recorder.failed(error)
 
     def entry(self, now: float) -> Entry:
         """What is known of it by now."""
-        if self.ended is not None:
-            return self.ended
-        work = self._work
-        ended = work._ended
-        seconds = (now if ended is None else ended) - work._started
-        peer = self.peer if work.source is None else work.source
-        seq = work.seq if work.seq is not None and work.seq >= 0 else None
+        work = self._work  # once: it may end meanwhile, where this is another thread
+        known = self._ended if work is None else _of(work)
+        assert known is not None
+        op, tag, seq, nbytes, started, ended, source = known
+        seconds = (now if ended is None else ended) - started
+        peer = self.peer if source is None else source
+        number = seq if seq is not None and seq >= 0 else None
         return Entry(
-            self.scope, work.op, work.tag, seq, _text(self.call), peer, work.nbytes, work._started,
-            max(0.0, seconds), self.state, self.error,
+            self.scope, op, tag, number, _text(self.call), peer, nbytes, started,
+            max(0.0, seconds), self.state, self._error,
         )  # fmt: skip
+
+
+def _of(work: Work[Any]) -> _Ended:
+    return work.op, work.tag, work.seq, work.nbytes, work._started, work._ended, work.source
 
 
 class Recorder:
@@ -127,7 +131,7 @@ class Recorder:
         self, scope: Scope, work: Work[Any], call: bytes = b"", peer: int | None = None
     ) -> None:
         """`work` was started, and says itself when it ends."""
-        work.record = record = Record(scope, work, call, peer, self._has_failed)
+        work.record = record = Record(self, scope, work, call, peer)
         self._ring.append(record)
 
     def entries(self, now: float, pending: Iterable[Work[Any]] = ()) -> Iterator[Entry]:
@@ -144,13 +148,10 @@ class Recorder:
     def last(self, scope: Scope) -> str:
         """What became of the last collective that ended; safe to call from any thread."""
         for one in reversed(list(self._ring)):
-            entry = one.ended if isinstance(one, Record) else _at_once(one)
-            if entry is not None and entry.scope is scope and entry.op not in MESSAGES:
+            entry = one.entry(0.0) if isinstance(one, Record) else _at_once(one)
+            if entry.scope is scope and entry.state != "waits" and entry.op not in MESSAGES:
                 return f"{entry.name} {entry.state}"
         return "nothing yet" if len(self._ring) < KEPT else f"none of the last {KEPT} operations"
-
-    def _has_failed(self, error: BaseException) -> None:
-        self.failed(error)
 
 
 def name_of(op: str, tag: Any, seq: int | None) -> str:
