@@ -41,11 +41,11 @@ def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
         return
     holder = _holder(context, op)
     if holder is not None:
-        _inquire(context, holder)
+        inquire(context, holder)
     op.timer = context.loop.call_later(rest, _expire, context, op, seconds)
 
 
-def _inquire(context: Context, op: Operation) -> None:
+def inquire(context: Context, op: Operation) -> None:
     """Ask whoever is missing whether it has entered `op`."""
     context.tags.keep(op.tag)
     header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)

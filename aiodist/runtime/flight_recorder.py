@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from aiodist.membership.group import ranks_text
 from aiodist.runtime import deadlines, whereabouts
 from aiodist.runtime.recorder import Entry, name_of
 from aiodist.runtime.work import Work
@@ -149,7 +150,9 @@ def _write(seat: Seat, reason: str, *, everything: bool = False) -> None:
         else:
             text = _text(seat, reason, most=None if everything else SHORT)
             # Not sys.stderr: a signal may come while that is being written to.
-            os.write(2, text.encode(errors="replace"))
+            rest = memoryview(text.encode(errors="replace"))
+            while rest:
+                rest = rest[os.write(2, rest) :]
     except Exception as error:
         log.warning("the flight recorder could not be written: %s: %s", type(error).__name__, error)
 
@@ -181,10 +184,10 @@ def _text(seat: Seat, reason: str, *, most: int | None = None) -> str:
     ]
     recorded = list(seat.endpoint.recorder.entries(now, _pending(seat)))
     waiting = _waiting(seat)
-    lines += [f"  {_line(seat, entry, clock, waiting)}" for entry in _last(recorded, most)]
-    left_out = len(recorded) - (len(recorded) if most is None else min(most, len(recorded)))
-    if left_out:
-        lines.insert(1, f"  (and {left_out} operations before)")
+    shown = _last(recorded, most)
+    if len(shown) < len(recorded):
+        lines.append(f"  ({len(recorded) - len(shown)} operations before are not shown)")
+    lines += [f"  {_line(seat, entry, clock, waiting)}" for entry in shown]
     if not recorded:
         lines.append("  no operation")
     for title, places in _places(seat):
@@ -192,7 +195,7 @@ def _text(seat: Seat, reason: str, *, most: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _last(entries: list[Entry], most: int | None) -> Iterable[Entry]:
+def _last(entries: list[Entry], most: int | None) -> list[Entry]:
     """The last ones, and those before that still wait."""
     if most is None or len(entries) <= most:
         return entries
@@ -217,7 +220,7 @@ def _line(
         text += f"  {entry.error}"
     missing = waiting.get((entry.scope.id, entry.name)) if entry.state == "waits" else None
     if missing:
-        text += f"  not heard of: {missing}"
+        text += f"  not heard of: {ranks_text(missing)}"
     return text
 
 
@@ -242,8 +245,7 @@ def _waiting(seat: Seat) -> dict[tuple[bytes, str], list[int]]:
 
 
 def _places(seat: Seat) -> list[tuple[str, tuple[str, ...]]]:
-    thread = seat.thread
-    places = [("its event loop is at", whereabouts.of_thread(thread))]
+    places = [("its event loop is at", whereabouts.of_thread(seat.thread))]
     with contextlib.suppress(RuntimeError):
         places.append(("a task waits at", whereabouts.of_tasks(seat.loop)))
     return places
@@ -258,3 +260,7 @@ def _duration(seconds: float) -> str:
     if seconds == 0.0:
         return "at once"
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_seats.clear)  # they are the parent's

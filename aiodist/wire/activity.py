@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
+from aiodist.wire import schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_PLACES, MAX_WAITS
 from aiodist.wire.messages import Epoch, Message, Name, Ranks, control_message
-from aiodist.wire.schema import blob, checked, integer, optional, seconds, sequence, struct, text
+from aiodist.wire.schema import blob, checked, integer, optional, sequence, struct, text
 
 Places = Annotated[tuple[str, ...], sequence(text(MAX_NAME), MAX_PLACES)]
 
@@ -28,7 +29,7 @@ class Wait:
     op: Name
     tag: Name
     seq: Annotated[int | None, optional(integer(0, 2**62))]
-    seconds: Annotated[float, seconds(0.0)]
+    seconds: Annotated[float, schema.seconds(0.0)]
     missing: Annotated[bytes, blob(MAX_MEMBERS // 8)]
 
 
@@ -49,7 +50,7 @@ class Activity(Message):
     none is told.
     """
 
-    busy: Annotated[float, seconds(0.0)] = 0.0
+    busy: Annotated[float, schema.seconds(0.0)] = 0.0
     places: Places = ()
     last: Name = ""
     waits: Annotated[tuple[Wait, ...], sequence(struct(Wait), MAX_WAITS)] = ()

@@ -112,7 +112,7 @@ def test_a_signal_shows_everything_also_where_the_loop_is_blocked(run, capfd) ->
     run(main())
     err = capfd.readouterr().err
     for number in range(30):
-        assert f"  barrier tag {number} #0  barrier()  not heard of: [1]\n" in err
+        assert f"  barrier tag {number} #0  barrier()  not heard of: rank 1\n" in err
     assert "its event loop is at scenarios/test_flight_recorder.py:" in err
     assert seen == [signal.SIGUSR1]  # the handler that was there before
 
