@@ -62,10 +62,16 @@ class PointToPoint:
     """Sends, receives and probes of one rank in one group."""
 
     def __init__(
-        self, channel: Channel, loop: asyncio.AbstractEventLoop, trace: Trace | None = None
+        self,
+        channel: Channel,
+        loop: asyncio.AbstractEventLoop,
+        trace: Trace | None = None,
+        record: Callable[[Work[Any], int | None], None] = lambda work, peer: None,
     ) -> None:
+        """`record`: takes note of an operation with a rank (None: any)."""
         self._channel = channel
         self._trace = trace
+        self._record = record
         self._loop = loop
         self._rank = channel.rank
         self._size = channel.size
@@ -107,7 +113,7 @@ class PointToPoint:
         work: Work[None] = Work.begin(
             self._loop, "send", tag, None, encoded.nbytes, self._on_cancel
         )
-        self._started(work)
+        self._started(work, dst)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
@@ -271,10 +277,11 @@ class PointToPoint:
         source, key = self._as_source(src), self._as_key(tag)
         shown = ANY_TAG if key is None else key
         work: Work[Any] = Work.begin(self._loop, op, shown, None, 0, self._on_cancel)
-        self._started(work)
+        self._started(work, source)
         return work, source, key
 
-    def _started(self, work: Work[Any]) -> None:
+    def _started(self, work: Work[Any], peer: int | None) -> None:
+        self._record(work, peer)
         if self._trace is not None:
             work.trace = self._trace
             self._trace("start", work, None)
