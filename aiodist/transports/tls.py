@@ -162,7 +162,7 @@ class TlsLink(StreamLink):
             except (BlockingIOError, InterruptedError):
                 return budget < TURN
             except OSError as error:
-                self.close(self._broken or error)
+                self._lost(self._broken or error)
                 return True
             if not data:
                 self._end_of_file()
@@ -172,7 +172,10 @@ class TlsLink(StreamLink):
             try:
                 self._decrypt()
             except OSError as error:
-                self._cannot_shake(error)
+                if self._shaken:
+                    self._lost(error)
+                else:
+                    self._cannot_shake(error)
             if self._closed or self._peer_ended:
                 return True
         return True
