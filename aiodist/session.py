@@ -368,6 +368,7 @@ async def _dial(
     """A link to `member` over the best transport that gets through. Raises OSError."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
+    last: OSError | None = None
     for kind, address in registry.candidates(own, peer):
         if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
             # The coordinator sees it come from its own host, which we know by another name.
@@ -376,11 +377,12 @@ async def _dial(
             return await registry.make(kind, contexts).dial(address, receiver)
         except OSError as error:
             tried.append(f"{address} ({error})")
+            last = error
     raise OSError(
         f"tried {', '.join(tried)}; check firewalls, and bind= and advertise="
         if tried
         else f"no transport of {', '.join(own.allowed)} is common to both ranks"
-    )
+    ) from last
 
 
 def _meeting_key(token: str | bytes | None, run_id: str, group: str) -> str:

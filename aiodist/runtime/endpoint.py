@@ -34,7 +34,7 @@ FAREWELL_TIMEOUT = 1.0
 RELINK_TIMEOUT = 3.0
 """Seconds in which a connection that broke is made again, or its peer is given up."""
 ATTEMPTS = 2
-"""How often a peer is dialled that ends the connection amid its greeting."""
+"""How often a peer is dialled, if the connection breaks before it has answered the greeting."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
@@ -224,11 +224,17 @@ class Endpoint:
         why = "not reachable: no answer to hello"
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT if peer.link is None else RELINK_TIMEOUT):
-                for _ in range(ATTEMPTS):
-                    answer = await self._greet(peer)
-                    if answer is None:
-                        return
-                    why = f"it refuses connections ({answer})"
+                for left in reversed(range(ATTEMPTS)):
+                    try:
+                        answer = await self._greet(peer)
+                    except OSError as error:
+                        # Nobody listens for a process that has ended. What breaks may be made.
+                        if not left or not was_broken(error.__cause__ or error):
+                            raise
+                    else:
+                        if answer is None:
+                            return
+                        why = f"it refuses connections ({answer})"
                 if self._identity.id > peer.id:
                     # Both dialled at once, and the connection of the lower id is kept.
                     await peer.attached.wait()
@@ -376,3 +382,8 @@ class Endpoint:
         if root == self.rank or not identity.check("dialler", their_id, mac, nonces, claim):
             raise ProtocolError("who connected did not show that it is a member")
         return root
+
+
+def was_broken(error: BaseException) -> bool:
+    """Whether a connection broke, rather than that there was none to be had."""
+    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
