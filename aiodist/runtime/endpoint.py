@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.errors import ProtocolError
@@ -322,13 +323,21 @@ class Endpoint:
         if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
             self.lose(rank, "it left the group")
 
-    async def connected(self, timeout: float) -> None:
-        """Wait until there are links for all that was sent; `timeout` seconds at most."""
+    async def delivered(self, timeout: float) -> None:
+        """Wait until there are links for all that was sent, `timeout` seconds at most, and the
+        peers have got it: `FAREWELL_TIMEOUT` at most, as they may be busy."""
         dialing = [
             peer.dialing for peer in self._peers.values() if peer.dialing and peer.has_queued
         ]
         if dialing:
             await asyncio.wait(dialing, timeout=timeout)
+        coming: list[asyncio.Future[None]] = []
+        for root, peer in self._peers.items():
+            came: asyncio.Future[None] = self.loop.create_future()
+            if root not in self.lost and not peer.deliver(partial(_set, came)):
+                coming.append(came)
+        if coming:
+            await asyncio.wait(coming, timeout=FAREWELL_TIMEOUT)
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
@@ -387,3 +396,8 @@ class Endpoint:
 def was_broken(error: BaseException) -> bool:
     """Whether a connection broke, rather than that there was none to be had."""
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

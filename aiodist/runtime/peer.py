@@ -121,6 +121,10 @@ class Peer:
         if self.link is not None:
             self.link.discard(token)
 
+    def deliver(self, done: Done) -> bool:
+        """Whether all that was sent has come to the peer. If not, `done` will be called."""
+        return not isinstance(self.link, LastingLink) or self.link.deliver(done)
+
     @property
     def claim(self) -> Claim:
         """What we say to the peer over a new connection: nothing comes over the one before."""

@@ -171,6 +171,10 @@ class Kept:
         self._waiting.append(_Settling(mine[-1].number + 1, token, done))
         return False
 
+    def wait(self, queued: int, done: Done) -> None:
+        """Call `done` once all that was sent has come, and `queued` frames more."""
+        self._waiting.append(_Settling(self.sent + queued, OWN, done))
+
     def discard(self, token: object) -> None:
         """Do not read the memory of frames with `token` any more; nobody waits for them."""
         if self._lent:

@@ -149,6 +149,15 @@ class LastingLink(FramedLink):
         self._ask()
         return False
 
+    def deliver(self, done: Done) -> bool:
+        """Whether all that was sent has come to the peer. If not, `done` will be called."""
+        kept = self._kept
+        if kept is None or self._closed or not (kept.frames or self._outbox.backlog):
+            return True
+        kept.wait(self._outbox.count(but=OWN), done)
+        self._ask()
+        return False
+
     # ---- what the link itself says ----
 
     def _ask(self) -> None:

@@ -87,6 +87,13 @@ class Outbox:
         self.sent_bytes = 0
         """Payload bytes of frames that have left."""
 
+    def count(self, but: object) -> int:
+        """How many frames are queued, without those whose token is `but`."""
+        partial = () if self._partial is None else (self._partial,)
+        return sum(
+            [frame.token is not but for frame in (*partial, *self._urgent, *self._bulk)]
+        )
+
     def push(self, frame: Outgoing, urgent: bool) -> None:
         """Queue a frame of which nothing was sent."""
         self.backlog += frame.left
