@@ -29,8 +29,9 @@ MAX_EARLY_BYTES = 8 << 20
 """Most bytes that one peer may send for groups that were not made here yet."""
 CLOSED = "it closed the group"
 SHORT_LIFE = 1.0
-"""Seconds: a link that was made again, and breaks before that without having brought anything, is
-not made once more."""
+"""Seconds: a connection that breaks before that, without having brought anything, was in vain."""
+IN_VAIN = 4
+"""So many of those, one after the other: then the link is given up."""
 
 
 class Inbox(Protocol):
@@ -68,7 +69,7 @@ class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
 
     __slots__ = (
-        "_came", "_early_bytes", "_endpoint", "_generation", "_made", "_queue",
+        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_queue",
         "_target", "_unheard", "attached", "broken", "dialing", "id", "link", "rank",
     )  # fmt: skip
 
@@ -84,6 +85,7 @@ class Peer:
         self._unheard = -1  # how many the peer had had when it made the last one
         self._made = 0.0  # when, and how many frames had come before
         self._came = 0
+        self._in_vain = 0
         self._endpoint = endpoint
         self._queue: list[Outgoing] = []
         self._target: Inbox | Stray | None = None
@@ -191,7 +193,8 @@ class Peer:
         if link is not self.link:
             return
         soon = endpoint.loop.time() < self._made + SHORT_LIFE
-        if endpoint.closing or (self._generation > 1 and soon and link.came == self._came):
+        self._in_vain = self._in_vain + 1 if soon and link.came == self._came else 0
+        if endpoint.closing or self._in_vain >= IN_VAIN:
             link.close(error)
             return
         self.broken = f"connection lost ({error}); "
