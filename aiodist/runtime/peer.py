@@ -158,6 +158,7 @@ class Peer:
         link.receiver = self
         link.max_header = MAX_HEADER
         link.max_payload = MAX_PAYLOAD
+        self.link = link  # now, for to go on means to send
         self._unheard = -1 if dialled else theirs.generation
         self._generation = max(self._generation, theirs.generation) + 1
         if isinstance(link, LastingLink):
@@ -167,7 +168,6 @@ class Peer:
                 link.adopt(old, theirs.came)
             self._came = link.came
         self._made = self._endpoint.loop.time()
-        self.link = link
         self.attached.set()
         queue, self._queue = self._queue, []
         # As on a link: what is urgent goes first.
