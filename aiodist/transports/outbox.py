@@ -89,10 +89,11 @@ class Outbox:
 
     def count(self, but: object) -> int:
         """How many frames are queued, without those whose token is `but`."""
+        return sum([frame.token is not but for frame in self._all()])
+
+    def _all(self) -> list[Outgoing]:
         partial = () if self._partial is None else (self._partial,)
-        return sum(
-            [frame.token is not but for frame in (*partial, *self._urgent, *self._bulk)]
-        )
+        return [*partial, *self._urgent, *self._bulk]
 
     def push(self, frame: Outgoing, urgent: bool) -> None:
         """Queue a frame of which nothing was sent."""
@@ -162,13 +163,12 @@ class Outbox:
 
     def mark(self, token: object) -> None:
         """Give what is queued this token."""
-        partial = () if self._partial is None else (self._partial,)
-        for frame in (*partial, *self._urgent, *self._bulk):
+        for frame in self._all():
             frame.token = token
 
     def detach(self, token: object) -> None:
         """Copy what is queued with `token`: its memory is not read any more."""
-        for frame in (*self._urgent, *self._bulk):
+        for frame in self._all():
             if frame.token == token:
                 frame.detach()
 
@@ -184,8 +184,7 @@ class Outbox:
         ]
         self._bulk += other._bulk
         other.clear()
-        partial = () if self._partial is None else (self._partial,)
-        self.backlog = sum([frame.left for frame in (*partial, *self._urgent, *self._bulk)])
+        self.backlog = sum([frame.left for frame in self._all()])
 
     def clear(self) -> None:
         """Forget everything."""
