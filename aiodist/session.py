@@ -247,7 +247,8 @@ async def _join(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     control: ControlClient | None = None
-    endpoint = Endpoint(loop, expected=options.size or options.max_size or MAX_MEMBERS)
+    expected = options.size or options.max_size or MAX_MEMBERS
+    endpoint = Endpoint(loop, expected=expected, lease=options.lease)
     listeners: list[Listener] = []
     events: list[ControlEvent] = []
     try:

@@ -19,10 +19,11 @@ from typing import Any
 from aiodist.errors import ProtocolError
 from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Claim, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
-from aiodist.runtime.peer import CLOSED, Inbox, Outgoing, Peer, Stray
+from aiodist.runtime.peer import CLOSED, LOOKS, Inbox, Outgoing, Peer, Stray
 from aiodist.runtime.progress import Progress
 from aiodist.runtime.strangers import Strangers
 from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.surroundings import is_virtual
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS
@@ -34,6 +35,9 @@ FAREWELL_TIMEOUT = 1.0
 """Seconds for peers to hear that we leave at once."""
 RELINK_TIMEOUT = 3.0
 """Seconds in which a connection that broke is made again, or its peer is given up."""
+LEASE = 15.0
+LONGEST_SILENCE = 3600.0
+"""Seconds after which a connection without an answer is broken, however long the lease."""
 ATTEMPTS = 2
 """How often a peer is dialled, if the connection breaks before it has answered the greeting."""
 MAX_CLOSED = 4096
@@ -48,9 +52,17 @@ Dial = Callable[[int, Receiver], Awaitable[Link]]
 class Endpoint:
     """Links to the peers of one membership, and the contexts that use them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, expected: int = MAX_MEMBERS) -> None:
-        """`expected`: how many members there will be at most."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        expected: int = MAX_MEMBERS,
+        lease: float = LEASE,
+    ) -> None:
+        """`expected`: how many members there will be at most. `lease`: after so many seconds
+        without an answer of its system, a peer's connection is broken."""
         self.loop = loop
+        self.lease = min(lease, LONGEST_SILENCE)
         self._expected = expected
         self.progress = Progress(loop)
         self.moved = Moved()
@@ -73,11 +85,24 @@ class Endpoint:
         self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._look: asyncio.TimerHandle | None = None
 
     def activate(self, identity: Identity, dial: Dial) -> None:
         """This rank is a member; `dial` makes links. `admit` says who the others are."""
         self._identity = identity
         self._dial = dial
+        if not is_virtual(self.loop):  # there the network says so
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._look = self.loop.call_later(self.lease / LOOKS, self._look_around)
+
+    def _look_around(self) -> None:
+        """Find connections that nobody answers on any more."""
+        if not self.closing:
+            for peer in list(self._peers.values()):
+                peer.look(self.lease / LOOKS)
+            self._look_later()
 
     def admit(self, ids: Sequence[str]) -> tuple[int, ...]:
         """The members `ids` are answered and can be reached from now on: their roots."""
@@ -369,6 +394,8 @@ class Endpoint:
                 peer.link.close_in_child()
 
     async def _stop_tasks(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

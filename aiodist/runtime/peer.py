@@ -17,6 +17,7 @@ from aiodist.runtime.greeting import Claim
 from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link
 from aiodist.transports.lasting import LastingLink
+from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
 
@@ -30,6 +31,8 @@ MAX_EARLY_BYTES = 8 << 20
 CLOSED = "it closed the group"
 SHORT_LIFE = 1.0
 """Seconds: a connection that breaks before that, without having brought anything, was in vain."""
+LOOKS = 4
+"""How often one looks, within a lease, whether a peer's host answers."""
 IN_VAIN = 4
 """So many of those, one after the other: then the link is given up."""
 
@@ -70,7 +73,7 @@ class Peer:
 
     __slots__ = (
         "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_queue",
-        "_target", "_unheard", "attached", "broken", "dialing", "id", "link", "rank",
+        "_silent", "_target", "_unheard", "attached", "broken", "dialing", "id", "link", "rank",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, rank: int, id: str) -> None:
@@ -86,6 +89,7 @@ class Peer:
         self._made = 0.0  # when, and how many frames had come before
         self._came = 0
         self._in_vain = 0
+        self._silent = 0  # looks, one after the other
         self._endpoint = endpoint
         self._queue: list[Outgoing] = []
         self._target: Inbox | Stray | None = None
@@ -167,6 +171,8 @@ class Peer:
                 log.info("rank %d: the connection was made again (%s)", self.rank, self.broken)
                 link.adopt(old, theirs.came)
             self._came = link.came
+        if isinstance(link, StreamLink):
+            link.listen_for(self._endpoint.lease)
         self._made = self._endpoint.loop.time()
         self.attached.set()
         queue, self._queue = self._queue, []
@@ -186,6 +192,17 @@ class Peer:
             and not old.is_closed
             and old.can_go_on(theirs.came)
         )
+
+    def look(self, seconds: float) -> None:
+        """It is `seconds` since the last look: whether the peer's host has answered meanwhile."""
+        link = self.link
+        if not isinstance(link, StreamLink) or not link.is_unanswered(seconds):
+            self._silent = 0
+            return
+        self._silent += 1
+        if self._silent >= LOOKS:
+            self._silent = 0
+            link.break_off(TimeoutError(f"no answer for {LOOKS * seconds:g} s"))
 
     def _severed(self, link: LastingLink, error: BaseException) -> None:
         """The connection is broken. Make another one."""

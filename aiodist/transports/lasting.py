@@ -71,6 +71,10 @@ class LastingLink(FramedLink):
             if not self._closed:
                 self._unplug()
 
+    def break_off(self, error: BaseException) -> None:
+        """The connection is of no use any more."""
+        self._lost(error)
+
     def _lost(self, error: BaseException) -> None:
         """The connection is gone."""
         if self._severed or self._closed:

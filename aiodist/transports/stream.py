@@ -9,6 +9,7 @@ frame into the scratch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from aiodist.transports.kept import JOINED
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.link import TURN
 from aiodist.transports.outbox import MOST_BUFFERS, Outgoing
+from aiodist.transports.silence import is_unanswered, probe_when_idle
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD
 
 SCRATCH = 16 * 1024
@@ -235,6 +237,16 @@ class StreamLink(LastingLink):
             self._grow(MAX_HEADER + OVERHEAD)
 
     # ---- the end ----
+
+    def listen_for(self, seconds: float) -> None:
+        """Lose the connection after about so many seconds without an answer, while it is idle. For
+        the rest see `is_unanswered`."""
+        with contextlib.suppress(OSError):  # it is gone already
+            probe_when_idle(self._socket, seconds)
+
+    def is_unanswered(self, seconds: float) -> bool:
+        """Whether something was sent, and the peer's system has answered nothing for so long."""
+        return not (self._closed or self._severed) and is_unanswered(self._socket, seconds)
 
     def _bye(self, nbytes: int, more: int) -> None:
         self._stop_reading()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 import aiodist
 from aiodist.testing import Conditions, Simulation
+from aiodist.transports.base import Link, Receiver
+from aiodist.transports.tcp import TcpTransport
 
 SMALL, MIDDLE, LARGE = 5, 3_000, 120_000
 """Elements of float64: frames of 4 KiB are copied, 256 KiB are one frame, and more is lent."""
@@ -82,3 +85,90 @@ def test_a_link_that_breaks_at_byte_k(name, arrived, size):
         assert found == expected, f"broken at byte {at}"
         broken += breaks
     assert broken > len(ats) // 2
+
+
+class Cutter:
+    """What is between ranks on a real network: it passes bytes on, and breaks the first connection
+    after so many of them (0: none), with what it has taken and not passed on."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.cuts = 0
+        self._servers: list[asyncio.Server] = []
+        self._writers: list[asyncio.StreamWriter] = []
+        self._passing: set[asyncio.Task[None]] = set()
+
+    async def address(self, beyond: str) -> str:
+        """Where to connect to get to the address `beyond`."""
+        scheme, _, where = beyond.partition("://")
+        host, _, port = where.rpartition(":")
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                there = await asyncio.open_connection(host, int(port))
+            except OSError:
+                writer.close()
+                return
+            self._writers += [writer, there[1]]
+            for source, target, other in (
+                (reader, there[1], writer),
+                (there[0], writer, there[1]),
+            ):
+                task = asyncio.ensure_future(self._pass(source, target, other))
+                self._passing.add(task)
+                task.add_done_callback(self._passing.discard)
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        self._servers.append(server)
+        return f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _pass(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, back: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if 0 < self.left <= len(data):
+                    target.write(data[: self.left - 1])
+                    self.cuts += 1
+                    self.left = 0
+                    await asyncio.sleep(0)
+                    break
+                self.left = max(0, self.left - len(data))
+                target.write(data)
+                await target.drain()
+        for writer in (target, back):
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        if self._passing:
+            await asyncio.wait(self._passing)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("at", [0, 20, 260, 700, 5_000, 40_000, 500_000, 5_000_000])
+def test_real_connections_that_are_cut(run, monkeypatch, name, at):
+    dial = TcpTransport.dial
+
+    async def main() -> list[list[Any]]:
+        cutter = Cutter(at)
+
+        async def through(self: TcpTransport, address: str, receiver: Receiver) -> Link:
+            return await dial(self, await cutter.address(address), receiver)
+
+        monkeypatch.setattr(TcpTransport, "dial", through)
+        try:
+            async with aiodist.local(2, transports=("tcp",), op_timeout=30) as ranks:
+                found = await asyncio.gather(*map(PROGRAMS[name], ranks))
+                assert not any(group._seat.endpoint.lost for group in ranks)
+        finally:
+            await cutter.close()
+        assert cutter.cuts == (at > 0)
+        return list(found)
+
+    cut = run(main())
+    monkeypatch.undo()
+    assert cut == outcome(PROGRAMS[name], 0, 0, arrived=False, size=2)[0]
