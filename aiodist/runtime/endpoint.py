@@ -248,6 +248,7 @@ class Endpoint:
     async def _connect(self, peer: Peer) -> None:
         assert self._identity is not None
         why = "not reachable: no answer to hello"
+        final = True
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT if peer.link is None else RELINK_TIMEOUT):
                 for left in reversed(range(ATTEMPTS)):
@@ -260,8 +261,12 @@ class Endpoint:
                     else:
                         if answer is None:
                             return
-                        why = f"it refuses connections ({answer})"
-                if self._identity.id > peer.id:
+                        why = f"it refuses connections ({answer.why})"
+                        if answer.is_final:
+                            break
+                else:
+                    final = self._identity.id < peer.id
+                if not final:
                     # Both dialled at once, and the connection of the lower id is kept.
                     await peer.attached.wait()
                     return
@@ -274,15 +279,15 @@ class Endpoint:
         if not peer.is_linked:
             self.cut(peer.rank, peer.broken + why)
 
-    async def _greet(self, peer: Peer) -> str | None:
-        """Connect to `peer`, unless it connects first. A text: why it may have ended that."""
+    async def _greet(self, peer: Peer) -> Greeting | None:
+        """Connect to `peer`, unless it connects first. A greeting that it has ended, else None."""
         assert self._dial is not None and self._identity is not None
         greeting = Greeting(self.loop, peer, self._identity)
         link: Link | None = None
         try:
             link = await self._dial(peer.rank, greeting)
             greeting.begin(link)
-            return None if await greeting.answered or peer.is_linked else greeting.why
+            return None if await greeting.answered or peer.is_linked else greeting
         finally:
             # It failed, or took too long; was superseded by the peer's own connection, or the
             # endpoint was closed.
@@ -299,7 +304,12 @@ class Endpoint:
         assert self._identity is not None
         self._greeters.pop(greeter, None)
         peer = self._peers[rank]
-        if rank in self.lost or self.closing or not peer.make_way(claim):
+        if rank in self.lost or self.closing:
+            why = "it is leaving" if self.closing else f"it has lost this rank: {self.lost[rank]}"
+            greeter.link.send(pack_fields(kinds.FAREWELL, b"", why[:1000]), urgent=True)
+            greeter.link.close()
+            return
+        if not peer.make_way(claim):
             greeter.link.close()
             return
         if peer.dialing is not None:

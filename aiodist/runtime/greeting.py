@@ -37,7 +37,6 @@ class Claim(NamedTuple):
     came: int
 
 
-
 class Identity:
     """Who this endpoint is: member `id` of `group`, with `token`."""
 
@@ -122,7 +121,7 @@ class Greeter:
 
 class Greeting:
     """Receives the answers to our greeting of the peer that we connected to. `why`: what may be
-    the reason that there was none."""
+    the reason that there was none. `is_final`: the peer has said so."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peer: Peer, identity: Identity) -> None:
         self.answered: asyncio.Future[bool] = loop.create_future()
@@ -130,6 +129,7 @@ class Greeting:
         self._identity = identity
         self._ours = secrets.token_bytes(NONCE_BYTES)
         self.why = "it has left, or lost us"
+        self.is_final = False
         self._theirs = b""
         self._claim: Claim | None = None
 
@@ -139,6 +139,11 @@ class Greeting:
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
         fields = unpack_fields(header)
+        if self._theirs and not nbytes and fields[:2] == [kinds.FAREWELL, b""] and len(fields) == 3:
+            self.is_final = True
+            self.why = str(fields[2])[:1000]
+            link.close()
+            return None
         kind, size = (kinds.HELLO_ACK, 4) if self._theirs else (kinds.CHALLENGE, 2)
         if nbytes or self._claim is not None or len(fields) != size or fields[0] != kind:
             raise ProtocolError("not the answer to a greeting")
@@ -171,6 +176,7 @@ class Greeting:
         if not self.answered.done():
             if error is not None and not isinstance(error, ConnectionResetError):
                 self.why = str(error)
+            self.is_final = self.is_final or isinstance(error, ProtocolError)
             self.answered.set_result(False)
 
 

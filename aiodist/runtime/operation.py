@@ -133,9 +133,9 @@ class Operation:
     __slots__ = (
         "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
         "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_pull", "_receives",
-        "_running", "_sent", "_settling", "_staging", "_start", "_to", "_unsent", "call", "digest", "done", "heard",
-        "lane", "place", "seen", "seq", "tag", "timer", "unsolicited", "urgent", "waiting_for",
-        "work",
+        "_running", "_sent", "_settling", "_staging", "_start", "_to", "_unsent", "call", "digest",
+        "done", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited", "urgent",
+        "waiting_for", "work",
     )  # fmt: skip
 
     def __init__(

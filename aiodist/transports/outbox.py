@@ -6,7 +6,7 @@ Two queues: urgent frames go before bulk ones, but never into a frame that is pa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from aiodist.transports.base import Done
 

@@ -75,13 +75,17 @@ class StreamLink(LastingLink):
             return self._socket.sendmsg((head, *payload[:MOST_BUFFERS]))
         data = b"".join((head, *payload)) if nbytes else head
         sent = self._socket.send(data)
+        self._sent_whole(data, sent)
+        return sent
+
+    def _sent_whole(self, data: bytes, sent: int) -> None:
+        """`sent` bytes of a small frame are out: keep it, if that is all."""
         kept = self._kept
         if kept is not None and sent == len(data):
             frames = kept.frames
             frames.append(data)
             if len(frames) > kept.limit:
                 self._ask()
-        return sent
 
     def send_copy(self, prefix: bytes, payload: memoryview) -> None:
         """Send one frame, urgently, whose prefix is made already. `payload` may be written to as

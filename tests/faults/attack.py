@@ -23,7 +23,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.wire import kinds, messages
+from aiodist.wire import kinds, messages, returning
 from aiodist.wire.frames import Decoder, encode, pack_fields, prefix
 from aiodist.wire.proof import make_proof
 
@@ -141,8 +141,8 @@ class Fuzzer:
                 messages.Leave(),
                 messages.Renew(),
                 messages.StatusRequest(),
-                messages.Rejoin(ask, rng.randrange(4), view.epoch, view.digest, (1,), (), view),
-                messages.Rejoin(ask, rng.randrange(4), view.epoch, data[:16], (), (2,)),
+                returning.Rejoin(ask, rng.randrange(4), view.epoch, view.digest, (1,), (), view),
+                returning.Rejoin(ask, rng.randrange(4), view.epoch, data[:16], (), (2,)),
                 messages.StoreGet(key),
                 messages.StoreSet(key, data, rng.choice([None, 0.01])),
                 messages.StoreAdd(key, rng.randrange(-(2**63), 2**63)),
@@ -208,7 +208,9 @@ class Fuzzer:
             sock.sendall(sent)
             if sent == hello:  # else there may be no answer
                 sock.recv(4096)
-            proof = encode(pack_fields(kinds.PROOF, rng.randrange(-1, 3), rng.randbytes(32)))
+            mark = rng.choice([rng.randbytes(8), rng.randrange(-1, 3)])
+            claim = rng.choice([(0, 0), (rng.randrange(-1, 9), rng.getrandbits(60)), ()])
+            proof = encode(pack_fields(kinds.PROOF, mark, rng.randbytes(32), *claim))
             sock.sendall(proof if rng.random() < 0.5 else self.damaged(proof))
             self.sent += 2
             return False

@@ -70,8 +70,16 @@ def two_ranks(hosts: list[Any], *arguments: str) -> Iterator[list[subprocess.Pop
             }
             ranks.append(
                 subprocess.Popen(
-                    ["ip", "netns", "exec", host.namespace, sys.executable, "-c", PROGRAM]
-                    + list(arguments),
+                    [
+                        "ip",
+                        "netns",
+                        "exec",
+                        host.namespace,
+                        sys.executable,
+                        "-c",
+                        PROGRAM,
+                        *arguments,
+                    ],
                     env=clean | variables,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

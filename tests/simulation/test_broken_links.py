@@ -1,4 +1,4 @@
-"""A connection that breaks between two living ranks, at any byte: nothing is lost, nothing doubled."""
+"""A connection breaks between two living ranks, at any byte: nothing is lost, nothing doubled."""
 
 from __future__ import annotations
 
