@@ -109,7 +109,7 @@ class LastingLink(FramedLink):
             self._loop.call_soon(done)
         self._outbox.adopt(old._outbox, kept.again(), OWN)
         self._came = old._came
-        self._received_bytes += old._received_bytes
+        self._received_bytes = self.received_bytes + old.received_bytes
         if old._to_come:
             self._again = (old._header, old._arrived + old._to_come, old._destination)
         else:
