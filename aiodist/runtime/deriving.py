@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiodist.errors import AiodistError, GroupClosedError
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
 from aiodist.runtime.collectives import base, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.lane import Layout
@@ -109,6 +109,8 @@ async def parts(
     work: Any = parent.launch("split", "split()", call.start, tag=b"split", timeout=timeout)
     try:
         chosen = await work
+    except CollectiveAbortedError:
+        raise  # whoever gave it up tells the others
     except BaseException:
         # Others may know all colors. They wait for all to say that they do.
         with contextlib.suppress(AiodistError):
