@@ -406,8 +406,13 @@ class Group:
         """
         self._enter()
         deadlines.check_timeout(timeout)
-        part = await deriving.parts(self._context, color, key, timeout)
+        part = await deriving.parts(self._context, color, key, timeout, self._decline)
         return None if part is None else await self._derive(*part, timeout)
+
+    def _decline(self, part: deriving.Part) -> None:
+        kind, ranks = part
+        layout = self._seat.layout([self._context.ranks[rank] for rank in ranks])
+        deriving.decline(self._context, self._name, kind, ranks, layout)
 
     async def dup(self, *, timeout: float | None = None) -> Group:
         """Another group of the same ranks, whose operations match apart from this one's."""

@@ -247,7 +247,8 @@ async def _join(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     control: ControlClient | None = None
-    endpoint = Endpoint(loop, expected=options.size or options.max_size or MAX_MEMBERS)
+    expected = options.size or options.max_size or MAX_MEMBERS
+    endpoint = Endpoint(loop, expected=expected, lease=options.lease)
     listeners: list[Listener] = []
     events: list[ControlEvent] = []
     try:
@@ -368,6 +369,7 @@ async def _dial(
     """A link to `member` over the best transport that gets through. Raises OSError."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
+    last: OSError | None = None
     for kind, address in registry.candidates(own, peer):
         if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
             # The coordinator sees it come from its own host, which we know by another name.
@@ -376,11 +378,12 @@ async def _dial(
             return await registry.make(kind, contexts).dial(address, receiver)
         except OSError as error:
             tried.append(f"{address} ({error})")
+            last = error
     raise OSError(
         f"tried {', '.join(tried)}; check firewalls, and bind= and advertise="
         if tried
         else f"no transport of {', '.join(own.allowed)} is common to both ranks"
-    )
+    ) from last
 
 
 def _meeting_key(token: str | bytes | None, run_id: str, group: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiodist.errors import GroupClosedError
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
 from aiodist.runtime.collectives import base, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.lane import Layout
+from aiodist.runtime.work import Work
 from aiodist.wire.frames import pack_fields
 
 
@@ -81,23 +83,64 @@ def members(parent: Context, ranks: Sequence[int]) -> list[int]:
     return ranks
 
 
+Part = tuple[str, list[int]]
+"""What a part of a group is called, and its ranks."""
+
+
 async def parts(
-    parent: Context, color: str | int | None, key: int | None, timeout: float | None
-) -> tuple[str, list[int]] | None:
-    """The ranks that gave the same color, ordered by (key, rank), and what that part is called;
-    None for the color None. Raises TypeError."""
+    parent: Context,
+    color: str | int | None,
+    key: int | None,
+    timeout: float | None,
+    decline: Callable[[Part], None],
+) -> Part | None:
+    """The ranks that gave the same color, ordered by (key, rank); None for the color None. Raises
+    TypeError. `decline` is called where this fails though others may go on with that part."""
     if color is not None and (isinstance(color, bool) or not isinstance(color, (str, int))):
         raise TypeError(f"color is a str, an int or None, not {color!r}")
     if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
         raise TypeError(f"key is an int or None, not {key!r}")
+
+    def agreed() -> Work[Any]:
+        call = base.barrier(parent)
+        return parent.launch("split", "agreed()", call.start, tag=b"split", timeout=timeout)
+
     call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     work: Any = parent.launch("split", "split()", call.start, tag=b"split", timeout=timeout)
-    chosen = await work
-    if color is None:
-        return None
+    try:
+        chosen = await work
+    except CollectiveAbortedError:
+        raise  # whoever gave it up tells the others
+    except BaseException:
+        # Others may know all colors. They wait for all to say that they do.
+        with contextlib.suppress(AiodistError):
+            refused = agreed()
+            if not refused.cancel():
+                refused.exception()  # seen: it is no news
+        raise
     same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
     same.sort(key=lambda rank: (chosen[rank][1], rank))
-    return f"split {work.seq} {color!r}", same
+    part = None if color is None else (f"split {work.seq} {color!r}", same)
+    try:
+        await agreed()
+    except BaseException:
+        if part is not None:
+            decline(part)
+        raise
+    return part
+
+
+def decline(parent: Context, group: str, kind: str, ranks: Sequence[int], layout: Layout) -> None:
+    """Tell the others of a group that is being made that this rank will not be in it."""
+    if parent.ended is None:
+        another(
+            parent,
+            id=_id_of(parent, kind, ranks),
+            group=group,
+            epoch=parent.epoch,
+            ranks=[parent.ranks[rank] for rank in ranks],
+            layout=layout,
+        ).close(GroupClosedError("the group was not made", group=group))
 
 
 def _same(a: Any, b: Any) -> bool:

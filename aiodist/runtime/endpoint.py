@@ -13,18 +13,20 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any
 
-from aiodist.errors import AiodistError, ProtocolError
-from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Greeter, Greeting, Identity, Nonces
+from aiodist.errors import ProtocolError
+from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Claim, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
+from aiodist.runtime.peer import CLOSED, LOOKS, Inbox, Outgoing, Peer, Stray
 from aiodist.runtime.progress import Progress
 from aiodist.runtime.recorder import Recorder
 from aiodist.runtime.strangers import Strangers
-from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.surroundings import is_virtual
 from aiodist.wire import kinds
-from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
+from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.proof import mark_of
 
@@ -32,9 +34,13 @@ log = logging.getLogger("aiodist.endpoint")
 
 FAREWELL_TIMEOUT = 1.0
 """Seconds for peers to hear that we leave at once."""
-MAX_EARLY_BYTES = 8 << 20
-"""Most bytes that one peer may send for groups that were not made here yet."""
-CLOSED = "it closed the group"
+RELINK_TIMEOUT = 3.0
+"""Seconds in which a connection that broke is made again, or its peer is given up."""
+LEASE = 15.0
+LONGEST_SILENCE = 3600.0
+"""Seconds after which a connection without an answer is broken, however long the lease."""
+ATTEMPTS = 2
+"""How often a peer is dialled, if the connection breaks before it has answered the greeting."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
@@ -45,168 +51,20 @@ Dial = Callable[[int, Receiver], Awaitable[Link]]
 Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None]], None]
 
 
-class Inbox(Protocol):
-    """Takes the frames of one group: a context."""
-
-    ended: AiodistError | None
-    ranks: tuple[int, ...]
-
-    @property
-    def id(self) -> bytes: ...
-
-    @property
-    def pending(self) -> list[Work[Any]]: ...
-
-    def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
-
-    def payload(self, root: int) -> None: ...
-
-    def rank_lost(self, root: int, reason: str) -> None: ...
-
-    def close(self, error: AiodistError) -> None: ...
-
-
-class Outgoing(NamedTuple):
-    """A frame that waits for its link."""
-
-    header: bytes
-    payload: Sequence[memoryview]
-    done: Done | None
-    token: object
-    urgent: bool
-
-
-class Peer:
-    """The link to one rank, and what it brings: the `Receiver` of that link."""
-
-    __slots__ = (
-        "_early_bytes", "_endpoint", "_queue", "_target", "attached", "dialing", "id", "link",
-        "rank",
-    )  # fmt: skip
-
-    def __init__(self, endpoint: Endpoint, rank: int, id: str) -> None:
-        self.rank = rank
-        self.id = id
-        self.link: Link | None = None
-        self.attached = asyncio.Event()
-        self.dialing: asyncio.Task[None] | None = None
-        self._endpoint = endpoint
-        self._queue: list[Outgoing] = []
-        self._target: Inbox | Stray | None = None
-        self._early_bytes = 0
-
-    def send(self, frame: Outgoing) -> None:
-        """Send, or queue until there is a link."""
-        link = self.link
-        if link is not None:
-            link.send(
-                frame.header,
-                frame.payload,
-                done=frame.done,
-                token=frame.token,
-                urgent=frame.urgent,
-            )
-            return
-        self._queue.append(frame)
-        if self.dialing is None:
-            self.dialing = self._endpoint.start_dialing(self)
-
-    @property
-    def has_queued(self) -> bool:
-        """Whether something waits for the link."""
-        return bool(self._queue)
-
-    def discard(self, token: object) -> None:
-        self._queue = [frame for frame in self._queue if frame.token is not token]
-        if self.link is not None:
-            self.link.discard(token)
-
-    def attach(self, link: Link) -> None:
-        """`link` is up: send what waits for it."""
-        link.receiver = self
-        link.max_header = MAX_HEADER
-        link.max_payload = MAX_PAYLOAD
-        self.link = link
-        self.attached.set()
-        queue, self._queue = self._queue, []
-        # As on a link: what is urgent goes first.
-        for frame in sorted(queue, key=lambda frame: not frame.urgent):
-            self.send(frame)
-
-    # -- Receiver ---------------------------------------------------------------------------------
-
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
-        fields = unpack_fields(header)
-        if len(fields) < 2 or type(fields[1]) is not bytes or type(fields[0]) is not int:
-            raise ProtocolError("a header has a kind and a context")
-        endpoint = self._endpoint
-        if fields[0] == kinds.FAREWELL:
-            self._farewell(fields)
-            return None
-        context = endpoint.contexts.get(fields[1])
-        if context is not None:
-            self._target = context
-            return context.frame(self.rank, fields, nbytes)
-        self._target = None
-        if fields[1] in endpoint.closed_contexts:
-            # Nobody takes it here any more, and the peer may not know.
-            if fields[0] != kinds.REVOKE:
-                link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
-            return None
-        cost = nbytes + len(header) + 100
-        self._early_bytes += cost
-        if self._early_bytes > MAX_EARLY_BYTES:
-            raise ProtocolError(
-                f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
-            )
-        self._target = stray = Stray(self.rank, fields, bytearray(nbytes), cost)
-        return memoryview(stray.data)
-
-    def _farewell(self, fields: list[Any]) -> None:
-        if len(fields) != 3 or type(fields[2]) is not str:
-            raise ProtocolError("a FAREWELL frame ends in a text")
-        if not fields[1]:
-            self._endpoint.lose(self.rank, f"it aborted: {fields[2]}")
-            return
-        context = self._endpoint.contexts.get(fields[1])
-        if context is not None:
-            context.rank_lost(self.rank, fields[2])
-
-    def payload(self, link: Link) -> None:
-        target, self._target = self._target, None
-        if isinstance(target, Stray):
-            self._endpoint.keep(target)
-        elif target is not None:
-            target.payload(self.rank)
-
-    def closed(self, link: Link, error: BaseException | None) -> None:
-        if self.link is link:
-            self._target = None
-            if error is None:
-                self._endpoint.lose(self.rank, "it left the group")
-            else:
-                self._endpoint.cut(self.rank, f"connection lost ({error})")
-
-    def settle(self, stray: Stray) -> None:
-        """A stray frame has found its group."""
-        self._early_bytes -= stray.cost
-
-
-class Stray(NamedTuple):
-    """A frame for a group that was not made here yet."""
-
-    rank: int
-    fields: list[Any]
-    data: bytearray
-    cost: int
-
-
 class Endpoint:
     """Links to the peers of one membership, and the contexts that use them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, expected: int = MAX_MEMBERS) -> None:
-        """`expected`: how many members there will be at most."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        expected: int = MAX_MEMBERS,
+        lease: float = LEASE,
+    ) -> None:
+        """`expected`: how many members there will be at most. `lease`: after so many seconds
+        without an answer of its system, a peer's connection is broken."""
         self.loop = loop
+        self.lease = min(lease, LONGEST_SILENCE)
         self._expected = expected
         self.progress = Progress(loop)
         self.recorder = Recorder()
@@ -232,11 +90,24 @@ class Endpoint:
         self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._look: asyncio.TimerHandle | None = None
 
     def activate(self, identity: Identity, dial: Dial) -> None:
         """This rank is a member; `dial` makes links. `admit` says who the others are."""
         self._identity = identity
         self._dial = dial
+        if not is_virtual(self.loop):  # there the network says so
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._look = self.loop.call_later(self.lease / LOOKS, self._look_around)
+
+    def _look_around(self) -> None:
+        """Find connections that nobody answers on any more."""
+        if not self.closing:
+            for peer in list(self._peers.values()):
+                peer.look(self.lease / LOOKS)
+            self._look_later()
 
     def admit(self, ids: Sequence[str]) -> tuple[int, ...]:
         """The members `ids` are answered and can be reached from now on: their roots."""
@@ -333,6 +204,11 @@ class Endpoint:
     def discard(self, rank: int, token: object) -> None:
         self._peers[rank].discard(token)
 
+    def settle(self, rank: int, token: object, done: Done) -> bool:
+        """See `Link.settle`."""
+        link = self._peers[rank].link
+        return link is None or link.settle(token, done)
+
     def divert(self, rank: int, into: memoryview | None) -> int:
         link = self._peers[rank].link
         return 0 if link is None else link.divert(into)
@@ -375,55 +251,84 @@ class Endpoint:
         return task
 
     async def _connect(self, peer: Peer) -> None:
+        assert self._identity is not None
+        why = "not reachable: no answer to hello"
+        final = True
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT if peer.link is None else RELINK_TIMEOUT):
+                for left in reversed(range(ATTEMPTS)):
+                    try:
+                        answer = await self._greet(peer)
+                    except OSError as error:
+                        # Nobody listens for a process that has ended. What breaks may be made.
+                        if not left or not was_broken(error.__cause__ or error):
+                            raise
+                    else:
+                        if answer is None:
+                            return
+                        why = f"it refuses connections ({answer.why})"
+                        if answer.is_final:
+                            break
+                else:
+                    final = self._identity.id < peer.id
+                if not final:
+                    # Both dialled at once, and the connection of the lower id is kept.
+                    await peer.attached.wait()
+                    return
+        except Exception as error:  # also an address that makes no sense: the others must hear
+            if not isinstance(error, TimeoutError):
+                why = f"not reachable: {error}"
+        finally:
+            if peer.dialing is asyncio.current_task():
+                peer.dialing = None
+        if not peer.is_linked:
+            self.cut(peer.rank, peer.broken + why)
+
+    async def _greet(self, peer: Peer) -> Greeting | None:
+        """Connect to `peer`, unless it connects first. A greeting that it has ended, else None."""
         assert self._dial is not None and self._identity is not None
         greeting = Greeting(self.loop, peer, self._identity)
         link: Link | None = None
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                link = await self._dial(peer.rank, greeting)
-                greeting.begin(link)
-                answered = await greeting.answered
-                if not answered and self._identity.id > peer.id:
-                    # Both dialled at once, and the connection of the lower id is kept.
-                    await peer.attached.wait()
-        except Exception as error:  # also an address that makes no sense: the others must hear
-            if link is not None and peer.link is not link:
-                link.close()
-            if peer.link is None:
-                self.cut(peer.rank, f"not reachable: {str(error) or 'no answer to hello'}")
-        except asyncio.CancelledError:
-            # Superseded by the peer's own connection, or the endpoint was closed.
-            if link is not None and peer.link is not link:
-                link.close()
-            raise
-        else:
-            if peer.link is None:
-                self.cut(peer.rank, f"it refuses connections ({greeting.why})")
+            link = await self._dial(peer.rank, greeting)
+            greeting.begin(link)
+            return None if await greeting.answered or peer.is_linked else greeting
         finally:
-            peer.dialing = None
+            # It failed, or took too long; was superseded by the peer's own connection, or the
+            # endpoint was closed.
+            if link is not None and peer.link is not link:
+                link.close()
 
     def holds(self, greeter: Greeter) -> bool:
         """A peer has sent its proof: whether it may wait until the membership is known."""
         self._strangers.discard(greeter)
         return len(self._greeters) - len(self._strangers) <= self._expected
 
-    def greeted(self, greeter: Greeter, rank: int, proof: bytes) -> None:
-        """Rank `rank` has connected to us, and `proof` is ours for it."""
+    def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
+        """Rank `rank` has connected to us."""
+        assert self._identity is not None
         self._greeters.pop(greeter, None)
         peer = self._peers[rank]
-        if peer.link is not None or rank in self.lost or self.closing:
+        if rank in self.lost or self.closing:
+            why = "it is leaving" if self.closing else f"it has lost this rank: {self.lost[rank]}"
+            greeter.link.send(pack_fields(kinds.FAREWELL, b"", why[:1000]), urgent=True)
+            greeter.link.close()
+            return
+        if not peer.make_way(claim):
             greeter.link.close()
             return
         if peer.dialing is not None:
             # Both dialled at once: the connection of the lower id is kept.
-            assert self._identity is not None
             if self._identity.id < peer.id:
                 greeter.link.close()
                 return
             peer.dialing.cancel()
+            peer.dialing = None
+        own = peer.claim
+        proof = self._identity.prove("listener", peer.id, nonces, own)
         # Urgent: nothing may overtake it.
-        greeter.link.send(pack_fields(kinds.HELLO_ACK, proof), urgent=True)
-        peer.attach(greeter.link)
+        greeter.link.send(pack_fields(kinds.HELLO_ACK, proof, *own), urgent=True)
+        peer.attach(greeter.link, claim, dialled=False)
 
     def dismiss(self, greeter: Greeter) -> None:
         self._greeters.pop(greeter, None)
@@ -438,8 +343,11 @@ class Endpoint:
         self.lost[rank] = reason
         log.debug("rank %d is lost: %s", rank, reason)
         peer = self._peers[rank]
-        if peer.link is not None and not peer.link.is_closed:
-            peer.link.close()
+        if peer.link is not None:
+            if peer.dialing is not None:
+                peer.dialing.cancel()
+            if not peer.link.is_closed:
+                peer.link.close()
         for context in list(self.contexts.values()):
             context.rank_lost(rank, reason)
 
@@ -451,17 +359,25 @@ class Endpoint:
 
     def left(self, rank: int) -> None:
         """`rank` has left in order: once all that it sent is in, it is gone."""
-        link = self._peers[rank].link
-        if link is None or link.is_closed:
+        peer = self._peers[rank]
+        if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
             self.lose(rank, "it left the group")
 
-    async def connected(self, timeout: float) -> None:
-        """Wait until there are links for all that was sent; `timeout` seconds at most."""
+    async def delivered(self, timeout: float) -> None:
+        """Wait until there are links for all that was sent, `timeout` seconds at most, and the
+        peers have got it: `FAREWELL_TIMEOUT` at most, as they may be busy."""
         dialing = [
             peer.dialing for peer in self._peers.values() if peer.dialing and peer.has_queued
         ]
         if dialing:
             await asyncio.wait(dialing, timeout=timeout)
+        coming: list[asyncio.Future[None]] = []
+        for root, peer in self._peers.items():
+            came: asyncio.Future[None] = self.loop.create_future()
+            if root not in self.lost and not peer.deliver(partial(_set, came)):
+                coming.append(came)
+        if coming:
+            await asyncio.wait(coming, timeout=FAREWELL_TIMEOUT)
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
@@ -493,6 +409,8 @@ class Endpoint:
                 peer.link.close_in_child()
 
     async def _stop_tasks(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -500,10 +418,9 @@ class Endpoint:
         for greeter in list(self._greeters):
             greeter.link.close()
 
-    def identify(self, mark: bytes, mac: bytes, nonces: Nonces) -> tuple[int, bytes] | None:
-        """Who connected shows that it is the member with this mark: its root, and our own proof
-        for it. None while it may be one that is not known here yet. Raises ProtocolError for
-        somebody else."""
+    def identify(self, mark: bytes, mac: bytes, claim: Claim, nonces: Nonces) -> int | None:
+        """Who connected shows that it is the member with this mark: its root. None while it may be
+        one that is not known here yet. Raises ProtocolError for somebody else."""
         identity = self._identity
         if identity is None:
             return None
@@ -513,6 +430,16 @@ class Endpoint:
                 return None
             raise ProtocolError("who connected is no member that is known here")
         their_id = self._peers[root].id
-        if root == self.rank or not identity.check("dialler", their_id, mac, nonces):
+        if root == self.rank or not identity.check("dialler", their_id, mac, nonces, claim):
             raise ProtocolError("who connected did not show that it is a member")
-        return root, identity.prove("listener", their_id, nonces)
+        return root
+
+
+def was_broken(error: BaseException) -> bool:
+    """Whether a connection broke, rather than that there was none to be had."""
+    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Link
@@ -17,7 +17,8 @@ from aiodist.wire.frames import pack_fields, unpack_fields
 from aiodist.wire.proof import NONCE_BYTES, Role, check_proof, make_proof, mark_of, membership_key
 
 if TYPE_CHECKING:
-    from aiodist.runtime.endpoint import Endpoint, Peer
+    from aiodist.runtime.endpoint import Endpoint
+    from aiodist.runtime.peer import Peer
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -26,6 +27,14 @@ HANDSHAKE_TIMEOUT = 10.0
 
 Nonces = tuple[bytes, bytes]
 """Of the side that connected, and of the other."""
+
+
+class Claim(NamedTuple):
+    """What a side says of the links that there have been: how many, and how many frames have come
+    to it over them."""
+
+    generation: int
+    came: int
 
 
 class Identity:
@@ -37,13 +46,13 @@ class Identity:
         self.mark = mark_of(id)
         self._token = token
 
-    def prove(self, role: Role, peer: str, nonces: Nonces) -> bytes:
-        """What shows member `peer` that this is who it is."""
-        return make_proof(self._key(peer), role, *nonces, self.id.encode())
+    def prove(self, role: Role, peer: str, nonces: Nonces, claim: Claim) -> bytes:
+        """What shows member `peer` that this is who it is, and claims that."""
+        return make_proof(self._key(peer), role, *nonces, pack_fields(self.id, *claim))
 
-    def check(self, role: Role, peer: str, mac: bytes, nonces: Nonces) -> bool:
-        """Whether `mac` shows that the other side is member `peer`."""
-        return check_proof(mac, self._key(peer), role, *nonces, peer.encode())
+    def check(self, role: Role, peer: str, mac: bytes, nonces: Nonces, claim: Claim) -> bool:
+        """Whether `mac` shows that the other side is member `peer`, and claims that."""
+        return check_proof(mac, self._key(peer), role, *nonces, pack_fields(peer, *claim))
 
     def _key(self, peer: str) -> bytes:
         return membership_key(self._token, self.group, sorted((self.id, peer)))
@@ -60,7 +69,7 @@ class Greeter:
         self._endpoint = endpoint
         self._theirs = b""
         self._ours = secrets.token_bytes(NONCE_BYTES)
-        self._shown: tuple[bytes, bytes] | None = None
+        self._shown: tuple[bytes, bytes, Claim] | None = None
         self._timer = endpoint.loop.call_later(HANDSHAKE_TIMEOUT, self._expired)
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
@@ -85,15 +94,16 @@ class Greeter:
         """Judge the proof, once it has come and the membership is known."""
         if self._shown is None:
             return
-        mark, mac = self._shown
+        mark, mac, claim = self._shown
+        nonces = (self._theirs, self._ours)
         self._timer.cancel()
         try:
-            found = self._endpoint.identify(mark, mac, (self._theirs, self._ours))
+            found = self._endpoint.identify(mark, mac, claim, nonces)
         except ProtocolError as error:
             self.link.close(error)
             return
         if found is not None:
-            self._endpoint.greeted(self, *found)
+            self._endpoint.greeted(self, found, claim, nonces)
 
     def drop(self) -> None:
         """Close at once, without a word."""
@@ -111,7 +121,7 @@ class Greeter:
 
 class Greeting:
     """Receives the answers to our greeting of the peer that we connected to. `why`: what may be
-    the reason that there was none."""
+    the reason that there was none. `is_final`: the peer has said so."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peer: Peer, identity: Identity) -> None:
         self.answered: asyncio.Future[bool] = loop.create_future()
@@ -119,8 +129,9 @@ class Greeting:
         self._identity = identity
         self._ours = secrets.token_bytes(NONCE_BYTES)
         self.why = "it has left, or lost us"
+        self.is_final = False
         self._theirs = b""
-        self._done = False
+        self._claim: Claim | None = None
 
     def begin(self, link: Link) -> None:
         """Say hello."""
@@ -128,36 +139,44 @@ class Greeting:
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
         fields = unpack_fields(header)
-        kind = kinds.HELLO_ACK if self._theirs else kinds.CHALLENGE
-        if nbytes or self._done or len(fields) != 2 or fields[0] != kind:
+        if self._theirs and not nbytes and fields[:2] == [kinds.FAREWELL, b""] and len(fields) == 3:
+            self.is_final = True
+            self.why = str(fields[2])[:1000]
+            link.close()
+            return None
+        kind, size = (kinds.HELLO_ACK, 4) if self._theirs else (kinds.CHALLENGE, 2)
+        if nbytes or self._claim is not None or len(fields) != size or fields[0] != kind:
             raise ProtocolError("not the answer to a greeting")
         if type(fields[1]) is not bytes:
             raise ProtocolError("a nonce or proof is bytes")
         if not self._theirs:
             self._theirs = _nonce(fields[1])
             return None
-        self._done = True
+        claim = self._claim = _claim(fields[2:])
         nonces = (self._ours, self._theirs)
-        if not self._identity.check("listener", self._peer.id, fields[1], nonces):
+        if not self._identity.check("listener", self._peer.id, fields[1], nonces, claim):
             raise ProtocolError(f"who answered did not show that it is rank {self._peer.rank}")
+        if not self._peer.can_attach(link, claim):
+            raise ProtocolError(f"rank {self._peer.rank} cannot go on where the link broke")
         return None
 
     def payload(self, link: Link) -> None:
         if self.answered.done():
             link.close()  # superseded
-        elif not self._done:
-            identity = self._identity
-            mac = identity.prove("dialler", self._peer.id, (self._ours, self._theirs))
-            link.send(pack_fields(kinds.PROOF, identity.mark, mac), urgent=True)
+        elif self._claim is None:
+            identity, own = self._identity, self._peer.claim
+            mac = identity.prove("dialler", self._peer.id, (self._ours, self._theirs), own)
+            link.send(pack_fields(kinds.PROOF, identity.mark, mac, *own), urgent=True)
         else:
             # At once: the peer's first frames may be right behind its answer.
-            self._peer.attach(link)
+            self._peer.attach(link, self._claim, dialled=True)
             self.answered.set_result(True)
 
     def closed(self, link: Link, error: BaseException | None) -> None:
         if not self.answered.done():
             if error is not None and not isinstance(error, ConnectionResetError):
                 self.why = str(error)
+            self.is_final = self.is_final or isinstance(error, ProtocolError)
             self.answered.set_result(False)
 
 
@@ -174,10 +193,17 @@ def _nonce(value: Any) -> bytes:
     return value
 
 
-def _shown(fields: list[Any]) -> tuple[bytes, bytes]:
-    """Mark and proof."""
-    if len(fields) != 3 or fields[0] != kinds.PROOF:
+def _shown(fields: list[Any]) -> tuple[bytes, bytes, Claim]:
+    """Mark, proof and claim."""
+    if len(fields) != 5 or fields[0] != kinds.PROOF:
         raise ProtocolError("not a proof")
     if type(fields[1]) is not bytes or type(fields[2]) is not bytes:
         raise ProtocolError("a mark and a proof are bytes")
-    return fields[1], fields[2]
+    return fields[1], fields[2], _claim(fields[3:])
+
+
+def _claim(fields: list[Any]) -> Claim:
+    generation, came = fields
+    if type(generation) is not int or type(came) is not int or generation < 0 or came < 0:
+        raise ProtocolError("a claim is two numbers")
+    return Claim(generation, came)

@@ -88,6 +88,10 @@ class Channel(Protocol):
     def discard(self, dst: int, token: object) -> None:
         """See `Link.discard`."""
 
+    def settle(self, dst: int, token: object, done: Done) -> bool:
+        """See `Link.settle`."""
+        ...
+
     def divert(self, src: int, into: memoryview | None) -> int:
         """See `Link.divert`, for the payload of this engine that now comes from `src`."""
         ...
@@ -136,6 +140,10 @@ class Wire:
         # Nothing that is discarded waits here: `flush` ends every entry into the engine.
         if dst != self.rank:
             self._channel.discard(dst, token)
+
+    def settle(self, dst: int, token: object, done: Done) -> bool:
+        """See `Link.settle`."""
+        return dst == self.rank or self._channel.settle(dst, token, done)
 
     def flush(self) -> None:
         """Take in what this rank sent to itself. Ends every entry into the engine."""

@@ -241,7 +241,7 @@ class Seat:
         self._close_contexts(self._end_with())
         # Peers first: what is queued for them must be on its way before they hear that we left. A
         # small message is sent, for its sender, before there is a link to its receiver.
-        await self.endpoint.connected(GOODBYE_TIMEOUT)
+        await self.endpoint.delivered(GOODBYE_TIMEOUT)
         await self.endpoint.finish(GOODBYE_TIMEOUT)
         self._close_listeners()
         await self.control.leave(GOODBYE_TIMEOUT)

@@ -113,6 +113,9 @@ class Network:
         self._listeners: dict[Where, SimSocket] = {}
         self._cuts: dict[frozenset[str], None] = {}
         self._held: dict[Way, None] = {}
+        self._breaks: dict[tuple[frozenset[str], bool], int] = {}
+        self.broken = 0
+        """How many connections were broken by `break_links` and `break_after`."""
         loop.make_socket = self._socket
 
     def node(self, host: str) -> Node:
@@ -165,7 +168,23 @@ class Network:
                 sock.broken_by_peer()
                 way.target.broken_by_peer()
                 broken += 1
+        self.broken += broken
         return broken
+
+    def break_after(self, a: Node, b: Node, nbytes: int, *, arrived: bool = False) -> None:
+        """Break the connections between `a` and `b` once so many more bytes were sent, both ways
+        together; `arrived`: once so many have arrived, and may have been read."""
+        self._breaks[frozenset((a.host, b.host)), arrived] = nbytes
+
+    def passes(self, way: Way, nbytes: int, *, arrived: bool) -> None:
+        """Bytes were sent by `way`, or have arrived."""
+        a, b = way.source.node, way.target.node
+        key = frozenset((a.host, b.host)), arrived
+        if key in self._breaks:
+            self._breaks[key] -= nbytes
+            if self._breaks[key] <= 0:
+                del self._breaks[key]
+                self.at(self.loop.time(), self.break_links, a, b)
 
     def is_cut(self, a: Node, b: Node) -> bool:
         return a.silent or b.silent or frozenset((a.host, b.host)) in self._cuts

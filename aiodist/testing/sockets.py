@@ -52,6 +52,7 @@ class Way:
         self._travelling += len(data)
         for packet in self.network.cut(data):
             self._queue(packet)
+        self.network.passes(self, len(data), arrived=False)
 
     def finish(self, how: object) -> None:
         self._queue(how)
@@ -82,6 +83,7 @@ class Way:
                 network.later(self.source.node, target.node, self.source.broken_by_peer)
                 return
             self.arrived += item
+            network.passes(self, len(item), arrived=True)
         elif item is END:
             self.ended = True
         else:

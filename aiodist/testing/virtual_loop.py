@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import Context, ContextVar
+from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -135,6 +136,8 @@ class VirtualSelector(selectors.BaseSelector):
 
     def __init__(self, chooser: Random) -> None:
         self.now = 0.0
+        self.turns = 0
+        self.alarms: dict[int, Callable[[], None]] = {}
         self.idle_error: Callable[[], BaseException] = lambda: DeadlockError("nothing to wait for")
         self._chooser = chooser
         self._keys: dict[int, selectors.SelectorKey] = {}
@@ -179,6 +182,9 @@ class VirtualSelector(selectors.BaseSelector):
         self._hot.clear()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.turns += 1
+        if self.turns in self.alarms:
+            self.alarms.pop(self.turns)()
         ready = []
         for number in list(self._hot):
             key = self._keys[number]
@@ -218,6 +224,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._virtual.now
+
+    @property
+    def turns(self) -> int:
+        """How many turns it has made."""
+        return self._virtual.turns
+
+    def at_turn(self, turn: int, callback: Callable[[], None]) -> None:
+        """Call `callback`, as the process that calls this, before anything else happens in that
+        turn."""
+        self._virtual.alarms[turn] = partial(contextvars.copy_context().run, callback)
 
     @property
     def selector(self) -> VirtualSelector:

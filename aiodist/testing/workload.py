@@ -267,11 +267,13 @@ class Run:
     @property
     def disturbed(self) -> bool:
         """Whether anything happened by which a rank may seem lost."""
-        # A coordinator that comes back with its state file is not to be noticed.
-        return any(
-            disaster.kind != "restart the coordinator" or not self.scenario.durable
-            for disaster in self.scenario.disasters
-        )
+        # A coordinator that comes back with its state file is not to be noticed, nor is a link that
+        # breaks once.
+        harmless = {"break links"}
+        if self.scenario.durable:
+            harmless.add("restart the coordinator")
+        kinds = [disaster.kind for disaster in self.scenario.disasters]
+        return not harmless.issuperset(kinds) or kinds.count("break links") > 1
 
     def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
         """Note an error that has no cause. Returns whether somebody is lost by it."""

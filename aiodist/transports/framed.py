@@ -6,7 +6,7 @@ is not complete there is under way (`_to_come` > 0), and the rest of it goes str
 destination.
 
 The end of the stream is said by a frame without header and payload (`BYE`): a connection that
-ends without it is broken.
+ends without it is broken. Other frames without a header are the link's own, see `kept`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Receiver
+from aiodist.transports.kept import JOINED, OWN_PAYLOAD, OWN_SIZE, Kept, read_own
 from aiodist.transports.link import TURN, BaseLink
 from aiodist.transports.outbox import Outbox, Outgoing
 from aiodist.wire.frames import parse_prefix, prefix
@@ -25,24 +26,14 @@ from aiodist.wire.frames import parse_prefix, prefix
 BYE = prefix(b"", 0)
 """The last frame of a stream that ends in order."""
 
-JOINED = 4096
-"""Payloads up to this are copied behind their prefix: cheaper than a gathered write."""
-
 
 class FramedLink(BaseLink):
     """The frames of a link; subclasses move the bytes. Call `start` once the receiver is set."""
 
     __slots__ = (
-        "_arrived",
-        "_broken",
-        "_busy",
-        "_destination",
-        "_direct",
-        "_outbox",
-        "_peer_ended",
-        "_polling",
-        "_to_come",
-    )
+        "_accepts", "_again", "_arrived", "_broken", "_busy", "_came", "_destination", "_direct",
+        "_header", "_kept", "_outbox", "_peer_ended", "_polling", "_to_come",
+    )  # fmt: skip
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
@@ -51,14 +42,20 @@ class FramedLink(BaseLink):
         # Sending. `_direct`: nothing is queued and nothing forbids a write right inside `send`.
         self._outbox = Outbox()
         self._direct = True
+        self._accepts = True  # what cannot be sent now is queued
         self._busy = False  # inside a write or a `done`
         self._broken: OSError | None = None  # writing failed; what has arrived is still read
+        self._kept: Kept | None = None
         # Receiving.
         self._polling = False
         self._destination: memoryview | None = None
         self._arrived = 0  # payload bytes of the frame under way that are here
         self._to_come = 0  # and those that are not
-        self._peer_ended = False
+        self._header = b""  # of the frame under way
+        self._came = 0  # frames
+        # A frame that was under way when the connection before broke, and comes again.
+        self._again: tuple[bytes, int, memoryview | None] | None = None
+        self._peer_ended = False  # nothing more comes over this connection
 
     @abstractmethod
     def start(self) -> None:
@@ -108,7 +105,7 @@ class FramedLink(BaseLink):
             nbytes += view.nbytes
         head = prefix(header, nbytes)
         if not self._direct:
-            if not (self._closed or self._finishing or self._broken):
+            if self._accepts:
                 self._outbox.push(Outgoing(head, payload, nbytes, done, token), urgent)
             return
         try:
@@ -117,12 +114,18 @@ class FramedLink(BaseLink):
             sent = 0
         except OSError as error:
             self._cannot_send(error)
+            if self._accepts:
+                self._outbox.push(Outgoing(head, payload, nbytes, done, token), urgent)
             return
         except ProtocolError as error:
             self._failed(error)
             return
         if sent == len(head) + nbytes:
             self._outbox.sent_bytes += nbytes
+            if nbytes > JOINED and self._kept is not None:
+                self._kept.lend(head, payload, nbytes, token)
+                if not self._kept.limit:
+                    self._ask()
             if done is not None:
                 self._finished(done)
             return
@@ -135,20 +138,31 @@ class FramedLink(BaseLink):
         if not self._direct:
             return False
         size = len(start) + len(rest)
+        kept = self._kept
+        copy = None if kept is None or len(rest) <= JOINED else b"".join((start, rest))
         try:
-            sent = self._write_frame(start, (rest,), len(rest))
+            if copy is None:
+                sent = self._write_frame(start, (rest,), len(rest))
+            else:
+                sent = self._write((copy,))
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
             self._cannot_send(error)
-            return True
+            if not self._accepts:
+                return True
+            sent = 0
         except ProtocolError as error:
             self._failed(error)
             return True
         if sent == size:
             self._outbox.sent_bytes += nbytes
+            if copy is not None and kept is not None:
+                kept.hold(copy)
+                if not kept.limit:
+                    self._ask()
         else:
-            frame = b"".join((start, rest))
+            frame = copy or b"".join((start, rest))
             head, payload = frame[: size - nbytes], memoryview(frame)[size - nbytes :]
             self._queue_rest(Outgoing(head, (payload,), nbytes, None, None), sent, False)
         return True
@@ -156,7 +170,9 @@ class FramedLink(BaseLink):
     @property
     def is_clear(self) -> bool:
         """Whether nothing is queued, no payload is under way, and it has not ended."""
-        return self._direct and not (self._to_come or self._polling or self._peer_ended)
+        return self._direct and not (
+            self._to_come or self._polling or self._peer_ended or self._again
+        )
 
     @abstractmethod
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
@@ -177,7 +193,8 @@ class FramedLink(BaseLink):
             self._outbox.push_partial(frame)
         else:
             self._outbox.push(frame, urgent)
-        self._arm()
+        if self._broken is None:
+            self._arm()
 
     def _finished(self, done: Done) -> None:
         """Call the `done` of a frame sent directly; what it sends is queued, then sent here."""
@@ -191,13 +208,14 @@ class FramedLink(BaseLink):
         if self._outbox.backlog:
             self._flush()
         else:
-            self._direct = not (self._closed or self._finishing)
+            self._direct = self._accepts and self._broken is None
 
     def _flush(self) -> bool:
         """Write what is queued until there is no room or a turn's worth is out."""
-        if self._busy or self._closed:
+        if self._busy or self._closed or self._broken:
             return False
         outbox = self._outbox
+        kept = self._kept
         self._busy = True
         budget = TURN
         moved = False
@@ -217,11 +235,16 @@ class FramedLink(BaseLink):
                     break
                 moved = True
                 budget -= sent
-                for done in outbox.advance(sent):
-                    done()
+                for frame in outbox.advance(sent):
+                    if kept is not None:
+                        kept.finished(frame)
+                    if frame.done is not None:
+                        frame.done()
         except Exception as error:
             self._failed(error)
         self._busy = False
+        if kept is not None and not kept.limit:
+            self._ask()
         if not (outbox.backlog or self._closed or self._broken):
             if self._finishing:
                 self._all_sent()
@@ -233,19 +256,23 @@ class FramedLink(BaseLink):
         """Writing failed: what the peer sent before is still taken in, then the link closes."""
         self._broken = error
         self._direct = False
-        self._outbox.clear()
+        if self._kept is None:
+            self._accepts = False
+            self._outbox.clear()
         self._loop.call_soon(self._after_broken)
 
     def _after_broken(self) -> None:
         while self._receive():
             pass
-        self.close(self._broken)
+        if self._broken is not None:
+            self._lost(self._broken)
 
     def discard(self, token: object) -> None:
         self._outbox.discard(token)
 
     def _send_bye(self) -> None:
         self._direct = False
+        self._accepts = False
         if self._broken is None:
             self._outbox.push(Outgoing(BYE, (), 0, None, None), urgent=False)
             self._flush()
@@ -289,14 +316,24 @@ class FramedLink(BaseLink):
             if parsed is None:
                 return start
             header, nbytes, taken = parsed
+            if not header and nbytes == OWN_PAYLOAD:
+                if stop - start < OWN_SIZE:
+                    return start
+                self._own(*read_own(data, start + taken))
+                start += OWN_SIZE
+                continue
             start += taken
             if not header:
                 self._bye(nbytes, stop - start)
                 return start
-            destination = self.receiver.frame(self, header, nbytes)
+            if self._again is None:
+                destination = self.receiver.frame(self, header, nbytes)
+            else:
+                destination = self._come_again(header, nbytes)
             if self._closed:
                 return start
             if not nbytes:
+                self._came += 1
                 self.receiver.payload(self)
                 continue
             if destination is not None and len(destination) != nbytes:
@@ -312,9 +349,21 @@ class FramedLink(BaseLink):
             self._to_come = nbytes - here
             self._destination = destination
             if here < nbytes:
+                self._header = header
                 return start
             self._complete()
         return start
+
+    def _come_again(self, header: bytes, nbytes: int) -> memoryview | None:
+        """Where the payload of a frame goes that had begun to come before."""
+        assert self._again is not None
+        again, size, destination = self._again
+        self._again = None
+        if (again, size) != (header, nbytes):
+            raise ProtocolError(
+                f"{self._peer_name} did not go on with the frame that it had begun to send"
+            )
+        return destination
 
     @abstractmethod
     def _take(self, start: int, stop: int) -> None:
@@ -339,12 +388,17 @@ class FramedLink(BaseLink):
             self._complete()
 
     def _complete(self) -> None:
+        self._came += 1
         self._received_bytes += self._arrived
         if self._destination is not None:
             self._destination = None
             self.receiver.payload(self)
 
     def divert(self, into: memoryview | None) -> int:
+        if self._again is not None:
+            header, nbytes, before = self._again
+            self._again = (header, nbytes, into if before is not None else None)
+            return 0
         if self._destination is None:
             return 0
         if into is not None and len(into) != len(self._destination):
@@ -354,6 +408,20 @@ class FramedLink(BaseLink):
             )
         self._destination = into
         return self._arrived
+
+    # ---- for links that outlive a connection, see `lasting` ----
+
+    def _ask(self) -> None:
+        """Ask the peer what has come: `_kept` says that it is time."""
+        raise NotImplementedError
+
+    def _own(self, code: int, number: int) -> None:
+        """The peer's link has said something."""
+        raise ProtocolError(f"{self._peer_name} sent a frame without a header")
+
+    def _lost(self, error: BaseException) -> None:
+        """The connection is gone."""
+        self.close(error)
 
     # ---- the end ----
 
@@ -374,13 +442,13 @@ class FramedLink(BaseLink):
         if self._finishing and not self._outbox.backlog:
             self.close()  # the peer took our BYE and left, maybe amid a frame nobody wants
             return
-        self.close(
+        self._lost(
             self._broken
             or ConnectionResetError(f"{self._peer_name} closed the connection without ending it")
         )
 
     def _forget(self) -> None:
-        self._direct = False
+        self._direct = self._accepts = False
         self._outbox.clear()
         self._destination = None
         self._to_come = 0

@@ -20,7 +20,7 @@ MOST_BUFFERS = 512
 class Outgoing:
     """One frame on its way: `head` is what is left of its prefix, `views` of its payload."""
 
-    __slots__ = ("done", "head", "left", "nbytes", "token", "views")
+    __slots__ = ("done", "head", "left", "nbytes", "token", "views", "whole_head", "whole_views")
 
     def __init__(
         self,
@@ -30,8 +30,9 @@ class Outgoing:
         done: Done | None,
         token: object,
     ) -> None:
-        self.head = head
+        self.head = self.whole_head = head
         self.views = list(views)
+        self.whole_views = views
         self.nbytes = nbytes
         self.left = len(head) + nbytes
         self.done = done
@@ -57,10 +58,19 @@ class Outgoing:
             self.views[0] = self.views[0].cast("B")[count:]
 
     def detach(self) -> None:
-        """Copy the payload that is left, and forget whose it was."""
-        self.views = [memoryview(b"".join(self.views))]
+        """Copy the payload, and forget whose it was."""
+        payload = memoryview(b"".join(self.whole_views))
+        self.whole_views = (payload,)
+        left = sum([view.nbytes for view in self.views])
+        self.views = [payload[self.nbytes - left :]]
         self.done = None
         self.token = None
+
+    def begin_again(self) -> None:
+        """None of it has been sent, on the connection that there is now."""
+        self.head = self.whole_head
+        self.views = list(self.whole_views)
+        self.left = len(self.head) + self.nbytes
 
 
 class Outbox:
@@ -76,6 +86,14 @@ class Outbox:
         """Bytes that are queued, prefixes included."""
         self.sent_bytes = 0
         """Payload bytes of frames that have left."""
+
+    def count(self, but: object) -> int:
+        """How many frames are queued, without those whose token is `but`."""
+        return sum([frame.token is not but for frame in self._all()])
+
+    def _all(self) -> list[Outgoing]:
+        partial = () if self._partial is None else (self._partial,)
+        return [*partial, *self._urgent, *self._bulk]
 
     def push(self, frame: Outgoing, urgent: bool) -> None:
         """Queue a frame of which nothing was sent."""
@@ -111,10 +129,10 @@ class Outbox:
             buffers += frame.views[:room]
         return frame.left
 
-    def advance(self, count: int) -> list[Done]:
-        """The first `count` bytes of `gather` were sent: the `done` of the frames that are out."""
+    def advance(self, count: int) -> list[Outgoing]:
+        """The first `count` bytes of `gather` were sent: the frames that are out."""
         self.backlog -= count
-        finished: list[Done] = []
+        finished: list[Outgoing] = []
         while count:
             frame = self._partial
             if frame is None:
@@ -126,8 +144,7 @@ class Outbox:
             count -= frame.left
             self._partial = None
             self.sent_bytes += frame.nbytes
-            if frame.done is not None:
-                finished.append(frame.done)
+            finished.append(frame)
         return finished
 
     def discard(self, token: object) -> None:
@@ -143,6 +160,31 @@ class Outbox:
                 queue.extend(kept)
         if self._partial is not None and self._partial.token == token:
             self._partial.detach()
+
+    def mark(self, token: object) -> None:
+        """Give what is queued this token."""
+        for frame in self._all():
+            frame.token = token
+
+    def detach(self, token: object) -> None:
+        """Copy what is queued with `token`: its memory is not read any more."""
+        for frame in self._all():
+            if frame.token == token:
+                frame.detach()
+
+    def adopt(self, other: Outbox, again: Sequence[Outgoing], but: object) -> None:
+        """Queue `again`, which is to be sent once more, and behind it all that `other` has left,
+        without frames whose token is `but`. The frame that `other` had begun begins anew."""
+        begun = () if other._partial is None else (other._partial,)
+        for frame in begun:
+            frame.begin_again()
+        self.sent_bytes += other.sent_bytes - sum([frame.nbytes for frame in again])
+        self._urgent += [
+            frame for frame in (*again, *begun, *other._urgent) if frame.token is not but
+        ]
+        self._bulk += other._bulk
+        other.clear()
+        self.backlog = sum([frame.left for frame in self._all()])
 
     def clear(self) -> None:
         """Forget everything."""

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Receiver
-from aiodist.transports.framed import JOINED, FramedLink
+from aiodist.transports.framed import FramedLink
+from aiodist.transports.kept import JOINED
 from aiodist.transports.link import TURN
 from aiodist.transports.shm_rings import PIECE, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix

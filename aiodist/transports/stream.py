@@ -9,13 +9,16 @@ frame into the scratch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Sequence
 
 from aiodist.transports.base import Receiver
-from aiodist.transports.framed import JOINED, FramedLink
+from aiodist.transports.kept import JOINED
+from aiodist.transports.lasting import LastingLink
 from aiodist.transports.link import TURN
 from aiodist.transports.outbox import MOST_BUFFERS, Outgoing
+from aiodist.transports.silence import is_unanswered, probe_when_idle
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD
 
 SCRATCH = 16 * 1024
@@ -28,7 +31,7 @@ READ = 256 * 1024
 """Most payload bytes of one read."""
 
 
-class StreamLink(FramedLink):
+class StreamLink(LastingLink):
     """A link over a connected, non-blocking stream socket, which it owns from now on."""
 
     __slots__ = (
@@ -68,32 +71,47 @@ class StreamLink(FramedLink):
     # ---- sending ----
 
     def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
-        if not nbytes:
-            return self._socket.send(head)
-        if nbytes <= JOINED:
-            return self._socket.send(b"".join((head, *payload)))
-        return self._socket.sendmsg((head, *payload[:MOST_BUFFERS]))
+        if nbytes > JOINED:
+            return self._socket.sendmsg((head, *payload[:MOST_BUFFERS]))
+        data = b"".join((head, *payload)) if nbytes else head
+        sent = self._socket.send(data)
+        self._sent_whole(data, sent)
+        return sent
+
+    def _sent_whole(self, data: bytes, sent: int) -> None:
+        """`sent` bytes of a small frame are out: keep it, if that is all."""
+        kept = self._kept
+        if kept is not None and sent == len(data):
+            frames = kept.frames
+            frames.append(data)
+            if len(frames) > kept.limit:
+                self._ask()
 
     def send_copy(self, prefix: bytes, payload: memoryview) -> None:
         """Send one frame, urgently, whose prefix is made already. `payload` may be written to as
         soon as this has returned."""
         if self._direct:
+            data = prefix + payload
             sent = 0
             try:
-                if payload.nbytes <= JOINED:
-                    sent = self._socket.send(prefix + payload)
-                else:
-                    sent = self._socket.sendmsg((prefix, payload))
+                sent = self._socket.send(data)
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError as error:
                 self._cannot_send(error)
-                return
-            if sent == len(prefix) + payload.nbytes:
+            if sent == len(data):
                 self._outbox.sent_bytes += payload.nbytes
-                return
-            self._queue_rest(self._copied(prefix, payload), sent, urgent=True)
-        elif not (self._closed or self._finishing or self._broken):
+                kept = self._kept
+                if kept is not None:
+                    frames = kept.frames
+                    frames.append(data)
+                    if payload.nbytes > JOINED:
+                        kept.count(payload.nbytes)
+                    if len(frames) > kept.limit:
+                        self._ask()
+            elif self._accepts:
+                self._queue_rest(self._copied(prefix, payload), sent, urgent=True)
+        elif self._accepts:
             self._outbox.push(self._copied(prefix, payload), urgent=True)
 
     @staticmethod
@@ -151,7 +169,7 @@ class StreamLink(FramedLink):
             except (BlockingIOError, InterruptedError):
                 return budget < TURN
             except OSError as error:
-                self.close(self._broken or error)
+                self._lost(self._broken or error)
                 return True
             if not count:
                 self._end_of_file()
@@ -169,7 +187,7 @@ class StreamLink(FramedLink):
                 return True
 
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
-        if self._to_come or self._polling or self._closed or self._peer_ended:
+        if self._to_come or self._polling or self._closed or self._peer_ended or self._again:
             return False
         held = self._held
         size = len(prefix) + len(into)
@@ -183,7 +201,7 @@ class StreamLink(FramedLink):
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
-            self.close(self._broken or error)
+            self._lost(self._broken or error)
             return False
         if not count:
             self._receive()  # which will find the end again
@@ -196,6 +214,7 @@ class StreamLink(FramedLink):
         self._held = 0
         if found:
             into[:] = self._scratch_view[len(prefix) : size]
+            self._came += 1
             self._received_bytes += len(into)
             if held > size:
                 self._take_safely(size, held)
@@ -223,6 +242,16 @@ class StreamLink(FramedLink):
 
     # ---- the end ----
 
+    def listen_for(self, seconds: float) -> None:
+        """Lose the connection after about so many seconds without an answer, while it is idle. For
+        the rest see `is_unanswered`."""
+        with contextlib.suppress(OSError):  # it is gone already
+            probe_when_idle(self._socket, seconds)
+
+    def is_unanswered(self, seconds: float) -> bool:
+        """Whether something was sent, and the peer's system has answered nothing for so long."""
+        return not (self._closed or self._severed) and is_unanswered(self._socket, seconds)
+
     def _bye(self, nbytes: int, more: int) -> None:
         self._stop_reading()
         super()._bye(nbytes, more)
@@ -233,12 +262,16 @@ class StreamLink(FramedLink):
             self._loop.remove_reader(self._fd)
 
     def _release(self) -> None:
+        self._disconnect()
+        self._forget()
+        self._stop_keeping()
+
+    def _disconnect(self) -> None:
         if not self._loop.is_closed():
             self._stop_reading()
             if self._armed:
                 self._loop.remove_writer(self._fd)
         self._armed = False
-        self._forget()
         self._socket.close()
 
     def close_in_child(self) -> None:

@@ -14,18 +14,15 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.silence import probe_when_idle
 from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
 from aiodist.transports.surroundings import new_socket
 from aiodist.transports.tls import TlsContexts, TlsLink
 
 SILENCE = 20
-"""Seconds without an answer to a keep-alive probe after which an idle connection is lost.
-
-No TCP_USER_TIMEOUT: Linux also lets it end connections to a peer that is alive and answers, but
-has not read for so long (a rank that computes while others send to it). A host that vanishes
-amid a transfer is noticed by the lease of its ranks.
-"""
+"""Seconds without an answer to a keep-alive probe after which an idle connection is lost, unless
+its link is told otherwise (`StreamLink.listen_for`)."""
 
 NEAR = 1000
 """Microseconds of a round trip up to which a peer is near."""
@@ -161,13 +158,5 @@ def _choose_congestion_control(sock: socket.socket) -> None:
 def _set_options(sock: socket.socket) -> None:
     """Raises OSError where the connection is gone already."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", SILENCE // 2),
-        ("TCP_KEEPINTVL", SILENCE // 4),
-        ("TCP_KEEPCNT", 2),
-    ):
-        option = getattr(socket, name, None)  # Linux has them all, others some
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    probe_when_idle(sock, SILENCE)
     _choose_congestion_control(sock)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from aiodist.transports.base import Receiver
+from aiodist.transports.kept import JOINED
 from aiodist.transports.link import TURN
 from aiodist.transports.stream import SCRATCH, StreamLink
 
@@ -115,7 +116,12 @@ class TlsLink(StreamLink):
             self._cipher = self._cipher[sent:]
 
     def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
-        return self._write((head, *payload))
+        if nbytes > JOINED:
+            return self._write((head, *payload))
+        data = b"".join((head, *payload))
+        sent = self._write((data,))
+        self._sent_whole(data, sent)
+        return sent
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
         if not self._shaken or not self._push():
@@ -162,7 +168,7 @@ class TlsLink(StreamLink):
             except (BlockingIOError, InterruptedError):
                 return budget < TURN
             except OSError as error:
-                self.close(self._broken or error)
+                self._lost(self._broken or error)
                 return True
             if not data:
                 self._end_of_file()
@@ -172,7 +178,10 @@ class TlsLink(StreamLink):
             try:
                 self._decrypt()
             except OSError as error:
-                self._cannot_shake(error)
+                if self._shaken:
+                    self._lost(error)
+                else:
+                    self._cannot_shake(error)
             if self._closed or self._peer_ended:
                 return True
         return True

@@ -3,8 +3,9 @@
 ========== =================================================================================
 HELLO      [kind, magic, version, nonce]: the first frame, of who connects
 CHALLENGE  [kind, nonce]: the answer
-PROOF      [kind, my mark, proof]: I am a member, see `aiodist.wire.proof`
-HELLO_ACK  [kind, proof]: so have I; from now on, frames of the membership
+PROOF      [kind, my mark, proof, links, came]: I am a member, see `aiodist.wire.proof`, that has
+           had so many links with you, over which so many frames have come
+HELLO_ACK  [kind, proof, links, came]: so am I; from now on, frames of the membership
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
 GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
 ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: the collective is given
@@ -33,7 +34,7 @@ from __future__ import annotations
 from typing import Final
 
 MAGIC: Final = "aiodist"
-VERSION: Final = 1
+VERSION: Final = 2
 
 HELLO: Final = 1
 HELLO_ACK: Final = 2

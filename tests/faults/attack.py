@@ -208,7 +208,9 @@ class Fuzzer:
             sock.sendall(sent)
             if sent == hello:  # else there may be no answer
                 sock.recv(4096)
-            proof = encode(pack_fields(kinds.PROOF, rng.randrange(-1, 3), rng.randbytes(32)))
+            mark = rng.choice([rng.randbytes(8), rng.randrange(-1, 3)])
+            claim = rng.choice([(0, 0), (rng.randrange(-1, 9), rng.getrandbits(60)), ()])
+            proof = encode(pack_fields(kinds.PROOF, mark, rng.randbytes(32), *claim))
             sock.sendall(proof if rng.random() < 0.5 else self.damaged(proof))
             self.sent += 2
             return False

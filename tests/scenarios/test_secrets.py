@@ -11,7 +11,7 @@ import pytest
 import aiodist
 from aiodist.errors import ProtocolError
 from aiodist.runtime.endpoint import Endpoint
-from aiodist.runtime.greeting import Identity
+from aiodist.runtime.greeting import Claim, Identity
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.tcp import TcpTransport
 from aiodist.wire import kinds
@@ -22,6 +22,8 @@ from aiodist.wire.proof import check_proof, mark_of
 TOKEN = "the-secret-token"
 PAYLOAD = b"the-secret-payload"
 NAME = "the-secret-name"
+
+CLAIM = Claim(0, 0)
 
 
 def address_of(group: aiodist.Group) -> tuple[str, int]:
@@ -59,8 +61,8 @@ def test_a_stranger_hears_nothing_of_the_group(run: Any, caplog: Any) -> None:
             hello = encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, nonce))
             for own in (*ids, "somebody"):
                 identity = Identity(view.group, own, b"guessed")
-                mac = identity.prove("dialler", ids[0], (nonce, bytes(32)))
-                proof = encode(pack_fields(kinds.PROOF, identity.mark, mac))
+                mac = identity.prove("dialler", ids[0], (nonce, bytes(32)), CLAIM)
+                proof = encode(pack_fields(kinds.PROOF, identity.mark, mac, *CLAIM))
                 heard = await overheard(ranks[0], [hello, proof])
                 [challenge] = Decoder().feed(heard)
                 kind, theirs = unpack_fields(challenge.header)
@@ -127,7 +129,7 @@ def test_an_impostor_hears_nothing_of_the_group(run: Any) -> None:
             heard.append(await reader.read(65536))
             writer.write(encode(pack_fields(kinds.CHALLENGE, bytes(32))))
             heard.append(await reader.read(65536))
-            writer.write(encode(pack_fields(kinds.HELLO_ACK, bytes(32))))
+            writer.write(encode(pack_fields(kinds.HELLO_ACK, bytes(32), *CLAIM)))
             heard.append(await reader.read())
             writer.close()
             done.set()
@@ -145,8 +147,8 @@ def test_an_impostor_hears_nothing_of_the_group(run: Any) -> None:
         _hello, proof, after = heard
         assert after == b""
         [frame] = Decoder().feed(proof)
-        kind, mark, mac = unpack_fields(frame.header)
-        assert (kind, mark, len(mac)) == (kinds.PROOF, mark_of("a"), 32)
+        kind, mark, mac, *claim = unpack_fields(frame.header)
+        assert (kind, mark, len(mac), *claim) == (kinds.PROOF, mark_of("a"), 32, 0, 0)
         await door.close()
 
     run(main())
@@ -155,13 +157,15 @@ def test_an_impostor_hears_nothing_of_the_group(run: Any) -> None:
 def test_a_proof_is_of_one_rank_to_another() -> None:
     one, two, three = (Identity(NAME, id, b"token") for id in ("a", "b", "c"))
     nonces = (bytes(32), bytes(range(32)))
-    mac = one.prove("dialler", "b", nonces)
-    assert two.check("dialler", "a", mac, nonces)
-    assert not two.check("dialler", "c", mac, nonces)
-    assert not three.check("dialler", "a", mac, nonces)
-    assert not two.check("listener", "a", mac, nonces)
-    assert not one.check("dialler", "b", mac, nonces)  # sent back to who made it
-    assert not two.check("dialler", "a", mac, nonces[::-1])  # type: ignore[arg-type]
+    mac = one.prove("dialler", "b", nonces, CLAIM)
+    assert two.check("dialler", "a", mac, nonces, CLAIM)
+    assert not two.check("dialler", "c", mac, nonces, CLAIM)
+    assert not three.check("dialler", "a", mac, nonces, CLAIM)
+    assert not two.check("listener", "a", mac, nonces, CLAIM)
+    assert not one.check("dialler", "b", mac, nonces, CLAIM)  # sent back to who made it
+    assert not two.check("dialler", "a", mac, nonces[::-1], CLAIM)  # type: ignore[arg-type]
+    assert not two.check("dialler", "a", mac, nonces, Claim(0, 1))  # altered on its way
+    assert not two.check("dialler", "a", mac, (bytes(32), bytes(32)), CLAIM)  # played back later
     assert check_proof(b"", b"key", "dialler", *nonces) is False
 
 
@@ -171,7 +175,7 @@ def test_too_many_that_wait_for_the_membership(run: Any) -> None:
         listener = await TcpTransport().listen(endpoint.accept, host="127.0.0.1")
         host, _, port = listener.address.removeprefix("tcp://").rpartition(":")
         hello = encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, bytes(32)))
-        proof = encode(pack_fields(kinds.PROOF, bytes(8), bytes(32)))
+        proof = encode(pack_fields(kinds.PROOF, bytes(8), bytes(32), *CLAIM))
         callers = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
         closed = 0
         for reader, writer in callers:
@@ -248,9 +252,10 @@ def test_hellos_that_are_none(run: Any, fields: list[Any]) -> None:
     "fields",
     [
         [kinds.PROOF, 0],
-        [kinds.PROOF, "0", bytes(32)],
-        [kinds.PROOF, 0, "x"],
-        [kinds.HELLO, 0, bytes(32)],
+        [kinds.PROOF, "0", bytes(32), 0, 0],
+        [kinds.PROOF, bytes(8), "x", 0, 0],
+        [kinds.PROOF, bytes(8), bytes(32)],
+        [kinds.HELLO, bytes(8), bytes(32), 0, 0],
     ],
 )
 def test_proofs_that_are_none(run: Any, fields: list[Any], caplog: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 from pathlib import Path
@@ -17,7 +18,7 @@ import aiodist
 from aiodist.testing.conformance import LinkConformance
 from aiodist.transports.base import Transport
 from aiodist.transports.tcp import TcpTransport
-from aiodist.transports.tls import TlsContexts
+from aiodist.transports.tls import TlsContexts, TlsLink
 
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
@@ -167,5 +168,34 @@ def test_a_peer_of_another_authority_is_lost(
             for group in groups:
                 group.abort("over")
                 await group._seat.gone()
+
+    run(main())
+
+
+@pytest.mark.parametrize("at", [1, 3, 10, 40, 150])
+def test_a_connection_that_breaks_is_made_again(run: Any, mutual: Any, at: int) -> None:
+    def cut(group: aiodist.Group, other: int) -> int:
+        link = group._seat.endpoint.link(other)
+        if not isinstance(link, TlsLink) or link.is_severed:
+            return 0
+        link._socket.shutdown(socket.SHUT_RDWR)
+        return 1
+
+    async def main() -> None:
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
+            ranks = await connected(coordinator.address, [mutual] * 2, op_timeout=30)
+            await asyncio.gather(*(group.barrier() for group in ranks))
+            arrays = [np.full(300_000, group.rank + 1.0) for group in ranks]
+            works = [group.all_reduce(x) for group, x in zip(ranks, arrays, strict=True)]
+            works += [group.all_gather(group.rank, tag="a") for group in ranks]
+            for _ in range(at):
+                await asyncio.sleep(0)
+            cuts = cut(ranks[0], 1)
+            outcomes = await asyncio.gather(*works)
+            assert all((x == 3.0).all() for x in arrays)
+            assert outcomes[2:] == [[0, 1]] * 2
+            assert await asyncio.gather(*(group.all_reduce(1) for group in ranks)) == [2, 2]
+            assert cuts == 1
+            await asyncio.gather(*(group.close() for group in ranks))
 
     run(main())

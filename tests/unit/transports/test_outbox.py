@@ -19,8 +19,9 @@ def frame(
 def take(outbox: Outbox, count: int) -> bytes:
     """As a socket that takes `count` bytes at most."""
     data = b"".join(outbox.gather())[:count]
-    for done in outbox.advance(len(data)):
-        done()
+    for sent in outbox.advance(len(data)):
+        if sent.done is not None:
+            sent.done()
     return data
 
 

@@ -15,6 +15,7 @@ import pytest
 from aiodist.errors import AiodistError
 from aiodist.runtime import credit, p2p_sender, p2p_wire, pieces
 from aiodist.runtime.p2p import PointToPoint
+from aiodist.transports.base import Done
 from aiodist.wire.frames import pack_fields, unpack_fields
 
 
@@ -218,6 +219,9 @@ class FakeChannel:
         if pipe.open:
             self.net.sent.append((self.rank, dst, fields))
             (pipe.urgent if urgent else pipe.bulk).append(Frame(fields, payload, done, token))
+
+    def settle(self, dst: int, token: object, done: Done) -> bool:
+        return True
 
     def discard(self, dst: int, token: object) -> None:
         self.net.pipes[self.rank, dst].discard(token)

@@ -1,0 +1,208 @@
+"""What a link has sent and its peer has not acknowledged: kept, to be sent again over another
+connection if this one breaks. No I/O in here.
+
+Frames are counted, from the first one between two members on, over all their connections. A small
+frame is kept as it was sent; of a large one only the views of its payload are, as copying it would
+cost too much: they are *lent*, and nobody may write there until `settle` says so.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from aiodist.errors import ProtocolError
+from aiodist.transports.base import Done
+from aiodist.transports.outbox import Outgoing
+from aiodist.wire.frames import prefix
+
+OWN: Final = object()
+"""The token of frames of the link itself, which are neither counted nor kept."""
+
+_OWN = struct.Struct(">BQ")
+_OWN_PREFIX = prefix(b"", _OWN.size)
+
+ASK: Final = 1
+"""A frame of the link: how many of my frames have come?"""
+ACK: Final = 2
+"""The answer: so many."""
+
+OWN_PAYLOAD: Final = _OWN.size
+OWN_SIZE: Final = len(_OWN_PREFIX) + _OWN.size
+"""Bytes of a frame of the link: it has no header, and this payload."""
+
+JOINED = 4096
+"""Payloads up to this are copied behind their prefix: cheaper than a gathered write."""
+MANY = 512
+"""So many frames are sent before the peer is asked what has come."""
+MUCH = 2 << 20
+"""And so many bytes of large ones."""
+COPIED = 256 * 1024
+"""What is lent is copied, up to this: cheaper than to wait for the peer."""
+
+
+def own_frame(code: int, number: int = 0) -> bytes:
+    """A frame of the link: ASK, or ACK with its number."""
+    return _OWN_PREFIX + _OWN.pack(code, number)
+
+
+def read_own(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int]:
+    """Code and number of the payload of such a frame."""
+    code, number = _OWN.unpack_from(data, start)
+    return code, number
+
+
+class Lent:
+    """A large frame: `views` of its payload are somebody's memory."""
+
+    __slots__ = ("head", "nbytes", "number", "token", "views")
+
+    def __init__(
+        self, number: int, head: bytes, views: Sequence[memoryview], nbytes: int, token: object
+    ) -> None:
+        self.number = number
+        self.head = head
+        self.views = views
+        self.nbytes = nbytes
+        self.token = token
+
+    def copy(self) -> None:
+        """Have a copy of the payload, and forget whose it was."""
+        self.views = (memoryview(b"".join(self.views)),)
+        self.token = None
+
+
+class _Settling(NamedTuple):
+    """Somebody who waits until the frames below `upto` have come."""
+
+    upto: int
+    token: object
+    done: Done
+
+
+class Kept:
+    """The frames that were sent and not acknowledged. `acknowledged`: how many were."""
+
+    __slots__ = ("_fresh", "_lent", "_waiting", "acknowledged", "frames", "limit")
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.frames: deque[bytes | Lent] = deque()
+        self.limit = MANY
+        """How long `frames` may become before the peer is to be asked."""
+        self._lent: deque[Lent] = deque()
+        self._waiting: list[_Settling] = []
+        self._fresh = 0  # bytes of large frames since the peer was asked
+
+    @property
+    def sent(self) -> int:
+        """How many frames were sent."""
+        return self.acknowledged + len(self.frames)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for an acknowledgement."""
+        return bool(self._waiting)
+
+    def hold(self, data: bytes) -> None:
+        """Keep a whole frame that is large, and ours."""
+        self.frames.append(data)
+        self.count(len(data))
+
+    def lend(self, head: bytes, views: Sequence[memoryview], nbytes: int, token: object) -> None:
+        """Keep a large frame: `head` and the payload."""
+        lent = Lent(self.sent, head, views, nbytes, token)
+        self.frames.append(lent)
+        if token is not None:
+            self._lent.append(lent)
+        self.count(nbytes)
+
+    def finished(self, frame: Outgoing) -> None:
+        """Keep a frame that has left, of those that were queued."""
+        if frame.token is OWN:
+            return
+        if frame.nbytes > JOINED:
+            self.lend(frame.whole_head, frame.whole_views, frame.nbytes, frame.token)
+        else:
+            self.frames.append(b"".join((frame.whole_head, *frame.whole_views)))
+
+    def count(self, nbytes: int) -> None:
+        """So many bytes of a large frame are kept."""
+        self._fresh += nbytes
+        if self._fresh >= MUCH:
+            self.limit = 0
+
+    def asking(self) -> None:
+        """The peer is about to be asked."""
+        self._fresh = 0
+        self.limit = len(self.frames) + MANY
+
+    def acknowledge(self, count: int) -> list[Done]:
+        """The peer has `count` frames: whose turn that is. Raises ProtocolError where that cannot
+        be."""
+        gone = count - self.acknowledged
+        frames = self.frames
+        if not 0 <= gone <= len(frames):
+            raise ProtocolError(
+                f"it says that {count} frames have come: {self.acknowledged} to {self.sent} may"
+            )
+        for _ in range(gone):
+            frames.popleft()
+        self.acknowledged = count
+        self.limit = len(frames) + MANY
+        lent = self._lent
+        while lent and lent[0].number < count:
+            lent.popleft()
+        ready = [one.done for one in self._waiting if one.upto <= count]
+        if ready:
+            self._waiting = [one for one in self._waiting if one.upto > count]
+        return ready
+
+    def settle(self, token: object, done: Done) -> bool:
+        """See `Link.settle`. False: the peer is to be asked."""
+        mine = [lent for lent in self._lent if lent.token == token]
+        if not mine:
+            return True
+        if sum([lent.nbytes for lent in mine]) <= COPIED:
+            self._copy(mine)
+            return True
+        self._waiting.append(_Settling(mine[-1].number + 1, token, done))
+        return False
+
+    def wait(self, queued: int, done: Done) -> None:
+        """Call `done` once all that was sent has come, and `queued` frames more."""
+        self._waiting.append(_Settling(self.sent + queued, OWN, done))
+
+    def discard(self, token: object) -> None:
+        """Do not read the memory of frames with `token` any more; nobody waits for them."""
+        if self._lent:
+            self._copy([lent for lent in self._lent if lent.token == token])
+            self._waiting = [one for one in self._waiting if one.token != token]
+
+    def _copy(self, some: list[Lent]) -> None:
+        for lent in some:
+            lent.copy()
+        if some:
+            self._lent = deque(lent for lent in self._lent if lent.token is not None)
+
+    def end(self) -> list[Done]:
+        """Nothing will be sent again: who has waited."""
+        waiting, self._waiting = self._waiting, []
+        self.frames.clear()
+        self._lent.clear()
+        return [one.done for one in waiting]
+
+    def again(self) -> list[Outgoing]:
+        """All that is kept, to be queued for another connection; it is not kept any more."""
+        frames: list[Outgoing] = []
+        for frame in self.frames:
+            if isinstance(frame, Lent):
+                frames.append(Outgoing(frame.head, frame.views, frame.nbytes, None, frame.token))
+            else:
+                frames.append(Outgoing(frame, (), 0, None, None))
+        self.frames.clear()
+        self._lent.clear()
+        self.limit = MANY
+        return frames

@@ -1,0 +1,216 @@
+"""Links that outlive their connection.
+
+A link that was given a keeper (`keep`) keeps what it has sent until the peer has it. If its
+connection breaks, it is *severed*: nothing moves any more, all that it has to send waits, and the
+keeper is told. Another link goes on where it stopped (`adopt`), or it is closed.
+
+Frames are counted on both sides, so whoever makes a new connection can say what has come, and the
+rest is sent again, from the start of a frame on. The payload of a frame that had begun to come goes
+where it went before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+
+from aiodist.transports.base import Done, Receiver
+from aiodist.transports.framed import FramedLink
+from aiodist.transports.kept import ACK, ASK, OWN, OWN_SIZE, Kept, own_frame
+from aiodist.transports.outbox import Outgoing
+
+Keeper = Callable[["LastingLink", BaseException], None]
+"""Told of a link that is severed, and why; by the loop."""
+
+
+class LastingLink(FramedLink):
+    """A link whose connection may be replaced. Without a keeper it is like any other."""
+
+    __slots__ = ("_answer", "_keeper", "_lasts", "_severed")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
+    ) -> None:
+        super().__init__(loop, kind, peer_name, receiver)
+        self._keeper: Keeper | None = None
+        self._lasts = False
+        self._severed = False
+        self._answer: Outgoing | None = None  # an ACK that is queued
+
+    def keep(self, keeper: Keeper) -> None:
+        """Keep what is sent from now on, until the peer has it. `keeper` is told when the
+        connection breaks. What came before this call does not count."""
+        self._keeper = keeper
+        self._lasts = True
+        self._kept = Kept()
+        self._came = 0
+        self._outbox.mark(OWN)
+
+    @property
+    def is_severed(self) -> bool:
+        """Whether its connection is gone, and it was not closed."""
+        return self._severed
+
+    @property
+    def came(self) -> int:
+        """How many frames have come, over all connections."""
+        return self._came
+
+    def can_go_on(self, came: int) -> bool:
+        """Whether a peer to whom `came` frames have come can be sent the next one."""
+        kept = self._kept
+        return kept is not None and kept.acknowledged <= came <= kept.sent
+
+    def sever(self) -> None:
+        """Give up this connection, for there is another one: nothing more moves, the keeper is not
+        told."""
+        if not (self._closed or self._severed):
+            while self._receive():
+                pass
+            if not self._closed:
+                self._unplug()
+
+    def break_off(self, error: BaseException) -> None:
+        """The connection is of no use any more."""
+        self._lost(error)
+
+    def _lost(self, error: BaseException) -> None:
+        """The connection is gone."""
+        if self._severed or self._closed:
+            return
+        if self._keeper is None or self._finishing:
+            self.close(error)
+            return
+        self._unplug()
+        self._loop.call_soon(self._say_severed, self._keeper, error)
+
+    def _say_severed(self, keeper: Keeper, error: BaseException) -> None:
+        if self._severed and not self._closed:
+            keeper(self, error)
+
+    def _unplug(self) -> None:
+        """Let go of the connection, and of nothing else."""
+        self._severed = self._peer_ended = True
+        self._direct = False
+        self._broken = self._broken or ConnectionResetError("the connection is broken")
+        self._disconnect()
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Let go of the connection. Idempotent."""
+
+    def adopt(self, old: LastingLink, came: int) -> None:
+        """Go on in place of `old`, which is severed, of whose frames `came` have come to the peer:
+        see `can_go_on`. `old` is as good as closed then; its receiver is not told."""
+        assert old._severed and self._keeper is not None and old._kept is not None
+        kept = self._kept = old._kept
+        for done in kept.acknowledge(came):
+            self._loop.call_soon(done)
+        self._outbox.adopt(old._outbox, kept.again(), OWN)
+        self._came = old._came
+        self._received_bytes = self.received_bytes + old.received_bytes
+        if old._to_come:
+            self._again = (old._header, old._arrived + old._to_come, old._destination)
+        else:
+            self._again = old._again
+        old._kept = old._keeper = None
+        old._closed = old._told = True
+        old._forget()
+        self._direct = False
+        self._flush()
+        if kept.is_awaited:
+            self._ask()
+
+    def _stop_keeping(self) -> None:
+        kept, self._kept, self._keeper = self._kept, None, None
+        if kept is not None and not self._loop.is_closed():
+            for done in kept.end():
+                self._loop.call_soon(done)
+
+    def _send_bye(self) -> None:
+        self._stop_keeping()
+        if self._severed:
+            self.close(ConnectionResetError(f"the connection to {self._peer_name} is broken"))
+        else:
+            super()._send_bye()
+
+    # ---- memory that is lent ----
+
+    def discard(self, token: object) -> None:
+        super().discard(token)
+        if self._kept is not None and token is not None:
+            self._kept.discard(token)
+
+    def settle(self, token: object, done: Done) -> bool:
+        kept = self._kept
+        if kept is None or self._closed:
+            return True
+        if self._outbox.backlog:
+            self._outbox.detach(token)  # what is to be sent again, over another connection
+        if kept.settle(token, done):
+            return True
+        self._ask()
+        return False
+
+    def deliver(self, done: Done) -> bool:
+        """Whether all that was sent has come to the peer. If not, `done` will be called."""
+        kept = self._kept
+        if kept is None or self._closed or not (kept.frames or self._outbox.backlog):
+            return True
+        kept.wait(self._outbox.count(but=OWN), done)
+        self._ask()
+        return False
+
+    # ---- what the link itself says ----
+
+    def _ask(self) -> None:
+        """Ask the peer what has come."""
+        if self._kept is not None:
+            self._kept.asking()
+        self._say(Outgoing(own_frame(ASK), (), 0, None, OWN))
+
+    def _say(self, frame: Outgoing) -> None:
+        if not self._direct:
+            if self._accepts:
+                self._outbox.push(frame, urgent=True)
+                if not self._busy:
+                    self._flush()
+            return
+        sent = 0
+        try:
+            sent = self._write((frame.head,))
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._cannot_send(error)
+        if sent == len(frame.head):
+            if frame.done is not None:
+                frame.done()
+        elif self._accepts:
+            self._queue_rest(frame, sent, urgent=True)
+
+    def _own(self, code: int, number: int) -> None:
+        """The peer's link has said something."""
+        kept = self._kept
+        if kept is None:
+            if not self._lasts:
+                super()._own(code, number)  # else this side has ended it
+        elif code == ASK:
+            answer = self._answer
+            head = own_frame(ACK, self._came)
+            if answer is not None and answer.left == OWN_SIZE:
+                answer.head = head
+            else:
+                self._answer = Outgoing(head, (), 0, self._answered, OWN)
+                self._say(self._answer)
+        elif code == ACK:
+            for done in kept.acknowledge(number):
+                done()
+            if kept.is_awaited:
+                self._ask()
+        else:
+            super()._own(code, number)
+
+    def _answered(self) -> None:
+        self._answer = None

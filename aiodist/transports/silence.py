@@ -1,0 +1,48 @@
+"""Whether the other end of a TCP connection answers, as far as the kernel knows.
+
+TCP_USER_TIMEOUT is no help: Linux also lets it end connections to a peer that is alive and answers,
+but has not read for so long (a rank that computes while others send to it). So the kernel is asked
+when it has last heard from the peer while something was to be answered. A peer that does not read
+answers the probes of its window.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+_FACTS = struct.Struct("=3xB20xI28xI")
+"""Of Linux's `struct tcp_info`: `tcpi_probes`, probes that had no answer; `tcpi_unacked`, segments
+that had none; `tcpi_last_ack_recv`, milliseconds since the last answer."""
+
+PROBES = 2
+"""How many probes of an idle connection have no answer when it is lost."""
+
+
+def is_unanswered(sock: socket.socket, seconds: float) -> bool:
+    """Whether something is to be answered, and nothing was for so long."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    facts = sock.getsockopt(socket.IPPROTO_TCP, option, _FACTS.size)
+    if len(facts) < _FACTS.size:
+        return False
+    probes, unanswered, since = _FACTS.unpack(facts)
+    return bool(probes or unanswered) and since > seconds * 1000
+
+
+def probe_when_idle(sock: socket.socket, seconds: float) -> None:
+    """Have an idle connection probed, so that it is lost after about so many seconds of silence.
+    Raises OSError where it is gone already."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    pause = max(1, int(seconds / (PROBES + 2)))
+    for name, value in (
+        ("TCP_KEEPIDLE", max(1, int(seconds / 2))),
+        ("TCP_KEEPINTVL", pause),
+        ("TCP_KEEPCNT", PROBES),
+    ):
+        option = getattr(socket, name, None)  # Linux has them all, others some
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

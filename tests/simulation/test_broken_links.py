@@ -1,0 +1,174 @@
+"""A connection breaks between two living ranks, at any byte: nothing is lost, nothing doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.testing import Conditions, Simulation
+from aiodist.transports.base import Link, Receiver
+from aiodist.transports.tcp import TcpTransport
+
+SMALL, MIDDLE, LARGE = 5, 3_000, 120_000
+"""Elements of float64: frames of 4 KiB are copied, 256 KiB are one frame, and more is lent."""
+
+
+async def collectives(group: aiodist.Group) -> list[Any]:
+    """All kinds of operations, and what came of them."""
+    found: list[Any] = []
+    size, rank = group.size, group.rank
+    for length in (SMALL, MIDDLE, LARGE):
+        x = np.arange(length, dtype=np.float64) + rank
+        await group.all_reduce(x)
+        found.append(x)
+        x[:] = -1.0  # the memory is ours again
+        x[:] = np.arange(length) * (1 + (rank == 0))
+        await group.broadcast(x, 0)
+        found.append(x.copy())
+        out = await group.all_gather(np.full(length, rank))
+        found.append(np.concatenate(out))
+        parts = await group.all_to_all([np.full(length, rank * size + to) for to in range(size)])
+        found.append(np.concatenate(parts))
+        x[:] = 0.0
+    await group.barrier()
+    return [(array.shape, float(array.sum())) for array in found]
+
+
+async def messages(group: aiodist.Group) -> list[Any]:
+    """Every rank sends numbered messages to every other, of all sizes."""
+    others = [rank for rank in range(group.size) if rank != group.rank]
+
+    async def give(dst: int) -> None:
+        for number in range(24):
+            x = np.full((SMALL, MIDDLE, LARGE)[number % 3], float(number))
+            await group.send(x, dst)
+            x[:] = -1.0
+
+    async def take(src: int) -> list[float]:
+        return [float(np.unique(await group.recv(src=src)).item()) for _ in range(24)]
+
+    outcomes = await asyncio.gather(*map(give, others), *map(take, others))
+    return list(outcomes[len(others) :])
+
+
+PROGRAMS = {"collectives": collectives, "messages": messages}
+QUICK = Conditions(delay=(20e-6, 200e-6), loss=0.0)
+
+
+def outcome(program: Any, seed: int, at: int, *, arrived: bool, size: int) -> tuple[list[Any], int]:
+    simulation = Simulation(size, seed=seed, conditions=QUICK, lease=5.0, op_timeout=30.0)
+    network = simulation.network
+    if at:
+        network.break_after(simulation.nodes[0], simulation.nodes[1], at, arrived=arrived)
+    outcomes = simulation.run(program)
+    for found in outcomes:
+        if isinstance(found, BaseException):
+            raise found
+    return outcomes, network.broken
+
+
+@pytest.mark.parametrize("arrived", [False, True], ids=["in flight", "arrived"])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_link_that_breaks_at_byte_k(name, arrived, size):
+    program = PROGRAMS[name]
+    expected, _ = outcome(program, 0, 0, arrived=arrived, size=size)
+    broken = 0
+    ats = [*range(1, 1500, 97), *(int(1500 * 1.5**step) for step in range(20))]
+    for seed, at in enumerate(ats):
+        found, breaks = outcome(program, seed, at, arrived=arrived, size=size)
+        assert found == expected, f"broken at byte {at}"
+        broken += breaks
+    assert broken > len(ats) // 2
+
+
+class Cutter:
+    """What is between ranks on a real network: it passes bytes on, and breaks the first connection
+    after so many of them (0: none), with what it has taken and not passed on."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+        self.cuts = 0
+        self._servers: list[asyncio.Server] = []
+        self._writers: list[asyncio.StreamWriter] = []
+        self._passing: set[asyncio.Task[None]] = set()
+
+    async def address(self, beyond: str) -> str:
+        """Where to connect to get to the address `beyond`."""
+        scheme, _, where = beyond.partition("://")
+        host, _, port = where.rpartition(":")
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                there = await asyncio.open_connection(host, int(port))
+            except OSError:
+                writer.close()
+                return
+            self._writers += [writer, there[1]]
+            for source, target, other in (
+                (reader, there[1], writer),
+                (there[0], writer, there[1]),
+            ):
+                task = asyncio.ensure_future(self._pass(source, target, other))
+                self._passing.add(task)
+                task.add_done_callback(self._passing.discard)
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0)
+        self._servers.append(server)
+        return f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _pass(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, back: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if 0 < self.left <= len(data):
+                    target.write(data[: self.left - 1])
+                    self.cuts += 1
+                    self.left = 0
+                    await asyncio.sleep(0)
+                    break
+                self.left = max(0, self.left - len(data))
+                target.write(data)
+                await target.drain()
+        for writer in (target, back):
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        if self._passing:
+            await asyncio.wait(self._passing)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("at", [0, 20, 260, 700, 5_000, 40_000, 500_000, 5_000_000])
+def test_real_connections_that_are_cut(run, monkeypatch, name, at):
+    dial = TcpTransport.dial
+
+    async def main() -> list[list[Any]]:
+        cutter = Cutter(at)
+
+        async def through(self: TcpTransport, address: str, receiver: Receiver) -> Link:
+            return await dial(self, await cutter.address(address), receiver)
+
+        monkeypatch.setattr(TcpTransport, "dial", through)
+        try:
+            async with aiodist.local(2, transports=("tcp",), op_timeout=30) as ranks:
+                found = await asyncio.gather(*map(PROGRAMS[name], ranks))
+                assert not any(group._seat.endpoint.lost for group in ranks)
+        finally:
+            await cutter.close()
+        assert cutter.cuts == (at > 0)
+        return list(found)
+
+    cut = run(main())
+    monkeypatch.undo()
+    assert cut == outcome(PROGRAMS[name], 0, 0, arrived=False, size=2)[0]
