@@ -11,7 +11,7 @@ from typing import Any
 
 from aiodist.blocking import BlockingGroup
 from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
-from aiodist.runtime.collectives import base, reductions, values
+from aiodist.runtime.collectives import base, devices, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
 from aiodist.runtime.seat import Seat
@@ -142,7 +142,7 @@ class Group:
             work = express.all_reduce(x, op, self._seconds(timeout))
             if work is not None:
                 return work
-        call = reductions.all_reduce(self._context, x, ReduceOp.of(op), out)
+        call = devices.all_reduce(self._context, x, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
     def reduce(
@@ -158,7 +158,7 @@ class Group:
         """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
         never altered."""
         self._enter()
-        call = reductions.reduce(self._context, x, dst, ReduceOp.of(op), out)
+        call = devices.reduce(self._context, x, dst, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
     def broadcast(
@@ -220,7 +220,7 @@ class Group:
         dimension as `numpy.array_split` does. Never in place.
         """
         self._enter()
-        call = reductions.reduce_scatter(self._context, xs, ReduceOp.of(op), out)
+        call = devices.reduce_scatter(self._context, xs, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
     def all_to_all(
@@ -241,7 +241,7 @@ class Group:
     ) -> Work[Any]:
         """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
         self._enter()
-        call = reductions.scan(self._context, x, ReduceOp.of(op), out, exclusive=False)
+        call = devices.scan(self._context, x, ReduceOp.of(op), out, exclusive=False)
         return self._launch(call, tag, timeout)
 
     def exscan(
@@ -256,7 +256,7 @@ class Group:
         """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`; at rank 0 `x` itself,
         unchanged."""
         self._enter()
-        call = reductions.scan(self._context, x, ReduceOp.of(op), out, exclusive=True)
+        call = devices.scan(self._context, x, ReduceOp.of(op), out, exclusive=True)
         return self._launch(call, tag, timeout)
 
     def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:

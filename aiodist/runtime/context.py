@@ -22,6 +22,7 @@ from aiodist.errors import (
 from aiodist.runtime import deadlines, failures
 from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.board import digest_of
+from aiodist.runtime.device import Plane
 from aiodist.runtime.early import Key
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
@@ -93,6 +94,7 @@ class Context:
         self.mates = post(self.teams, self.rank).mates
         self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         self.heap = Heap(self)
+        self.plane = Plane(self)
         self._setup = None if sharing is Sharing.NONE else LaneSetup(self, sharing)
         if self._setup is None:
             self.use_links()
@@ -369,6 +371,9 @@ class Context:
         if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP):
             self.heap.heard(src, fields)
             return None
+        if kind == kinds.DEVICE:
+            self.plane.heard(src, fields)
+            return None
         if kind == kinds.KICK:
             if self.lane is not None:
                 self.lane.kicked()
@@ -434,6 +439,7 @@ class Context:
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
         if self.lane is not None:
             self.lane.break_off()
+        self.plane.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
 
     def check_open(self) -> None:
@@ -466,6 +472,7 @@ class Context:
                 op.work.fail(error)
         self.ended = error
         self.heap.close()
+        self.plane.close()
         if self.lane is not None:
             self.lane.close()
         self.lane = self.express = None

@@ -16,6 +16,7 @@ KICK       [kind, context]: wake up, what you wait for in shared memory may be t
 REGION     [kind, context, number, address, key, nbytes]: an array of mine to be mapped
 MAPPED     [kind, context, number]: I have mapped your array
 UNMAP      [kind, context, number]: my array is gone
+DEVICE     [kind, context, word, number]: about work on devices, see `aiodist.runtime.device`
 FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
 ========== =================================================================================
 
@@ -47,3 +48,4 @@ KICK: Final = 13
 REGION: Final = 14
 MAPPED: Final = 15
 UNMAP: Final = 16
+DEVICE: Final = 17
