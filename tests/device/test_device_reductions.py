@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,6 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.testing.standin import StandinArray, StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
-
-
-@pytest.fixture
-def devices() -> Iterator[Devices]:
-    made: list[StandinDevice] = []
-
-    def make(count: int) -> list[StandinDevice]:
-        made.extend(StandinDevice() for _ in range(count))
-        return made
-
-    yield make
-    for device in made:
-        device.close()
-    made.clear()
 
 
 def inputs(size: int, shape: tuple[int, ...] = (1000,), dtype: str = "float32") -> list[Any]:

@@ -1,0 +1,144 @@
+"""What is read of devices when ranks cancel, differ, or die; and what is kept until when."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import CollectiveAbortedError, CollectiveTimeoutError, Group, MismatchError
+from aiodist.testing.standin import StandinDevice
+
+Devices = Callable[[int], list[StandinDevice]]
+
+
+async def turns(groups: list[Group], count: int = 10) -> None:
+    """Let that many other collectives pass."""
+    for _ in range(count):
+        await asyncio.gather(*(g.all_reduce(1, tag="turn") for g in groups))
+
+
+async def drained(groups: list[Group]) -> None:
+    while any(g._context.plane._limbo for g in groups):
+        await turns(groups, 1)
+
+
+async def test_cancelled_while_the_others_read(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        xs = [device.put(np.ones(10)) for device in ranks]
+        gates = [device.current().hold() for device in ranks]  # so are the reads held up
+        late = [device.put(np.zeros(1)) for device in ranks]
+        works = [g.all_reduce(x) for g, x in zip(groups, xs, strict=True)]
+        await turns(groups)
+        works[0].cancel()
+        # All that is queued from here on comes after what the operation had queued.
+        ranks[0].fill(xs[0], 7.0)
+        with pytest.raises(CollectiveAbortedError) as caught:
+            await works[1]
+        assert caught.value.rank == 0
+        assert all(g._context.plane._limbo for g in groups)  # work is under way
+        for gate in gates:
+            gate.set()
+        np.testing.assert_array_equal(ranks[0].get(xs[0]), np.full(10, 7.0))
+        await drained(groups)
+        assert len(late) == 2
+        works = [g.all_reduce(x) for g, x in zip(groups, late, strict=True)]
+        await asyncio.gather(*works)
+
+
+async def test_memory_is_kept_while_a_failed_operation_may_read_it(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        xs = [device.put(np.ones(300_000)) for device in ranks]
+        gates = [device.current().hold() for device in ranks]
+        works = [g.all_reduce(x) for g, x in zip(groups, xs, strict=True)]
+        await turns(groups)
+        works[0].cancel()
+        pools = [len(device._pools) for device in ranks]
+        with pytest.raises(CollectiveAbortedError):
+            await works[1]
+        xs.clear()
+        works.clear()
+        gc.collect()
+        assert [len(device._pools) for device in ranks] == pools
+        for gate in gates:
+            gate.set()
+        await drained(groups)
+        gc.collect()
+        assert [len(device._pools) for device in ranks] == [count - 1 for count in pools]
+
+
+async def test_different_calls(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        works = [
+            groups[0].all_reduce(ranks[0].put(np.ones(3))),
+            groups[1].all_reduce(ranks[1].put(np.ones(4))),
+        ]
+        for work in works:
+            with pytest.raises(MismatchError, match=r"float64\[4\] on standin"):
+                await work
+        await drained(groups)
+
+
+async def test_a_rank_that_does_not_come(devices: Devices) -> None:
+    (device,) = devices(1)
+    async with aiodist.local(2) as groups:
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            await groups[0].all_reduce(device.put(np.ones(3)), timeout=0.05)
+        assert caught.value.missing == (1,)
+        await drained(groups)
+
+
+async def test_the_device_takes_longer_than_the_deadline(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        xs = [device.put(np.ones(3)) for device in ranks]
+        gate = ranks[1].current().hold()
+        works = [g.all_reduce(x, timeout=0.1) for g, x in zip(groups, xs, strict=True)]
+        ends = await asyncio.gather(*works, return_exceptions=True)
+        assert any(isinstance(end, CollectiveTimeoutError) for end in ends)
+        assert not any(end is None for end in ends)
+        gate.set()
+        await drained(groups)
+
+
+async def test_allocations_are_opened_once(devices: Devices) -> None:
+    ranks = devices(3)
+    async with aiodist.local(3) as groups:
+        for _ in range(4):
+            xs = [device.put(np.ones(100)) for device in ranks]
+            for tag in (None, "a"):
+                await asyncio.gather(
+                    *(g.all_reduce(x, tag=tag) for g, x in zip(groups, xs, strict=True))
+                )
+        assert [device.opened for device in ranks] == [2, 2, 2]
+
+
+async def test_through_the_host_where_a_device_is_not_seen(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = devices(3)
+
+    def refuse(handle: bytes) -> None:
+        raise OSError("no peer access")
+
+    monkeypatch.setattr(ranks[1], "open", refuse)
+    caplog.set_level(logging.WARNING, "aiodist.group")
+    async with aiodist.local(3) as groups:
+        for _ in range(2):
+            xs = [device.put(np.arange(6.0).reshape(2, 3)) for device in ranks]
+            got = await asyncio.gather(
+                *(g.all_reduce(x.T) for g, x in zip(groups, xs, strict=True))
+            )
+            assert len(got) == 3
+            for device, x in zip(ranks, xs, strict=True):
+                np.testing.assert_array_equal(device.get(x), 3 * np.arange(6.0).reshape(2, 3))
+    said = [line for line in caplog.messages if "go through host memory" in line]
+    assert len(said) == 3 and all("no peer access" in line for line in said)
