@@ -121,6 +121,10 @@ class Device(Protocol):
         The caller keeps both until it is done."""
         ...
 
+    def reduces(self, op: ReduceOp, name: str) -> bool:
+        """Whether the device has that operator for elements of dtype `name`."""
+        ...
+
     def reduce(
         self, stream: Stream, op: ReduceOp, operands: Sequence[Any], into: Any, size: int
     ) -> None:

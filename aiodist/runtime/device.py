@@ -72,7 +72,7 @@ class Plane:
         self._told: set[tuple[str, int]] = set()
         self._opened: dict[tuple[int, int], Any] = {}
         self._heard: dict[tuple[int, int], Event] = {}
-        self._limbo: dict[int, tuple[list[Any], set[int]]] = {}
+        self._limbo: dict[int, tuple[Lease, set[int]]] = {}
         self.problem = ""
         """Why the ranks do not read each other's devices, if that has turned out."""
 
@@ -176,7 +176,7 @@ class Plane:
             lease.device.current().wait(tail)
         context = self._context
         number = next(self._numbers)
-        self._limbo[number] = [*lease.kept, lease], set(range(context.size))
+        self._limbo[number] = lease, set(range(context.size))
         # Not before the verdict on the operation, with which the others stop queueing.
         context.loop.call_soon(self._ask, number)
 
@@ -227,11 +227,11 @@ class Plane:
     def _flushed(self, peer: int, number: int) -> None:
         if number not in self._limbo:
             return
-        kept, missing = self._limbo[number]
+        lease, missing = self._limbo[number]
         missing.discard(peer)
         if not missing:
             del self._limbo[number]
-            self.finished(kept[-1])
+            self.finished(lease)
 
     def rank_lost(self, peer: int) -> None:
         """It reads nothing any more."""

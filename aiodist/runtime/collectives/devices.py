@@ -235,7 +235,9 @@ class Reduction:
         _, self._ready = lease.events[0]
         device.current().record(self._ready)
         self.joined: list[Joined] = []
-        if how.function is None:
+        names = {device.describe(item)[0] for item in items}
+        self._direct = all(device.reduces(how, name) for name in names)
+        if self._direct:
             self._join(items)
 
     def _check(self, items: list[Any]) -> None:
@@ -287,7 +289,7 @@ class Reduction:
             plane = self.place.plane
             try:
                 found = None
-                if self.how.function is None:
+                if self._direct:
                     found = yield from self._meet(on_lane)
                 if found is None:
                     yield from self._through_host(host, on_lane)

@@ -1,0 +1,272 @@
+"""CUDA tensors of torch. torch is imported already where this is: a tensor has shown up."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from aiodist.buffers import tensors
+from aiodist.buffers.dtypes import CARRIERS, carrier
+from aiodist.devices.base import Location
+from aiodist.devices.driver import HANDLE_BYTES, Context
+from aiodist.types import ReduceOp
+
+_PROCESS = secrets.token_bytes(16)
+"""CUDA does not open what the same process has exported: that is found by this."""
+
+_OPERATORS = {
+    "SUM": "add",
+    "AVG": "add",
+    "PREMUL_SUM": "add",
+    "PRODUCT": "mul",
+    "MIN": "minimum",
+    "MAX": "maximum",
+    "BAND": "bitwise_and",
+    "BOR": "bitwise_or",
+    "BXOR": "bitwise_xor",
+    "LAND": "logical_and",
+    "LOR": "logical_or",
+}
+_REDUCED = frozenset(
+    {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    | {"uint8", "int8", "int16", "int32", "int64"}
+)
+"""What torch has all operators of on the device; bool has the logical ones."""
+_HALF = frozenset({"float16", "bfloat16"})
+
+_events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+
+
+class Event:
+    """`aiodist.devices.base.Event`: an interprocess event of torch."""
+
+    def __init__(self, event: Any, handle: bytes) -> None:
+        self.event = event
+        self.handle = handle
+
+    def done(self) -> bool:
+        return bool(self.event.query())
+
+
+class Stream:
+    """`aiodist.devices.base.Stream`."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def record(self, event: Any) -> None:
+        event.event.record(self.stream)
+
+    def wait(self, event: Any) -> None:
+        self.stream.wait_event(event.event)
+
+
+class Mapping:
+    """An allocation, of another process or of this one, as bytes. Unmapped with its last tensor."""
+
+    def __init__(self, context: Context | None, base: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (base, False),
+            "strides": None,
+            "version": 3,
+        }
+        if context is not None:
+            weakref.finalize(self, context.close, base).atexit = False
+
+
+def of(tensor: Any) -> Device:
+    """The device of a CUDA tensor."""
+    return _device(tensor.device.index)
+
+
+@functools.lru_cache(maxsize=64)
+def _device(index: int) -> Device:
+    return Device(index)
+
+
+class Device:
+    """`aiodist.devices.base.Device`: one GPU, as torch sees it."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._index = index
+        self._device = self._torch.device("cuda", index)
+        self._context: Context | None = None
+        self._handles: dict[int, bytes] = {}
+
+    def _driver(self) -> Context:
+        if self._context is None:
+            self._context = Context(self._index)
+        return self._context
+
+    def _dtype(self, name: str) -> Any:
+        dtype = getattr(self._torch, name, None)
+        if not isinstance(dtype, self._torch.dtype):
+            raise TypeError(f"torch {self._torch.__version__} has no dtype {name!r}")
+        return dtype
+
+    # -- arrays -----------------------------------------------------------------------------------
+
+    def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
+        name = tensors.dtype_name(array.dtype)
+        if name is None or array.layout is not self._torch.strided:
+            raise TypeError(
+                f"a tensor of dtype {array.dtype} and layout {array.layout} does not travel: "
+                "pass a dense, unquantised tensor"
+            )
+        return name, tuple(array.shape)
+
+    def can_write(self, array: Any) -> bool:
+        if array.is_conj() or array.is_neg():
+            return False
+        sizes = zip(array.stride(), array.shape, strict=True)
+        return not any(stride == 0 and n > 1 for stride, n in sizes)
+
+    def flat(self, array: Any) -> Any | None:
+        array = array.detach()
+        if not array.is_contiguous() or array.is_conj() or array.is_neg():
+            return None
+        return array.view(-1)
+
+    def empty(self, name: str, shape: Sequence[int]) -> Any:
+        return self._empty(name, shape, device=self._device)
+
+    def host(self, name: str, shape: Sequence[int]) -> Any:
+        return self._empty(name, shape, pin_memory=True)
+
+    def _empty(self, name: str, shape: Sequence[int], **where: Any) -> Any:
+        torch = self._torch
+        dtype = self._dtype(name)
+        if name in CARRIERS:  # torch.empty warns for some of them
+            return torch.empty(tuple(shape), dtype=self._dtype(carrier(name).name), **where).view(
+                dtype
+            )
+        return torch.empty(tuple(shape), dtype=dtype, **where)
+
+    def written(self, array: Any) -> None:
+        tensors.mark_written(array)
+
+    # -- order ------------------------------------------------------------------------------------
+
+    def current(self) -> Stream:
+        return Stream(self._torch.cuda.current_stream(self._device))
+
+    def stream(self) -> Stream:
+        return Stream(self._torch.cuda.Stream(self._device))
+
+    def event(self) -> Event:
+        torch = self._torch
+        with torch.cuda.device(self._device):
+            event = torch.cuda.Event(interprocess=True)
+            number = secrets.randbits(63)
+            handle = bytes(event.ipc_handle())
+        made = Event(event, msgpack.packb([_PROCESS, number, handle]))
+        _events[number] = made
+        return made
+
+    def open_event(self, handle: bytes) -> Event:
+        process, number, ipc = msgpack.unpackb(handle)
+        if process == _PROCESS:
+            return _events[number]
+        try:
+            return Event(self._torch.cuda.Event.from_ipc_handle(self._device, ipc), handle)
+        except RuntimeError as error:
+            raise OSError(f"an event of another process cannot be had: {error}") from error
+
+    # -- memory of others -------------------------------------------------------------------------
+
+    def locate(self, flat: Any) -> Location:
+        pointer = flat.data_ptr()
+        if not pointer:  # an empty one lies nowhere
+            flat = self._torch.empty(1, dtype=self._torch.uint8, device=self._device)
+            pointer = flat.data_ptr()
+        driver = self._driver()
+        number, base, nbytes = driver.allocation(pointer)
+        if number not in self._handles:
+            where = [_PROCESS, _host(), base, nbytes, driver.export(base)]
+            self._handles[number] = msgpack.packb(where)
+        return Location(number, self._handles[number], pointer - base)
+
+    def open(self, handle: bytes) -> Mapping:
+        process, host, base, nbytes, ipc = msgpack.unpackb(handle)
+        if process == _PROCESS:
+            return Mapping(None, base, nbytes)
+        if host != _host():
+            raise OSError("it is on another host")
+        if len(ipc) != HANDLE_BYTES:
+            raise OSError("its handle is malformed")
+        driver = self._driver()
+        return Mapping(driver, driver.open(ipc), nbytes)
+
+    def at(self, memory: Mapping, offset: int, name: str, length: int) -> Any:
+        dtype = self._dtype(name)
+        stop = offset + length * carrier(name).itemsize
+        if not 0 <= offset <= stop <= memory.nbytes:
+            raise ValueError(f"bytes {offset} to {stop} of an allocation of {memory.nbytes}")
+        whole = self._torch.as_tensor(memory)  # it keeps `memory`
+        return whole[offset:stop].view(dtype)
+
+    # -- work -------------------------------------------------------------------------------------
+
+    def copy(self, stream: Any, into: Any, source: Any) -> None:
+        with self._torch.cuda.stream(stream.stream), self._torch.no_grad():
+            into.detach().copy_(source.detach(), non_blocking=True)
+
+    def reduces(self, op: ReduceOp, name: str) -> bool:
+        if name == "bool":
+            return op.name in ("BAND", "BOR", "BXOR", "LAND", "LOR")
+        return name in _REDUCED and op.name in _OPERATORS
+
+    def reduce(
+        self, stream: Any, op: ReduceOp, operands: Sequence[Any], into: Any, size: int
+    ) -> None:
+        torch = self._torch
+        combine = getattr(torch, _OPERATORS[op.name])
+        half = tensors.dtype_name(into.dtype) in _HALF and combine in (torch.add, torch.mul)
+
+        def load(operand: Any) -> Any:
+            if operand.device != self._device:
+                operand = operand.to(self._device, non_blocking=True)
+            if half:
+                operand = operand.to(torch.float32)
+            if op.name in ("LAND", "LOR"):
+                operand = operand != 0
+            return operand * op.factor if op.name == "PREMUL_SUM" else operand
+
+        # `into` may be one of the operands: it is written when all others were read.
+        with torch.cuda.stream(stream.stream), torch.no_grad():
+            total = load(operands[0])
+            for operand in operands[1:-1]:
+                total = combine(total, load(operand))
+            if len(operands) > 1:
+                last = load(operands[-1])
+                if not half and op.name != "AVG" and total.dtype == last.dtype == into.dtype:
+                    combine(total, last, out=into)
+                    return
+                total = combine(total, last)
+            if op.name == "AVG":
+                total = total / size
+            into.copy_(total)
+
+
+@functools.lru_cache(maxsize=1)
+def _host() -> str:
+    """Which kernel this is: handles are good under the same one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return f"{socket.gethostname()} {os.uname().release}"
