@@ -82,6 +82,10 @@ class Device(Protocol):
         """A new array of the host, which copies go to and come from without a detour."""
         ...
 
+    def host_dtype(self, array: Any) -> str:
+        """Dtype name of such an array."""
+        ...
+
     def written(self, array: Any) -> None:
         """A user's array was written: tell autograd."""
         ...

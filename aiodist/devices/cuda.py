@@ -156,6 +156,9 @@ class Device:
             )
         return torch.empty(tuple(shape), dtype=dtype, **where)
 
+    def host_dtype(self, array: Any) -> str:
+        return self.describe(array)[0]
+
     def written(self, array: Any) -> None:
         tensors.mark_written(array)
 

@@ -102,9 +102,7 @@ class Context:
         pointer = ctypes.c_uint64()
         given = _IpcHandle.from_buffer_copy(handle)
         with self._current():
-            _call(
-                "cuIpcOpenMemHandle_v2", ctypes.byref(pointer), given, _LAZY_ENABLE_PEER_ACCESS
-            )
+            _call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), given, _LAZY_ENABLE_PEER_ACCESS)
         return pointer.value
 
     def close(self, pointer: int) -> None:

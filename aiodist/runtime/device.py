@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,10 +43,11 @@ log = logging.getLogger("aiodist.group")
 
 
 class Found(NamedTuple):
-    """What a rank says of its part in an operation: its events, and its arrays by number."""
+    """What a rank has for an operation: its events, its arrays (flat), and the shapes of them."""
 
     events: list[Event]
     arrays: list[Any]
+    shapes: list[tuple[int, ...]]
 
 
 class Lease:
@@ -94,8 +96,10 @@ class Plane:
 
     # -- what is told of arrays and events --------------------------------------------------------
 
-    def describe(self, lease: Lease, arrays: Sequence[Any]) -> bytes:
-        """What the others need to read flat arrays; b"" where they cannot."""
+    def describe(
+        self, lease: Lease, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+    ) -> bytes:
+        """What the others need to read flat arrays, of those `shapes`; b"" where they cannot."""
         if self.problem:
             return b""
         events = [
@@ -103,15 +107,15 @@ class Plane:
             for number, event in lease.events
         ]
         places = []
-        for array in arrays:
-            name, shape = lease.device.describe(array)
+        for array, shape in zip(arrays, shapes, strict=True):
+            name, _ = lease.device.describe(array)
             try:
                 number, handle, offset = lease.device.locate(array)
             except OSError as error:
                 self.refuse(f"rank {self._context.rank}: {error}")
                 return b""
             known = ("memory", number) in self._told
-            places.append([number, b"" if known else handle, offset, name, shape[0]])
+            places.append([number, b"" if known else handle, offset, name, shape])
         packed: bytes = msgpack.packb([lease.device.kind, events, places])
         return packed
 
@@ -137,7 +141,7 @@ class Plane:
             raise ProtocolError(f"malformed words of rank {peer} about devices: {error}") from None
         if len(found) != EVENTS:
             raise ProtocolError(f"rank {peer} names {len(found)} events, {EVENTS} were due")
-        return Found(found, arrays)
+        return Found(found, arrays, [tuple(place[-1]) for place in places])
 
     def _event(self, lease: Lease, peer: int, number: int, handle: bytes) -> Event:
         if handle:
@@ -145,11 +149,18 @@ class Plane:
         return self._heard[peer, number]
 
     def _array(
-        self, lease: Lease, peer: int, number: int, handle: bytes, offset: int, name: str, n: int
+        self,
+        lease: Lease,
+        peer: int,
+        number: int,
+        handle: bytes,
+        offset: int,
+        name: str,
+        shape: Sequence[int],
     ) -> Any:
         if handle and (peer, number) not in self._opened:
             self._opened[peer, number] = lease.device.open(handle)
-        return lease.device.at(self._opened[peer, number], offset, name, n)
+        return lease.device.at(self._opened[peer, number], offset, name, math.prod(shape))
 
     def refuse(self, problem: str) -> None:
         """The ranks do not read each other's devices from here on."""

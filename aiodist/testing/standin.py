@@ -153,7 +153,9 @@ class StandinArray:
         return StandinArray(self.__aiodist_device__, self.base[index], self.block, self.name)
 
     def reshape(self, shape: tuple[int, ...]) -> StandinArray:
-        return StandinArray(self.__aiodist_device__, self.base.reshape(shape), self.block, self.name)
+        return StandinArray(
+            self.__aiodist_device__, self.base.reshape(shape), self.block, self.name
+        )
 
     @property
     def T(self) -> StandinArray:
@@ -221,7 +223,8 @@ class StandinDevice:
         done = threading.Event()
         seen: list[Memory] = []
         base = array.base
-        self._current.put(lambda: (seen.append(base.copy()), done.set()))
+        self._current.put(lambda: seen.append(base.copy()))
+        self._current.put(done.set)
         if not done.wait(20):
             raise TimeoutError("the stream is held up")
         return seen[0]
@@ -258,6 +261,9 @@ class StandinDevice:
 
     def host(self, name: str, shape: Sequence[int]) -> Memory:
         return np.empty(shape, carrier(name))
+
+    def host_dtype(self, array: Memory) -> str:
+        return str(name_of(array.dtype))
 
     def describe(self, array: StandinArray) -> tuple[str, tuple[int, ...]]:
         if array.name is None:

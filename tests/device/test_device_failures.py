@@ -80,7 +80,7 @@ async def test_different_calls(devices: Devices) -> None:
             groups[1].all_reduce(ranks[1].put(np.ones(4))),
         ]
         for work in works:
-            with pytest.raises(MismatchError, match=r"float64\[4\] on standin"):
+            with pytest.raises(MismatchError, match=r"float64\[4\]\) on standin"):
                 await work
         await drained(groups)
 
