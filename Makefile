@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint format docs bench clean
+.PHONY: help setup demo test coverage lint format docs bench gpu clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one
 
 bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m benchmarks --help
 	$(BIN)/python -m benchmarks $*
+
+gpu:  ## tests and benchmark on a GPU; needs torch, numpy, msgpack and pytest in $(PYTHON)
+	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . tests/gpu
+	$(PYTHON) -m benchmarks.gpu
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

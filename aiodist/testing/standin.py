@@ -176,6 +176,7 @@ class StandinDevice:
         self._slots = list(range(SLOTS))
         self._streams: list[StandinStream] = []
         self._pools: list[Pool] = []
+        self._all: set[Pool] = set()
         self.opened = 0
         """How often an allocation was opened."""
         self._current = self.stream()
@@ -202,8 +203,10 @@ class StandinDevice:
         self._closed = True
         self._wake()
         self._thread.join()
-        for pool in self._pools:
-            pool.segment.close()
+        for stream in self._streams:
+            stream.queue.clear()
+        for pool in list(self._all):
+            self._retire(pool)
         self._pools.clear()
         self._streams.clear()
         self._events.close()
@@ -242,6 +245,7 @@ class StandinDevice:
         if pool is None:
             pool = Pool(next(self._numbers), max(POOL, room))
             self._pools.append(pool)
+            self._all.add(pool)
         start = pool.used
         pool.used += room
         pool.blocks += 1
@@ -257,7 +261,11 @@ class StandinDevice:
         pool.blocks -= 1
         if not pool.blocks:
             self._pools.remove(pool)
-            self._current.put(pool.segment.close)
+            self._current.put(functools.partial(self._retire, pool))
+
+    def _retire(self, pool: Pool) -> None:
+        pool.segment.close()
+        self._all.discard(pool)
 
     def host(self, name: str, shape: Sequence[int]) -> Memory:
         return np.empty(shape, carrier(name))

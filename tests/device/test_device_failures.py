@@ -107,6 +107,16 @@ async def test_the_device_takes_longer_than_the_deadline(devices: Devices) -> No
         await drained(groups)
 
 
+async def test_synchronize(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        works = [g.all_reduce(d.put(np.ones(3))) for g, d in zip(groups, ranks, strict=True)]
+        with pytest.raises(RuntimeError, match="await it"):
+            works[0].synchronize()
+        await asyncio.gather(*works)
+        works[0].synchronize()
+
+
 async def test_allocations_are_opened_once(devices: Devices) -> None:
     ranks = devices(3)
     async with aiodist.local(3) as groups:

@@ -45,7 +45,9 @@ def check(device: StandinDevice, got: Any, due: Any) -> None:
 async def test_gathered(ranks: list[StandinDevice]) -> None:
     async with aiodist.local(3) as groups:
         xs = [device.put(of_rank(r)) for r, device in enumerate(ranks)]
-        for got, device in zip(await each(groups, lambda g, r: g.all_gather(xs[r])), ranks, strict=True):
+        for got, device in zip(
+            await each(groups, lambda g, r: g.all_gather(xs[r])), ranks, strict=True
+        ):
             assert len(got) == 3
             for src, part in enumerate(got):
                 check(device, part, of_rank(src))

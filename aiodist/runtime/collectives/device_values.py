@@ -138,9 +138,7 @@ def _same_device(device: Device, outs: dict[int, Any]) -> None:
 class Move(DeviceCall):
     """One collective that shows `xs` to the others."""
 
-    def __init__(
-        self, place: DevicePlace, device: Device, op: str, xs: Sequence[Any]
-    ) -> None:
+    def __init__(self, place: DevicePlace, device: Device, op: str, xs: Sequence[Any]) -> None:
         super().__init__(place, device, op)
         self.lease.kept += xs
         for x in xs:
