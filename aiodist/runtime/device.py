@@ -36,7 +36,7 @@ FIRST_LOOK = 20e-6
 LAST_LOOK = 500e-6
 """Seconds between two looks whether the device is done: each wait is half as long again."""
 
-EVENTS = 3
+EVENTS = 4
 """Events that an operation has."""
 
 log = logging.getLogger("aiodist.group")

@@ -72,6 +72,29 @@ async def test_memory_is_kept_while_a_failed_operation_may_read_it(devices: Devi
         assert [len(device._pools) for device in ranks] == [count - 1 for count in pools]
 
 
+async def test_memory_is_kept_while_another_rank_may_read_it(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        plane = groups[1]._context.plane
+        gate = plane.stream(ranks[1]).hold()  # rank 0 has nothing left to do, rank 1 has all
+        xs = [device.put(np.ones(300_000)) for device in ranks]
+        works = [g.reduce(x, 1) for g, x in zip(groups, xs, strict=True)]
+        await turns(groups)
+        works[0].cancel()
+        pools = len(ranks[0]._pools)
+        with pytest.raises(CollectiveAbortedError):
+            await works[1]
+        xs.clear()
+        works.clear()
+        await turns(groups)
+        gc.collect()
+        assert len(ranks[0]._pools) == pools
+        gate.set()
+        await drained(groups)
+        gc.collect()
+        assert len(ranks[0]._pools) == pools - 1
+
+
 async def test_different_calls(devices: Devices) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:

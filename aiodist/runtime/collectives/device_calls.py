@@ -20,8 +20,9 @@ from aiodist.runtime.collectives.base import Call, Part, Place, share
 from aiodist.runtime.device import Found, Lease, Plane, Settled
 from aiodist.runtime.operation import Program
 
-READY, RECORDED, DONE = range(3)
-"""The events of an operation: arrays may be read; the first half was queued; all was."""
+READY, RECORDED, DONE, CALLED = range(4)
+"""The events of an operation: arrays may be read; the first half was queued; all was; and what was
+queued on the user's stream when it was called."""
 
 
 class DevicePlace(Place, Protocol):
@@ -78,14 +79,13 @@ class DeviceCall:
         """Flat arrays that the others may read."""
         self.shapes: list[tuple[int, ...]] = []
         self.lease = Lease(place.plane, device)
-        self._called = device.event()
-        _, ready = self.lease.events[READY]
-        device.current().record(self._called)
-        device.current().record(ready)
+        current = device.current()
+        current.record(self.lease.events[CALLED][1])
+        current.record(self.lease.events[READY][1])
 
     def follow(self) -> None:
         """What is queued from here on comes after what was when the collective was called."""
-        self.lease.stream.wait(self._called)
+        self.lease.stream.wait(self.lease.events[CALLED][1])
 
     def shown_later(self) -> None:
         """The arrays that the others may read are made by what is queued by now."""
