@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint format docs bench gpu clean
+.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench gpu restarts fuzz crowd clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install aiodist and its tools into it
 
@@ -30,11 +30,21 @@ demo: $(READY)  ## train on handwritten digits with 4 ranks
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
 
+# What Gloo passes, but for what torch keeps for Gloo's own class: see docs/torch.md.
+torch-suite: $(READY)  ## torch's own tests of a backend, on aiodist
+	$(BIN)/python tests/torch/suite/torch_suite.py --backend aiodist --import aiodist_torch \
+	  --world 4 --start fork --names tests/torch/suite/gloo_passes.txt --skip monitored_barrier
+
 PURE := wire membership buffers schedules
 
 coverage: $(READY)  ## the pure layers, every branch of them
 	$(BIN)/python -m pytest -q $(PURE:%=tests/unit/%) $(PURE:%=--cov=aiodist/%) --cov-branch \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=100
+
+SEEDS ?= 0:1000
+
+simulate: $(READY)  ## random programs on a simulated network: SEEDS=0:1000, or SEEDS=0: SECONDS=3600
+	$(BIN)/python -m aiodist.testing simulate --seeds $(SEEDS) $(SECONDS:%=--seconds %)
 
 lint: $(READY)  ## ruff, mypy, pyright and the import contracts
 	$(BIN)/ruff check .
@@ -70,6 +80,18 @@ bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m b
 gpu:  ## tests and benchmark on a GPU; needs torch, numpy, msgpack and pytest in $(PYTHON)
 	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . tests/gpu
 	$(PYTHON) -m benchmarks.gpu
+
+N := 100
+restarts: $(READY)  ## kill and restart the coordinator under load, N times
+	$(BIN)/python tests/faults/restarts.py -n $(N)
+
+FRAMES := 1000000
+fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks
+	$(BIN)/python tests/faults/attack.py fuzz -n $(FRAMES)
+
+CROWD := 2000
+crowd: $(READY)  ## CROWD connections to each listener that never finish the greeting
+	$(BIN)/python tests/faults/attack.py crowd -n $(CROWD)
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

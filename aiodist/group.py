@@ -137,11 +137,14 @@ class Group:
         `x` is an array, a scalar, or a flat list of arrays that are reduced together; dtypes and
         shapes are the same on all ranks. The result is in `x`, or in `out` where given.
         """
-        self._enter()
+        self._check_loop()
         if tag is None and out is None and (express := self._context.express) is not None:
-            work = express.all_reduce(x, op, self._seconds(timeout))
+            # Not None: the group has not ended.
+            seconds = self._context.op_timeout if timeout is None else self._seconds(timeout)
+            work = express.all_reduce(x, op, seconds)
             if work is not None:
                 return work
+        self._context.check_open()
         call = devices.all_reduce(self._context, x, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
@@ -275,8 +278,11 @@ class Group:
         up, sends stay pending: nobody's memory grows without bound.
         """
         self._enter()
-        base.check_root(self._context, dst, "dst")
         self._check_timeout(timeout)
+        at_once = self._context.p2p_express.send(x, dst, tag)
+        if at_once is not None:
+            return at_once
+        base.check_root(self._context, dst, "dst")
         work = self._context.p2p.send(x, dst, tag=tag)
         return self._expire(work, timeout, self._context.op_timeout, (dst,))
 
@@ -295,14 +301,17 @@ class Group:
         those of the message. No deadline but `timeout`. Cancelling loses no message.
         """
         self._enter()
-        self._check_source(src)
         self._check_timeout(timeout)
+        at_once = self._context.p2p_express.recv(src, tag, out)
+        if at_once is not None:
+            return at_once
+        self._check_source(src)
         work = self._context.p2p.recv(src=src, tag=tag, out=out)
-        missing: tuple[int, ...] = ()
-        if src is not ANY_SOURCE:
-            missing = (src,)
-            if not work.done():
-                self._context.inline(work, src)
+        missing = () if src is ANY_SOURCE else (src,)
+        context = self._context
+        # Not for each of many receives: the one before it has just polled.
+        if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
+            context.inline(work, missing)
         return self._expire(work, timeout, math.inf, missing)
 
     isend = send
@@ -611,6 +620,9 @@ def _both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[
             both.source = receiving.source
             both.finish(receiving.result())
 
-    sending.add_done_callback(check)
-    receiving.add_done_callback(check)
+    for work in (sending, receiving):
+        if work.done():
+            check(work)
+        else:
+            work.add_done_callback(check)
     return both

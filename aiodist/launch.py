@@ -123,7 +123,7 @@ def _coordinator() -> Iterator[tuple[str, str]]:
 
     async def serve() -> None:
         try:
-            async with Coordinator("tcp://127.0.0.1:0", token=token) as coordinator:
+            async with Coordinator("tcp://127.0.0.1:0", token=token, returns=False) as coordinator:
                 ready.set_result(coordinator.address)
                 await over.wait()
         except BaseException as error:

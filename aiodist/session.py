@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import secrets
-import socket
 import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -26,9 +25,13 @@ from aiodist.runtime.endpoint import Endpoint, Identity
 from aiodist.runtime.seat import Memory, Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.surroundings import identity_on
+from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import is_loopback, parse_address
 from aiodist.wire.frames import pack_fields
+from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo, View
+from aiodist.wire.proof import membership_key
 
 log = logging.getLogger("aiodist.session")
 
@@ -56,7 +59,8 @@ class _Options:
     timeout: float
     op_timeout: float
     lease: float
-    ssl: tls.SSLContext | None
+    contexts: TlsContexts | None
+    client: tls.SSLContext | None
     transports: tuple[str, ...]
     bind: str | None
     advertise: str | None
@@ -80,7 +84,7 @@ def connect(
     op_timeout: float = 300.0,
     lease: float = 15.0,
     token: str | bytes | None = None,
-    ssl: tls.SSLContext | None = None,
+    ssl: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext] | None = None,
     transports: str | Iterable[str] | None = None,
     bind: str | None = None,
     advertise: str | None = None,
@@ -102,9 +106,13 @@ def connect(
 
     `timeout`: seconds until the group must be complete. `op_timeout`: the default deadline of
     operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
-    `token`: the secret that the coordinator asks for (it is not sent). `ssl`: a client-side
-    context for ``tls://``. `transports`: those allowed ("inproc", "shm", "unix", "tcp"; None: all,
-    the best that reaches each peer). `bind`: the host to listen at for peers (None: the address of
+    `token`: the secret that the coordinator asks for (it is not sent). `ssl`: contexts
+    for TLS, ``(client side, server side)``: then all that leaves this host is encrypted, what ranks
+    send each other, too; all ranks have to do the same. A client-side context alone is for the
+    connection to the coordinator.
+
+    `transports`: those allowed ("inproc", "shm", "unix", "tcp"; None: all, the best that reaches
+    each peer). `bind`: the host to listen at for peers (None: the address of
     this host towards the coordinator); `advertise`: the host that peers shall dial (None: the one
     the coordinator sees). `name` and `metadata` are shown to the other members.
     `max_message_bytes`: the largest value accepted from a peer. `allow_pickle`: whether other
@@ -131,6 +139,11 @@ def connect(
         size = found.size
     if size is None and not elastic:
         raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
+    secret = token if token is not None else found.token
+    contexts = None
+    if isinstance(ssl, tuple):
+        contexts = TlsContexts(*ssl)
+        ssl = contexts.client
     name_of_group = group or found.group or "world"
     return Connecting(
         _Options(
@@ -138,8 +151,9 @@ def connect(
                 address,
                 serve=found.listen if rank == 0 else "",
                 through_agent=found.agent_store,
-                key=f"aiodist/{found.run_id}/{name_of_group}",
-                token=token if token is not None else found.token,
+                key=_meeting_key(secret, found.run_id, name_of_group),
+                token=secret,
+                ssl=None if contexts is None else contexts.server,
             ),
             group=name_of_group,
             rank=rank,
@@ -150,7 +164,8 @@ def connect(
             timeout=timeout,
             op_timeout=op_timeout,
             lease=lease,
-            ssl=ssl,
+            contexts=contexts,
+            client=ssl,
             transports=registry.choose(
                 transports
                 if transports is not None
@@ -233,12 +248,12 @@ async def _join(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     control: ControlClient | None = None
-    endpoint = Endpoint(loop)
+    endpoint = Endpoint(loop, expected=options.size or options.max_size or MAX_MEMBERS)
     listeners: list[Listener] = []
     events: list[ControlEvent] = []
     try:
         control = await ControlClient.open(
-            address, token=options.coordinator.token, ssl=options.ssl, timeout=timeout
+            address, token=options.coordinator.token, ssl=options.client, timeout=timeout
         )
         listeners = await _listen(options, endpoint, control)
         request = _request(options, control, listeners, loop)
@@ -255,8 +270,10 @@ async def _join(
     own = _reach(view.members[rank], options.transports)
     coordinator_host = parse_address(address).host
     endpoint.activate(
-        Identity(view.group, view.epoch, rank, tuple(member.id for member in view.members)),
-        lambda peer, receiver: _dial(own, view.members[peer], coordinator_host, receiver),
+        Identity(rank, len(view.members), _key(options, view)),
+        lambda peer, receiver: _dial(
+            own, view.members[peer], coordinator_host, receiver, options.contexts
+        ),
     )
     return Seat(
         memories=[_memory(member) for member in view.members],
@@ -277,7 +294,8 @@ async def _listen(options: _Options, endpoint: Endpoint, control: ControlClient)
         # The coordinator runs on this host, but others come to it from elsewhere: see `_dial`.
         host = "::" if ":" in host else "0.0.0.0"
     return [
-        await registry.make(kind).listen(endpoint.accept, host=host) for kind in options.transports
+        await registry.make(kind, options.contexts).listen(endpoint.accept, host=host)
+        for kind in options.transports
     ]
 
 
@@ -289,6 +307,7 @@ def _request(
 ) -> JoinRequest:
     host = options.advertise or control.seen_host or "127.0.0.1"
     addresses = [_advertised(listener.address, host) for listener in listeners]
+    who = identity_on(loop, registry.process_id(loop), registry.host_id())
     return JoinRequest(
         group=options.group,
         id=secrets.token_hex(16),
@@ -298,22 +317,23 @@ def _request(
         max_size=options.max_size,
         join_window=options.join_window,
         lease=options.lease,
-        pid=os.getpid(),
+        pid=who.pid,
         host=host,
-        host_id=registry.host_id(),
-        name=options.name or f"{socket.gethostname()}:{os.getpid()}",
+        host_id=who.host,
+        name=options.name or who.name,
         metadata=dict(options.metadata),
-        addresses=(_PROCESS + registry.process_id(loop), *addresses),
+        addresses=(_PROCESS + who.process, *addresses),
         run_id=options.run_id,
     )
 
 
 def _advertised(address: str, host: str) -> str:
     """A listener's address as peers reach it."""
-    if not address.startswith("tcp://"):
+    scheme, _, rest = address.partition("://")
+    if scheme not in ("tcp", "tls"):
         return address
-    port = address.rpartition(":")[2]
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    port = rest.rpartition(":")[2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _reach(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
@@ -328,7 +348,7 @@ def _reach(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
 
 def _kind(address: str) -> str:
     scheme = address.partition(":")[0]
-    return "unix" if scheme == "unix-abstract" else scheme
+    return {"unix-abstract": "unix", "tls": "tcp"}.get(scheme, scheme)
 
 
 def _memory(member: MemberInfo) -> Memory:
@@ -339,7 +359,11 @@ def _memory(member: MemberInfo) -> Memory:
 
 
 async def _dial(
-    own: registry.Endpoint, member: MemberInfo, coordinator_host: str, receiver: Receiver
+    own: registry.Endpoint,
+    member: MemberInfo,
+    coordinator_host: str,
+    receiver: Receiver,
+    contexts: TlsContexts | None,
 ) -> Link:
     """A link to `member` over the best transport that gets through. Raises OSError."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
@@ -349,7 +373,7 @@ async def _dial(
             # The coordinator sees it come from its own host, which we know by another name.
             address = _advertised(address, coordinator_host)
         try:
-            return await registry.make(kind).dial(address, receiver)
+            return await registry.make(kind, contexts).dial(address, receiver)
         except OSError as error:
             tried.append(f"{address} ({error})")
     raise OSError(
@@ -357,6 +381,20 @@ async def _dial(
         if tried
         else f"no transport of {', '.join(own.allowed)} is common to both ranks"
     )
+
+
+def _meeting_key(token: str | bytes | None, run_id: str, group: str) -> str:
+    """Where in a store of others the address of the coordinator is found: it does not show the
+    group's name."""
+    secret = token.encode() if isinstance(token, str) else token
+    return f"aiodist/{membership_key(secret, group, 0, (run_id,)).hex()[:32]}"
+
+
+def _key(options: _Options, view: View) -> bytes:
+    token = options.coordinator.token
+    secret = token.encode() if isinstance(token, str) else token
+    ids = [member.id for member in view.members]
+    return membership_key(secret, view.group, view.epoch, ids)
 
 
 def _context_id(view: View) -> bytes:
@@ -372,7 +410,7 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
     all ranks, leaving it by an exception aborts them.
     """
     name = f"inproc://local-{secrets.token_hex(8)}"
-    async with Coordinator(name, token=options.get("token")):
+    async with Coordinator(name, token=options.get("token"), returns=False):
         options.setdefault("transports", ("inproc",))
         joining = [
             asyncio.ensure_future(_joined(connect(name, rank=rank, size=size, **options)))

@@ -61,11 +61,17 @@ ASKED: Mapping[str, Sequence[Asked]] = {
         Asked(Case("all_reduce", 1 * MIB, 2), 2),
         Asked(Case("all_reduce", 64 * MIB, 2), 2.5),
     ],
+    "torch": [
+        Asked(Case("all_reduce", 8 * B, 2), 2),
+        Asked(Case("all_reduce", 8 * B, 4), 3),
+        Asked(Case("all_reduce", 1 * MIB, 2), 4),
+        Asked(Case("all_reduce", 64 * MIB, 2), 6),
+    ],
     "two_by_two": [Asked(Case("all_reduce", 64 * MIB, 4), 2.5)],
 }
 """By name of the benchmark; these are also the cases that it measures."""
 
-PLACES = {"namespaces": " over TCP", "two_by_two": " on 2 hosts"}
+PLACES = {"namespaces": " over TCP", "two_by_two": " on 2 hosts", "torch": " of torch"}
 """Where the ranks of a benchmark are, if not all on one host."""
 
 TICKER_PERIOD = 0.002

@@ -17,7 +17,7 @@ from aiodist_cli.bench_cases import (
 from aiodist_cli.bench_peers import Contender, PeerMissing, Site, aiodist_over, find_peers
 from aiodist_cli.bench_run import Effort, measure
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
-from benchmarks import asked
+from benchmarks import asked, ddp
 from benchmarks.asked import Fact, Outcome
 from benchmarks.namespaces import iperf3, namespaces
 
@@ -36,6 +36,17 @@ async def one_host(name: str, effort: Effort, progress: Progress) -> Outcome:
     peers, outcome.notes = find_peers(["gloo", "openmpi", "intelmpi"], PEERS)
     for size, cases in asked.cases_by_ranks(name).items():
         await _measured(outcome, cases, [AIODIST, *peers], [Site()] * size, effort, progress)
+    return outcome
+
+
+async def torch_backends(name: str, effort: Effort, progress: Progress) -> Outcome:
+    """The public calls of torch.distributed with aiodist's backend, beside Gloo."""
+    outcome = Outcome(name)
+    peers, outcome.notes = find_peers(["gloo"], [])
+    if peers:
+        for size, cases in asked.cases_by_ranks(name).items():
+            contenders = [Contender(asked.OWN, "torch"), *peers]
+            await _measured(outcome, cases, contenders, [Site()] * size, effort, progress)
     return outcome
 
 
@@ -172,6 +183,8 @@ SUITES: Mapping[str, Callable[[str, Effort, Progress], Awaitable[Outcome]]] = {
     "ping_pong": one_host,
     "namespaces": two_hosts,
     "two_by_two": two_hosts,
+    "torch": torch_backends,
+    "ddp": ddp.steps,
     "citizen": citizen,
     "memory": memory,
 }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from numpy.typing import NDArray
@@ -85,7 +85,8 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
         )
     frozen = None
     try:
-        tensor = tensor.detach()
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
             frozen = "is a lazily conjugated or negated view of other memory"
@@ -115,12 +116,13 @@ def wrap(array: NDArray[Any], name: str) -> Any:
     return tensor.view(getattr(torch, name)) if name in CARRIERS else tensor
 
 
-@lru_cache(maxsize=1)
-def _increment_version() -> Any:
-    return sys.modules["torch"].autograd.graph.increment_version
-
-
 def mark_written(tensor: Any) -> None:
     """Tell autograd that the memory was written behind its back."""
     if not tensor.is_inference():  # these have no version counter
         _increment_version()(tensor)
+
+
+@cache
+def _increment_version() -> Callable[[Any], None]:
+    increment: Callable[[Any], None] = sys.modules["torch"].autograd.graph.increment_version
+    return increment

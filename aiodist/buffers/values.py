@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
@@ -23,6 +24,12 @@ from aiodist.errors import MessageTooLargeError, ProtocolError
 
 _PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
 _END: Final = object()
+_SHORT: Final = 128
+"""Most bytes of metadata that are looked up before they are parsed."""
+_KEPT: Final = 1024
+_described: Final[dict[tuple[Any, Any], tuple[bytes, tuple[Spec, ...]]]] = {}
+"""Metadata and specs of values that are one array whose memory travels as it is, by its dtype and
+shape: of those that came last."""
 
 
 class Encoded:
@@ -48,9 +55,21 @@ def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
     Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
     path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
     """
+    array: Any = value
+    flat = arrays.plain(array)
+    if flat is not None:
+        found = _described.get((array.dtype, array.shape))
+        if found is not None:
+            meta, specs = found
+            return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
     encoder = _Encoder(allow_pickle)
     encoder.put(value, "value", 0)
-    return Encoded(tokens.pack(encoder.tokens), encoder.buffers, tuple(encoder.specs))
+    encoded = Encoded(tokens.pack(encoder.tokens), encoder.buffers, tuple(encoder.specs))
+    if flat is not None and encoder.direct:
+        if len(_described) >= _KEPT:
+            del _described[next(iter(_described))]
+        _described[array.dtype, array.shape] = encoded.meta, encoded.specs
+    return encoded
 
 
 class _Encoder:
@@ -59,6 +78,7 @@ class _Encoder:
         self.tokens: list[Any] = []
         self.buffers: list[memoryview] = []
         self.specs: list[Spec] = []
+        self.direct = True  # the memory of arrays is what travels, as it is
 
     def put(self, value: Any, where: Where, depth: int) -> None:
         kind = type(value)
@@ -80,6 +100,7 @@ class _Encoder:
         array = view(value, where)
         if array is None:
             return False
+        self.direct = self.direct and array.is_flat
         flat = array.read()
         if array.kind == "scalar":
             self.tokens.append(tokens.scalar(array.name, flat.tobytes()))
@@ -313,11 +334,22 @@ def parse(
     """
     if len(meta) > max_bytes:
         raise MessageTooLargeError(_too_large(len(meta), "metadata", max_bytes))
-    reader = _Reader(tokens.unpack(meta))
-    incoming = Incoming(reader.read(), reader.specs, allow_pickle)
+    array = _array_in(bytes(meta)) if len(meta) <= _SHORT else None
+    if array is not None:
+        incoming = Incoming(_Leaf(0, array), [array], allow_pickle)
+    else:
+        reader = _Reader(tokens.unpack(meta))
+        incoming = Incoming(reader.read(), reader.specs, allow_pickle)
     if incoming.nbytes > max_bytes:
         raise MessageTooLargeError(_too_large(incoming.nbytes, "arrays", max_bytes))
     return incoming
+
+
+@lru_cache(maxsize=_KEPT)
+def _array_in(meta: bytes) -> Spec | None:
+    """The array that a value is, by its metadata; None where it is anything else."""
+    reader = _Reader(tokens.unpack(meta))
+    return reader.specs[0] if isinstance(reader.read(), _Leaf) else None
 
 
 def _too_large(nbytes: int, what: str, max_bytes: int) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiodist.membership.records import Record
 from aiodist.wire.messages import Message
 
 
@@ -67,4 +68,11 @@ class Note:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Effect = Send | Close | Note
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write `record` to the log, before what comes behind it is carried out."""
+
+    record: Record
+
+
+Effect = Send | Close | Note | Keep

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 REMEMBERED = 4096
 """Names whose last epoch is kept. The oldest beyond these raise the floor for all new names."""
 
@@ -9,21 +11,28 @@ REMEMBERED = 4096
 class Epochs:
     """Gives each name the epochs `floor` + 1, 2, 3 …"""
 
-    def __init__(self, floor: int = 0, *, remembered: int = REMEMBERED) -> None:
-        self._floor = floor
+    def __init__(self, *, remembered: int = REMEMBERED) -> None:
+        self.floor = 0
         self._remembered = remembered
         self._last: dict[str, int] = {}
 
     @property
-    def highest(self) -> int:
-        """The highest epoch given so far: a floor that keeps all later ones above."""
-        return max([self._floor, *self._last.values()])
+    def last(self) -> Mapping[str, int]:
+        """The last epoch of each name that is remembered, the longest unused first."""
+        return self._last
 
     def take(self, name: str) -> int:
         """The next epoch of `name`."""
-        epoch = self._last.pop(name, self._floor) + 1
-        self._last[name] = epoch
+        epoch = self._last.get(name, self.floor) + 1
+        self.observe(name, epoch)
+        return epoch
+
+    def observe(self, name: str, epoch: int) -> None:
+        """`name` has had `epoch`: later ones are above. The empty name raises the floor."""
+        if not name:
+            self.floor = max(self.floor, epoch)
+            return
+        self._last[name] = max(epoch, self._last.pop(name, 0))
         if len(self._last) > self._remembered:
             oldest = next(iter(self._last))
-            self._floor = max(self._floor, self._last.pop(oldest))
-        return epoch
+            self.floor = max(self.floor, self._last.pop(oldest))

@@ -68,10 +68,12 @@ class Joiner:
 
 @dataclass(slots=True)
 class Group:
-    """The state of one group; `opener` is who was first. Decisions only: effects are the machine's.
+    """The state of one group. Decisions only: effects are the machine's.
 
+    `opener` is who was first, `digest` that of the view.
     `joiners`, `members` and `leases` (seconds) are by connection, joiners in order of arrival.
     `gave_up`: member id → rank of those who ran out of time since the group began to form.
+    `absent`, by rank: members of the view that have not come back since the coordinator started.
     """
 
     name: str
@@ -80,8 +82,10 @@ class Group:
     opener: str
     store: KeyValueStore
     view: View | None = None
+    digest: bytes = b""
     joiners: dict[int, Joiner] = field(default_factory=dict)
     members: dict[int, MemberInfo] = field(default_factory=dict)
+    absent: dict[int, MemberInfo] = field(default_factory=dict)
     leases: dict[int, float] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -104,11 +108,17 @@ class Group:
                 Failure.SIZE_MISMATCH,
                 f"rank {ask.rank} is outside of a group with {size}: expected 0 to {size.most - 1}",
             )
-        if self.view is not None and self.size.fixed and not self.lost and not self.left:
+        gone = self.lost or self.left or self.absent
+        if self.view is not None and self.size.fixed and not gone:
             return refusal(
                 Failure.COMPLETE,
                 f"the group is complete and healthy since epoch {self.view.epoch}: all "
                 f"{self.size.most} ranks are members; use another group name, or end one of them",
+            )
+        if self.is_full:
+            return refusal(
+                Failure.COMPLETE,
+                f"all {self.size.most} ranks have come, and the group is about to form",
             )
         holder = self._holder(ask.rank)
         if holder is not None:
@@ -119,10 +129,6 @@ class Group:
             )
         if len(self.joiners) >= MAX_MEMBERS:
             return refusal(Failure.INVALID, f"{MAX_MEMBERS} joiners wait already, the limit")
-        if any(one.id == ask.id for one in self.members.values()) or any(
-            joiner.ask.id == ask.id for joiner in self.joiners.values()
-        ):
-            return refusal(Failure.INVALID, f"the member id {ask.id!r} is in use")
         return None
 
     @property
@@ -165,12 +171,35 @@ class Group:
                 joined_at=joiner.since,
                 host_id=ask.host_id,
                 addresses=ask.addresses,
+                lease=ask.lease,
             )
         ranked = tuple(sorted(self.members.values(), key=lambda member: member.rank))
-        self.view = View(self.name, epoch, ranked)
         self.joiners = {}
+        return self.install(View(self.name, epoch, ranked))
+
+    def install(self, view: View) -> View:
+        """Make `view` that of the group."""
+        self.view = view
+        self.digest = view.digest
         self.gave_up = {}
-        return self.view
+        return view
+
+    def place_of(self, member_id: str) -> int | None:
+        """The rank that the view gives to this member; None where it has none, or is gone."""
+        if self.view is None:
+            return None
+        for member in self.view.members:
+            if member.id == member_id:
+                gone = member.rank in self.lost or member.rank in self.left
+                return None if gone else member.rank
+        return None
+
+    def conn_of(self, rank: int) -> int | None:
+        """The connection of the member with this rank; None where it has none."""
+        for conn, member in self.members.items():
+            if member.rank == rank:
+                return conn
+        return None
 
     def remove(self, conn: int, *, gave_up: bool) -> Joiner:
         """A joiner waits no more. Of those who gave up, the others are told that they had come."""
@@ -186,6 +215,8 @@ class Group:
         gone = [f"rank {rank} is lost ({reason})" for rank, reason in sorted(self.lost.items())[:4]]
         if self.left:
             gone.append(f"{ranks_text(self.left)} left")
+        if self.absent:
+            gone.append(f"{ranks_text(self.absent)} may still come back to this coordinator")
         why = "; ".join(gone) or "it is elastic"
         return (
             f"the group runs in epoch {self.view.epoch} ({why}) and takes waiting joiners at its "
@@ -218,7 +249,8 @@ class Group:
             ],
             "lost": {str(rank): reason for rank, reason in sorted(self.lost.items())},
             "left": sorted(self.left),
-            "store": {"keys": len(self.store.keys), "bytes": self.store.nbytes},
+            "absent": sorted(self.absent),
+            "store": {"keys": len(self.store.values), "bytes": self.store.nbytes},
         }
 
     def _holder(self, rank: int | None) -> str | None:

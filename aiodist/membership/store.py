@@ -1,6 +1,9 @@
 """The key-value store of one group.
 
 A ttl is counted from the last write of its key; a write without one keeps the key for good.
+
+What a member's last writes gave is remembered: one that is asked for again, since the answer was
+lost with the connection, is not carried out again.
 """
 
 from __future__ import annotations
@@ -10,7 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiodist.membership.effects import Send
-from aiodist.wire.limits import MAX_PENDING, MAX_STORE_BYTES, MAX_STORE_KEYS, MAX_TEXT
+from aiodist.wire.limits import (
+    MAX_PENDING,
+    MAX_STORE_BYTES,
+    MAX_STORE_KEYS,
+    MAX_TEXT,
+    MAX_WRITES,
+)
 from aiodist.wire.messages import (
     Failed,
     Failure,
@@ -38,6 +47,8 @@ StoreMessage = (
     | StoreCancel
 )
 
+StoreWrite = StoreSet | StoreAdd | StoreCompareSet | StoreDelete
+
 _NUMBER = re.compile(rb"-?[0-9]{1,19}")
 
 
@@ -61,30 +72,73 @@ class KeyValueStore:
     """Values, and who waits for them.
 
     `set_ttl(key, seconds)` is called to have `expire(key)` called that much later; None calls
-    that off.
+    that off. `changed(key, value)` is called after each change (None: deleted), and `answered`
+    with what a write gave that changed something.
     """
 
     set_ttl: Callable[[str, float | None], None]
+    changed: Callable[[str, bytes | None], None] = lambda key, value: None
+    answered: Callable[[str, int, Result], None] = lambda member, request, result: None
     max_bytes: int = MAX_STORE_BYTES
     max_keys: int = MAX_STORE_KEYS
     max_pending: int = MAX_PENDING
     nbytes: int = 0
-    _values: dict[str, bytes] = field(default_factory=dict)
+    values: dict[str, bytes] = field(default_factory=dict)
+    answers: dict[str, dict[int, Result]] = field(default_factory=dict)
+    _changes: int = 0
     _listeners: dict[int, dict[int, _Listener]] = field(default_factory=dict)
     _by_key: dict[str, dict[tuple[int, int], _Listener]] = field(default_factory=dict)
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self._values)
+    def handle(
+        self, conn: int, request: int, message: StoreMessage, member: str = ""
+    ) -> list[Send]:
+        """Carry out one request; the reply comes first, then what others are told of it.
 
-    def handle(self, conn: int, request: int, message: StoreMessage) -> list[Send]:
-        """Carry out one request; the reply comes first, then what others are told of it."""
+        `member`: who asks, for requests that may be asked again.
+        """
         sends: list[Send] = []
+        reply: Message | None
         try:
-            reply = self._handle(conn, request, message, sends)
+            if member and isinstance(message, StoreWrite):
+                reply = self._write_once(conn, request, message, member, sends)
+            else:
+                reply = self._handle(conn, request, message, sends)
         except _Refused as refused:
             reply = refused.reply
         return sends if reply is None else [Send(conn, request, reply), *sends]
+
+    def _write_once(
+        self, conn: int, request: int, message: StoreWrite, member: str, sends: list[Send]
+    ) -> Message | None:
+        known = self.answers.get(member, {}).get(request)
+        if known is not None:
+            return known
+        before = self._changes
+        reply = self._handle(conn, request, message, sends)
+        if self._changes != before and isinstance(reply, Result):
+            self.remember(member, request, reply)
+            self.answered(member, request, reply)
+        return reply
+
+    def remember(self, member: str, request: int, result: Result) -> None:
+        """What a write gave. No member has more than MAX_WRITES of them under way."""
+        answers = self.answers.setdefault(member, {})
+        answers[request] = result
+        if len(answers) > MAX_WRITES:
+            del answers[next(iter(answers))]
+
+    def forget(self, member: str) -> None:
+        """`member` is gone for good."""
+        self.answers.pop(member, None)
+
+    def restore(self, key: str, value: bytes | None) -> None:
+        """A change from the log: nobody is told."""
+        old = self.values.pop(key, None)
+        if old is not None:
+            self.nbytes -= _size(key, old)
+        if value is not None:
+            self.values[key] = value
+            self.nbytes += _size(key, value)
 
     def expire(self, key: str) -> list[Send]:
         """The ttl of `key` is over."""
@@ -99,9 +153,11 @@ class KeyValueStore:
 
     def clear(self) -> None:
         """Forget everything, the ttls included."""
-        for key in self._values:
+        for key in self.values:
             self.set_ttl(key, None)
-        self._values.clear()
+            self.changed(key, None)
+        self.values.clear()
+        self.answers.clear()
         self._listeners.clear()
         self._by_key.clear()
         self.nbytes = 0
@@ -111,7 +167,7 @@ class KeyValueStore:
     ) -> Message | None:
         match message:
             case StoreGet(key):
-                return Result(self._values.get(key))
+                return Result(self.values.get(key))
             case StoreSet(key, value, ttl):
                 self._set(key, value, ttl, sends)
                 return Result(None)
@@ -125,41 +181,42 @@ class KeyValueStore:
                 self._set(key, b"%d" % total, ttl, sends)
                 return Result(total)
             case StoreCompareSet(key, expected, desired, ttl):
-                if self._values.get(key) != expected:
+                if self.values.get(key) != expected:
                     return Result(False)
                 self._set(key, desired, ttl, sends)
                 return Result(True)
             case StoreDelete(key):
                 return Result(self._delete(key, sends))
             case StoreWait(keys):
-                missing = {key for key in keys if key not in self._values}
+                missing = {key for key in keys if key not in self.values}
                 if not missing:
                     return Result(None)
                 self._listen(_Listener(conn, request, keys, missing))
                 return None
-            case StoreWatch(key):
+            case StoreWatch(key, again):
                 self._listen(_Listener(conn, request, (key,), None))
+                if again:
+                    sends.append(Send(conn, request, StoreChanged(key, self.values.get(key))))
                 return Result(None)
             case _:
                 self._unlisten(conn, message.request)
                 return None
 
     def _number(self, key: str) -> int:
-        value = self._values.get(key, b"0")
+        value = self.values.get(key, b"0")
         if _NUMBER.fullmatch(value) is None:
-            shown = value if len(value) <= 32 else value[:32] + b"..."
             raise _Refused(
                 Failure.NOT_AN_INTEGER,
-                f"add needs a decimal number in {key!r}, which holds {shown!r}",
+                f"add needs a decimal number in {key!r}, not the {len(value)} bytes it holds",
             )
         return int(value)
 
     def _set(self, key: str, value: bytes, ttl: float | None, sends: list[Send]) -> None:
-        old = self._values.get(key)
-        if old is None and len(self._values) >= self.max_keys:
+        old = self.values.get(key)
+        if old is None and len(self.values) >= self.max_keys:
             raise _Refused(
                 Failure.TOO_LARGE,
-                f"the store holds {len(self._values)} keys, its limit: delete some",
+                f"the store holds {len(self.values)} keys, its limit: delete some",
             )
         grown = _size(key, value) if old is None else len(value) - len(old)
         nbytes = self.nbytes + grown
@@ -169,17 +226,21 @@ class KeyValueStore:
                 f"setting {key!r} to {len(value)} bytes would make the store {nbytes} bytes, over "
                 f"its limit of {self.max_bytes}: delete keys, or keep bulk data elsewhere",
             )
-        self._values[key] = value
+        self.values[key] = value
         self.nbytes = nbytes
         self.set_ttl(key, ttl)
+        self._changes += 1
+        self.changed(key, value)
         self._tell(key, value, sends)
 
     def _delete(self, key: str, sends: list[Send]) -> bool:
-        value = self._values.pop(key, None)
+        value = self.values.pop(key, None)
         if value is None:
             return False
         self.nbytes -= _size(key, value)
         self.set_ttl(key, None)
+        self._changes += 1
+        self.changed(key, None)
         self._tell(key, None, sends)
         return True
 

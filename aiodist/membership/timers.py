@@ -30,6 +30,10 @@ class Timers(Generic[K]):
         """Forget the deadline of `key`, if it has one."""
         self._due.pop(key, None)
 
+    def get(self, key: K) -> float | None:
+        """The deadline of `key`."""
+        return self._due.get(key)
+
     def next(self) -> float | None:
         """The earliest deadline."""
         while self._heap:

@@ -85,7 +85,7 @@ class Arrivals:
         if kind == kinds.GRANT:
             self._grant(src, key, op, fields)
         elif kind == kinds.ABORT:
-            self._aborted(src, key, failures.Verdict.parse(fields[4:], src))
+            self._aborted(src, key, self._context.telling.hear(src, key, fields[4:]))
         elif kind == kinds.INQUIRE:
             entered = op is not None or not tags.is_ahead(*key)
             self._answer(src, key, entered=entered)

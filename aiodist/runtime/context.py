@@ -8,11 +8,13 @@ the verdicts on collectives that others gave up before they were called here.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from aiodist import trace
 from aiodist.errors import (
     AiodistError,
     MismatchError,
@@ -32,7 +34,9 @@ from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
 from aiodist.runtime.operation import Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
+from aiodist.runtime.p2p_express import P2PExpress
 from aiodist.runtime.tags import Sends, TagCounts
+from aiodist.runtime.telling import Telling
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step
 from aiodist.schedules.teams import post, spans_hosts
@@ -73,7 +77,9 @@ class Context:
         self.max_message_bytes = max_message_bytes
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
-        self.p2p = PointToPoint(self, self.loop)
+        self.trace = trace.bound(trace.Scope(group, epoch, self.rank, self.size, id))
+        self.p2p = PointToPoint(self, self.loop, self.trace)
+        self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
         """The collectives that are pending and have a number."""
@@ -81,6 +87,7 @@ class Context:
         self._unsolicited = [0] * self.size
         self._deferred: list[Operation] = []
         self.arrivals = Arrivals(self)
+        self.telling = Telling(self)
         self._fetching: set[int] = set()
         """The ranks of whom the payload of a message is under way."""
         self._derived: dict[bytes, int] = {}
@@ -121,6 +128,7 @@ class Context:
             self.endpoint.poll()
         self.check_open()
         work: Work[Any] = Work.begin(self.loop, op, tag, None, nbytes)
+        self.started(work)
         operation = Operation(self, work, tag, call.encode(), start, self.size, place)
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
@@ -141,6 +149,7 @@ class Context:
     ) -> None:
         """A collective without a tag, the first steps of whose plan are done, is an operation from
         here on."""
+        self.started(work)
         operation = Operation(self, work, None, call, start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         operation.catch_up(done)
@@ -151,6 +160,12 @@ class Context:
         if not operation.done and seconds != math.inf:
             deadlines.arm(self, operation, seconds)
 
+    def started(self, work: Work[Any]) -> None:
+        """`work` begins: let who traces know."""
+        if self.trace is not None:
+            work.trace = self.trace
+            self.trace("start", work, None)
+
     def _is_frozen(self, tag: object) -> bool:
         if tag is None:
             return self._setup is not None and self._setup.settling
@@ -160,6 +175,8 @@ class Context:
         """Give `operation` its number, and start it."""
         tag = operation.tag
         operation.seq = operation.work.seq = seq = self.tags.take(tag)
+        if self.trace is not None:
+            self.trace("entered", operation.work, None)
         key = (tag, seq)
         self.ops[key] = operation
         lane = self.lane
@@ -169,8 +186,15 @@ class Context:
         verdict, early = self.arrivals.take(key)
         if verdict is not None:
             self.end(operation, verdict)
-        elif operation.done:  # cancelled while it waited for its number
-            self._give_up(operation, failures.cancelled(self.rank), None)
+        elif operation.done:  # given up while it waited for its number
+            error = operation.work.error
+            self._give_up(
+                operation,
+                failures.cancelled(self.rank)
+                if error is None
+                else failures.verdict_of(error, self.rank),
+                None,
+            )
         elif early is None or self.arrivals.replay(operation, early):
             if lane is None or operation.lane is None:
                 operation.start()
@@ -191,10 +215,15 @@ class Context:
     def _link_of(self, peer: int | None) -> Link | None:
         return None if peer is None else self.link(peer)
 
-    def inline(self, work: Work[Any], peer: int) -> None:
-        """Poll for a message of `peer` that `work` waits for."""
-        if peer != self.rank:
-            self.endpoint.progress.inline(work.done, lambda: self._link_of(peer))
+    def inline(self, work: Work[Any], peers: Sequence[int]) -> None:
+        """Poll for a message of `peers` (none: of anyone) that `work` waits for."""
+        links = [
+            link
+            for peer in peers or range(self.size)
+            if peer != self.rank and (link := self.link(peer)) is not None
+        ]
+        if links:
+            self.endpoint.progress.inline(work.done, itertools.cycle(links).__next__)
 
     # -- what an operation asks for ---------------------------------------------------------------
 
@@ -205,7 +234,7 @@ class Context:
             self.ranks[peer],
             pack_fields(kinds.MESSAGE, self.id, op.tag, op.seq, slot, op.call),
             views,
-            done=op.sent,
+            done=partial(op.sent, peer),
             token=op,
             urgent=op.urgent,
         )
@@ -282,10 +311,7 @@ class Context:
     ) -> None:
         self._withdraw(op)
         self._note(op, "failed")
-        header = pack_fields(kinds.ABORT, self.id, op.tag, op.seq, *verdict.fields())
-        for peer in range(self.size):
-            if peer != self.rank and self.ranks[peer] not in self.endpoint.lost:
-                self.endpoint.send(self.ranks[peer], header, urgent=True)
+        self.telling.tell((op.tag, op.seq), verdict)
         if error is not None:
             op.work.fail(error)
 
@@ -439,6 +465,7 @@ class Context:
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
         if self.lane is not None:
             self.lane.break_off()
+        self.telling.lose(src)
         self.plane.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
 
@@ -478,6 +505,7 @@ class Context:
         self.lane = self.express = None
         self.p2p.close(error)
         self.arrivals.clear()
+        self.telling.clear()
         self._fetching.clear()
         if abort:
             self.endpoint.remove(self, error.message)
@@ -511,6 +539,11 @@ class Context:
         return self.tags.upcoming(None)
 
     @property
+    def setting_up(self) -> Operation | None:
+        """The collective by which ranks agree on shared memory, if one is pending."""
+        return next((op for op in self.ops.values() if op.tag == SETUP_TAG), None)
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
         return not (self.ops or self._deferred or self._gone or self.arrivals.verdicts)
@@ -523,6 +556,7 @@ class Context:
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
+        self.started(work)
         op = Operation(self, work, None, call, lambda _: program, self.size)
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)
@@ -566,12 +600,18 @@ class Context:
 
     def lost(self) -> Mapping[int, str]:
         """The ranks that are lost, and why."""
+        if not (self._gone or self.endpoint.lost):
+            return {}
         lost = {
             self._local[root]: reason
             for root, reason in self.endpoint.lost.items()
             if root in self._local
         }
         return lost | self._gone
+
+    def has_lost(self, peer: int) -> bool:
+        """Whether `peer` is lost."""
+        return peer in self._gone or self.ranks[peer] in self.endpoint.lost
 
     def discard(self, dst: int, token: object) -> None:
         self.endpoint.discard(self.ranks[dst], token)

@@ -1,15 +1,21 @@
-"""The member's side of the control plane: one connection to the coordinator, one membership."""
+"""The member's side of the control plane: one membership, and the connection to the coordinator.
+
+When the connection breaks, a member looks for the coordinator at the same address and says there
+who it is; what it had asked meanwhile, and before, is answered then. Who is no member yet asks to
+join once more.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import copy
-import itertools
+import logging
+import random
 import ssl as tls
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.errors import (
@@ -25,9 +31,12 @@ from aiodist.errors import (
     RankTakenError,
     SizeMismatchError,
 )
-from aiodist.runtime.control_dial import ForeignServiceError, Greeted, dial
+from aiodist.runtime.control_dial import ATTEMPT_SECONDS, ForeignServiceError, Greeted, dial
+from aiodist.runtime.control_requests import OnReply, Requests
 from aiodist.runtime.control_socket import ControlSocket
+from aiodist.runtime.lease import renew
 from aiodist.wire.frames import Frame
+from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import (
     Draining,
     Evicted,
@@ -35,16 +44,19 @@ from aiodist.wire.messages import (
     Failure,
     Goodbye,
     JoinRequest,
+    Later,
     Leave,
     MemberLeft,
     MemberLost,
     Message,
-    Renew,
+    Rejoin,
+    Rejoined,
     Status,
     StatusRequest,
-    StoreCancel,
-    StoreWait,
+    StoreWatch,
     View,
+    ViewWanted,
+    Welcome,
     Withdraw,
     Withdrawn,
     decode_message,
@@ -54,27 +66,69 @@ from aiodist.wire.messages import (
 __all__ = [
     "ControlClient",
     "ControlEvent",
+    "CoordinatorBack",
     "CoordinatorGone",
     "ForeignServiceError",
     "JoinRequest",
     "View",
 ]
 
+log = logging.getLogger("aiodist.control")
+
 WITHDRAW_SECONDS = 2.0
 """How long a join that ran out of time waits to be told how far the group had come."""
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.5
+"""Seconds between attempts to find the coordinator again: at most, and half of it at least."""
+
+REJOIN_SECONDS = 30.0
+"""How long a coordinator that was found may take to let this member in."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorGone:
     """The connection to the coordinator ended, not by this side. `orderly`: it said goodbye.
-    `evicted`: it ruled this member lost, and told the others so."""
+    `evicted`: it ruled this member lost, and told the others so. `final`: it is not looked for."""
 
     reason: str
     orderly: bool = False
     evicted: bool = False
+    final: bool = False
 
 
-ControlEvent = MemberLost | MemberLeft | Draining | CoordinatorGone
+@dataclass(frozen=True, slots=True)
+class CoordinatorBack:
+    """There is a coordinator again, and this is a member there. `kept`: it has the store of the
+    one before; else the store is empty now."""
+
+    kept: bool
+
+
+ControlEvent = MemberLost | MemberLeft | Draining | CoordinatorGone | CoordinatorBack
+
+
+@dataclass(slots=True)
+class _Seat:
+    """What this member is, to be told to a coordinator that comes back."""
+
+    ask: JoinRequest
+    view: View
+    rank: int
+    digest: bytes
+    lost: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+
+    def claim(self, *, with_view: bool) -> Rejoin:
+        return Rejoin(
+            self.ask,
+            self.rank,
+            self.view.epoch,
+            self.digest,
+            tuple(sorted(self.lost)),
+            tuple(sorted(self.left)),
+            self.view if with_view else None,
+        )
 
 
 class StoreValueError(AiodistError, ValueError):
@@ -99,29 +153,37 @@ class ControlClient:
     """A connection to the coordinator. Made by `open`; belongs to the loop that made it.
 
     `on_event` gets what the coordinator tells unasked; set it before `join`, since events may come
-    right behind the view. `local_host` is this end of the connection ("127.0.0.1" for unix and
-    inproc), `seen_host` where the coordinator sees it come from.
+    right behind the view. `local_host` is this end of the first connection ("127.0.0.1" for unix
+    and inproc), `seen_host` where the coordinator saw it come from.
     """
 
-    def __init__(self, address: str, greeted: Greeted) -> None:
+    def __init__(
+        self,
+        address: str,
+        greeted: Greeted,
+        token: str | bytes | None,
+        ssl: tls.SSLContext | None,
+    ) -> None:
         self.address = address
         self.local_host = greeted.local_host
-        self.seen_host = greeted.seen_host
+        self.seen_host = greeted.welcome.seen_host
         self.on_event: Callable[[ControlEvent], None] = lambda event: None
+        self._token = token
+        self._ssl = ssl
         self._loop = asyncio.get_running_loop()
         self._group: str | None = None
-        self._requests = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[Message]] = {}
-        self._subscribers: dict[int, Callable[[Message | AiodistError], None]] = {}
+        self._ask: JoinRequest | None = None
+        self._seat: _Seat | None = None
+        self._requests = Requests(self._loop)
         self._ended: AiodistError | None = None
         self._gone = CoordinatorGone("")
+        self._coming_back: asyncio.Task[None] | None = None
         self._renewing = False
         self._stop_renewing = threading.Event()
         self._sock = greeted.sock
-        self._sock.on_frame = self._on_frame
-        self._sock.on_closed = self._on_closed
-        if not self._sock.is_open:  # between the greeting and now
-            self._on_closed(ConnectionResetError("the coordinator closed the connection"))
+        self._welcome = greeted.welcome
+        self._listen_to(greeted.sock)
+        self._requests.send = self._sock.send
 
     @classmethod
     async def open(
@@ -140,7 +202,7 @@ class ControlClient:
         AuthenticationError; ValueError for a bad address.
         """
         greeted = await dial(address, token=token, ssl=ssl, timeout=timeout, retry=retry)
-        return cls(address, greeted)
+        return cls(address, greeted, token, ssl)
 
     @property
     def group(self) -> str | None:
@@ -149,17 +211,25 @@ class ControlClient:
 
     @property
     def is_open(self) -> bool:
+        """Whether there is a coordinator, or one is looked for."""
         return self._ended is None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the coordinator is away, and is looked for."""
+        return self._coming_back is not None
 
     async def join(self, ask: JoinRequest, timeout: float) -> View:
         """Become a member; returns once the group is complete.
 
         Raises JoinTimeoutError naming how many have joined and who is missing; RankTakenError,
-        SizeMismatchError, GroupCompleteError, JoinError; CoordinatorLostError if the connection
-        ends meanwhile; ValueError for a request over the documented limits. The connection stays
-        open then. Cancelling withdraws and closes it.
+        SizeMismatchError, GroupCompleteError, JoinError; CoordinatorLostError if the coordinator
+        goes away for good meanwhile; ValueError for a request over the documented limits. The
+        connection stays open then. Cancelling withdraws and closes it.
         """
-        number, joined = self._start(ask)
+        self._check_open()
+        self._ask = ask
+        number, joined = self._requests.start(ask)
         self._group = ask.group
         self._sock.give_up_after(ask.lease)
         self._renew_lease(ask.lease)
@@ -172,26 +242,23 @@ class ControlClient:
             self.close()
             raise
         finally:
-            self._pending.pop(number, None)
+            self._requests.drop(number)
+            if self._seat is None:
+                self._ask = None
         if not isinstance(reply, View):
             raise self.unexpected(reply)
         return reply
 
     async def request(self, message: Message, timeout: float | None) -> Message:
-        """Send a request and return the reply.
+        """Send a request and return the reply. While the coordinator is away, it waits.
 
         Raises TimeoutError after `timeout` seconds (None: never), what a Failed reply stands for,
-        GroupClosedError after `close`, CoordinatorLostError when the connection ends, ValueError
-        for a message over the documented limits.
+        GroupClosedError after `close`, CoordinatorLostError when the coordinator is gone for good,
+        or came back without the store that the request is about, ValueError for a message over the
+        documented limits.
         """
-        number, reply = self._start(message)
-        try:
-            async with asyncio.timeout(timeout):
-                return await reply
-        finally:
-            self._pending.pop(number, None)
-            if isinstance(message, StoreWait) and reply.cancelled():
-                self._send(StoreCancel(number))
+        self._check_open()
+        return await self._requests.ask(message, timeout)
 
     async def status(self, timeout: float | None = 10.0) -> dict[str, Any]:
         """What the coordinator knows, as plain data: see `Coordinator.status`. Raises as `request`
@@ -201,21 +268,14 @@ class ControlClient:
             raise self.unexpected(reply)
         return dict(reply.status)
 
-    def subscribe(
-        self, message: Message, on_reply: Callable[[Message | AiodistError], None]
-    ) -> int:
+    def subscribe(self, message: StoreWatch, on_reply: OnReply) -> int:
         """Send a request that has many replies; the last one is an error, if there is an end."""
         self._check_open()
-        number = next(self._requests)
-        data = encode_message(message, number)
-        self._subscribers[number] = on_reply
-        self._sock.send(data)
-        return number
+        return self._requests.watch(message, on_reply)
 
     def unsubscribe(self, number: int) -> None:
         """End a subscription. Idempotent."""
-        if self._subscribers.pop(number, None) is not None:
-            self._send(StoreCancel(number))
+        self._requests.unwatch(number)
 
     def unsubscribe_from_anywhere(self, number: int) -> None:
         """The same, from any thread, a moment later."""
@@ -232,24 +292,29 @@ class ControlClient:
             await self.request(Leave(), timeout)
         except (TimeoutError, CoordinatorLostError):
             return False
+        self._seat = self._ask = None
         return True
 
     def close(self) -> None:
         """Leave the group if need be, and close the connection. Does not wait. Idempotent."""
-        if self.is_open and self._group is not None:
-            self._send(Leave())
+        if self.is_open and self._group is not None and not self.is_away:
+            self._sock.send(encode_message(Leave()))
         self._end(GroupClosedError("the connection to the coordinator was closed here"))
 
     def abort(self) -> None:
         """Close the connection without leaving: the others see this member as lost."""
         self._end(GroupClosedError("the connection to the coordinator was aborted here"))
 
+    async def closed(self) -> None:
+        """Wait until nothing of it is under way after `close` or `abort`."""
+        if self._coming_back is not None:
+            await asyncio.wait({self._coming_back})
+
     def close_fds_after_fork(self) -> None:
         """To be called in a forked child: gives up the child's copy of the socket, without a trace
         for the parent. Later calls raise GroupClosedError."""
         self._ended = GroupClosedError("the group belongs to the parent of this forked process")
-        self._pending.clear()
-        self._subscribers.clear()
+        self._requests = Requests(self._loop)
         self._sock.detach_after_fork()
 
     def unexpected(self, reply: Message) -> ProtocolError:
@@ -265,99 +330,81 @@ class ControlClient:
         if self._ended is not None:
             raise copy.copy(self._ended)
 
-    def _send(self, message: Message) -> None:
-        self._sock.send(encode_message(message))
-
-    def _start(self, message: Message) -> tuple[int, asyncio.Future[Message]]:
-        self._check_open()
-        number = next(self._requests)
-        data = encode_message(message, number)
-        reply: asyncio.Future[Message] = self._loop.create_future()
-        self._pending[number] = reply
-        self._sock.send(data)
-        return number, reply
+    def _listen_to(self, sock: ControlSocket) -> None:
+        sock.on_frame = self._on_frame
+        sock.on_closed = self._on_closed
+        if not sock.is_open:  # between the greeting and now
+            gone = ConnectionResetError("the coordinator closed the connection")
+            self._loop.call_soon(self._on_closed, gone)
 
     async def _withdraw(
         self, joined: asyncio.Future[Message], ask: JoinRequest, timeout: float
     ) -> None:
         """The time is over. Returns if the view was on its way, else raises JoinTimeoutError."""
-        number, withdrawn = self._start(Withdraw())
-        try:
-            await asyncio.wait(
-                {joined, withdrawn},
-                timeout=WITHDRAW_SECONDS,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            self._pending.pop(number, None)
-        if joined.done():
-            withdrawn.cancel()
-            return
-        text = f"the coordinator does not say why, nor anything for {WITHDRAW_SECONDS:g} s"
-        if withdrawn.done():
-            reply = withdrawn.result()
-            if not isinstance(reply, Withdrawn):
-                raise self.unexpected(reply)
-            text = reply.text
+        text = f"the coordinator at {self.address} is away ({self._gone.reason})"
+        if not self.is_away:
+            number, withdrawn = self._requests.start(Withdraw())
+            try:
+                await asyncio.wait(
+                    {joined, withdrawn},
+                    timeout=WITHDRAW_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                self._requests.drop(number)
+            if joined.done():
+                withdrawn.cancel()
+                return
+            text = f"the coordinator does not say why, nor anything for {WITHDRAW_SECONDS:g} s"
+            if withdrawn.done():
+                reply = withdrawn.result()
+                if not isinstance(reply, Withdrawn):
+                    raise self.unexpected(reply)
+                text = reply.text
         raise JoinTimeoutError(f"gave up joining after {timeout:g} s: {text}", group=ask.group)
 
     def _renew_lease(self, lease: float) -> None:
-        """Start the lease thread, for the first join."""
+        """Start to renew the lease, for the first join."""
         if self._renewing:
             return
         self._renewing = True
-        threading.Thread(
-            target=_renew,
-            args=(self._sock, self._loop, self._stop_renewing, lease / 3),
-            name="aiodist-lease",
-            daemon=True,
-        ).start()
+        renew(self, self._loop, self._stop_renewing, lease / 3)
 
     def _on_frame(self, frame: Frame) -> None:
         number, message = decode_message(frame)
         if number == 0:
             self._on_told(message)
             return
-        subscriber = self._subscribers.get(number)
-        if subscriber is not None:
-            if isinstance(message, Failed):
-                del self._subscribers[number]
-                subscriber(self._error(message))
-            else:
-                subscriber(message)
-            return
-        reply = self._pending.get(number)
-        if reply is None or reply.done():
-            return  # the caller waits no more
-        if isinstance(message, Failed):
-            reply.set_exception(self._error(message))
-        else:
-            reply.set_result(message)
+        if isinstance(message, View) and self._ask is not None:
+            # At once: the connection may break before whoever waits for it has a turn.
+            try:
+                rank = message.rank_of(self._ask.id)
+            except KeyError:
+                raise ProtocolError("a view without this member") from None
+            self._seat = _Seat(self._ask, message, rank, message.digest)
+        answer = self._error(message) if isinstance(message, Failed) else message
+        self._requests.answer(number, answer)
 
     def _on_told(self, message: Message) -> None:
         match message:
-            case MemberLost() | MemberLeft() | Draining():
+            case MemberLost(epoch, ranks):
+                news = self._news(epoch, ranks, lost=True)
+                self._tell(MemberLost(epoch, news, message.reason))
+            case MemberLeft(epoch, ranks):
+                self._tell(MemberLeft(epoch, self._news(epoch, ranks, lost=False)))
+            case Draining():
                 self._tell(message)
             case Goodbye():
                 self._gone = CoordinatorGone("it was shut down", orderly=True)
             case Evicted(reason):
                 text = f"it ruled this member lost: {reason}"
-                self._gone = CoordinatorGone(text, evicted=True)
+                self._gone = CoordinatorGone(text, evicted=True, final=True)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is no message to be told unasked")
 
-    def _on_closed(self, error: Exception) -> None:
-        gone = self._gone
-        if not gone.reason:
-            gone = CoordinatorGone(str(error) or type(error).__name__)
-        self._end(
-            CoordinatorLostError(
-                f"the coordinator at {self.address} is gone: {gone.reason}", group=self._group
-            )
-        )
-        self._tell(gone)
-
     def _tell(self, event: ControlEvent) -> None:
+        if isinstance(event, (MemberLost, MemberLeft)) and not event.ranks:
+            return
         try:
             self.on_event(event)
         except Exception as error:
@@ -365,34 +412,173 @@ class ControlClient:
                 {"message": f"on_event failed with {event!r}", "exception": error}
             )
 
+    def _news(self, epoch: int, ranks: tuple[int, ...], *, lost: bool) -> tuple[int, ...]:
+        """Those of `ranks` that were not known to be gone; now they are."""
+        seat = self._seat
+        if seat is None or epoch != seat.view.epoch:
+            return ranks
+        news = {*ranks} - seat.lost - seat.left
+        (seat.lost if lost else seat.left).update(news)
+        return tuple(sorted(news))
+
     def _end(self, error: AiodistError) -> None:
         if self._ended is not None:
             return
         self._ended = error
         self._stop_renewing.set()
         self._sock.close()
-        pending, self._pending = self._pending, {}
-        for reply in pending.values():
-            if not reply.done():
-                reply.set_exception(copy.copy(error))
-                reply.exception()  # seen: whoever waits gets it, nobody else has to
-        subscribers, self._subscribers = self._subscribers, {}
-        for subscriber in subscribers.values():
-            subscriber(copy.copy(error))
+        self._requests.send = None
+        if self._coming_back is not None:
+            self._coming_back.cancel()
+        self._requests.fail(error)
 
     def _error(self, failed: Failed) -> AiodistError:
         return _ERRORS[failed.kind](failed.text, group=self._group)
 
+    def renew_from_thread(self, frame: bytes) -> None:
+        """A sign of life, from the lease thread."""
+        self._sock.send_from_thread(frame)
 
-def _renew(
-    sock: ControlSocket, loop: asyncio.AbstractEventLoop, stop: threading.Event, interval: float
-) -> None:
-    """The lease thread: a sign of life every `interval` seconds, however busy the loop is."""
-    frame = encode_message(Renew())
-    while not stop.wait(interval):
-        if loop.is_closed():
-            # Nobody can use this membership any more: let the others know.
-            sock.abandon()
+    def abandon_from_thread(self) -> None:
+        """The loop is closed, and nobody can use this membership: let the others know."""
+        self._sock.abandon()
+
+    # The coordinator is away.
+
+    def _on_closed(self, error: Exception) -> None:
+        self._requests.send = None
+        gone, self._gone = self._gone, CoordinatorGone("")
+        reason = gone.reason or str(error) or type(error).__name__
+        joined = self._seat is not None or self._ask is not None
+        final = gone.evicted or not (self._welcome.returns and joined)
+        if self._ended is None and not final:
+            self._gone = CoordinatorGone(reason)
+            if self._coming_back is None:
+                self._coming_back = self._loop.create_task(
+                    self._come_back(), name="aiodist come back"
+                )
+                self._coming_back.add_done_callback(self._is_back)
+                self._tell(CoordinatorGone(reason, gone.orderly))
             return
-        if not sock.send_from_thread(frame):
-            return
+        self._end(
+            CoordinatorLostError(
+                f"the coordinator at {self.address} is gone: {reason}", group=self._group
+            )
+        )
+        self._tell(CoordinatorGone(reason, gone.orderly, gone.evicted, final))
+
+    def _is_back(self, task: asyncio.Task[None]) -> None:
+        self._coming_back = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(CoordinatorLostError(f"looking for the coordinator failed: {error!r}"))
+            raise error
+        if self._ended is None and not self._sock.is_open:
+            # It broke again, in the very moment that it was there.
+            self._on_closed(ConnectionResetError("the coordinator closed the connection"))
+
+    async def _come_back(self) -> None:
+        """Look for the coordinator until it is there; then be what this was, there."""
+        pause = FIRST_PAUSE
+        said = ""
+        while True:
+            # Not all at once: there may be thousands.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                greeted = await dial(
+                    self.address,
+                    token=self._token,
+                    ssl=self._ssl,
+                    timeout=ATTEMPT_SECONDS,
+                    retry=False,
+                )
+                try:
+                    await self._register(greeted)
+                    return
+                except BaseException:
+                    greeted.sock.close()
+                    raise
+            except (AiodistError, OSError, TimeoutError) as error:
+                why = str(error)
+                self._gone = CoordinatorGone(why)
+                if type(error) is not JoinError and why != said:  # that one: nobody is there
+                    log.warning("not back at the coordinator: %s", why)
+                said = why
+
+    async def _register(self, greeted: Greeted) -> None:
+        """Become what this was, at a coordinator that was found. Raises OSError, TimeoutError,
+        AiodistError where another attempt may help."""
+        kept = self._check_successor(greeted.welcome)
+        self._sock = sock = greeted.sock
+        if self._ask is not None:
+            sock.give_up_after(self._ask.lease)
+        if self._seat is not None:
+            reply = await self._rejoin(self._seat, sock)
+            epoch = self._seat.view.epoch
+            self._on_told(MemberLost(epoch, reply.lost, "it was ruled lost meanwhile"))
+            self._on_told(MemberLeft(epoch, reply.left))
+        self._listen_to(sock)
+        self._gone = CoordinatorGone("")
+        self._welcome = greeted.welcome
+        if not kept:
+            self._requests.fail_store(
+                CoordinatorLostError(
+                    f"the coordinator at {self.address} came back without the group's store (it "
+                    "was started without its state file): the store is empty now",
+                    group=self._group,
+                )
+            )
+        self._requests.send = sock.send
+        self._requests.say_again()
+        if self._seat is not None:
+            self._tell(CoordinatorBack(kept))
+
+    def _check_successor(self, welcome: Welcome) -> bool:
+        """Whether it is the same coordinator, or has what that one wrote down. Raises JoinError
+        for one that cannot have taken its place."""
+        before = self._welcome
+        if welcome.coordinator == before.coordinator:
+            if welcome.incarnation >= before.incarnation:
+                return True
+            what = f"a stale one, its start {welcome.incarnation} of {before.incarnation}"
+        elif welcome.incarnation == 1:
+            return False
+        else:
+            what = "a foreign one, with a state file of its own"
+        raise ForeignServiceError(
+            f"the coordinator at {self.address} is {what}: expected "
+            f"{before.coordinator[:8]}…, or one that starts from nothing"
+        )
+
+    async def _rejoin(self, seat: _Seat, sock: ControlSocket) -> Rejoined:
+        """Be a member again. Raises OSError, TimeoutError, AiodistError; CancelledError where it
+        is no member any more, and has ended."""
+        broken: asyncio.Future[Message] = self._loop.create_future()
+        sock.on_frame = self._on_frame
+        sock.on_closed = lambda error: self._broke_off(error, broken)
+        with_view = False
+        async with asyncio.timeout(REJOIN_SECONDS):
+            while True:
+                claim = seat.claim(with_view=with_view)
+                number, reply = self._requests.start(claim, send=sock.send, max_body=MAX_REPLY)
+                try:
+                    await asyncio.wait({reply, broken}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    self._requests.drop(number)
+                message = reply.result() if reply.done() else broken.result()
+                if isinstance(message, Rejoined):
+                    return message
+                if isinstance(message, Later):
+                    await asyncio.sleep(FIRST_PAUSE * random.uniform(1.0, 3.0))
+                elif isinstance(message, ViewWanted):
+                    with_view = True
+                else:
+                    raise self.unexpected(message)
+
+    def _broke_off(self, error: Exception, broken: asyncio.Future[Message]) -> None:
+        """A connection ended before it was known whether this is still a member."""
+        if self._gone.evicted:
+            self._on_closed(error)
+        elif not broken.done():
+            broken.set_exception(ConnectionResetError(f"it broke off: {error}"))
+            broken.exception()  # seen: nobody may wait for it any more

@@ -7,10 +7,12 @@ import errno
 import secrets
 import socket
 import ssl as tls
+from dataclasses import dataclass
 
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.runtime import inproc_names
 from aiodist.runtime.control_socket import ControlSocket
+from aiodist.transports.surroundings import new_socket
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import PROTOCOL_VERSION
@@ -53,13 +55,13 @@ class _SilentClose(OSError):
     """The other side closed the connection without a greeting."""
 
 
+@dataclass(frozen=True, slots=True)
 class Greeted:
     """A connection whose greeting is complete: `sock`, and what Welcome said."""
 
-    def __init__(self, sock: ControlSocket, local_host: str, seen_host: str) -> None:
-        self.sock = sock
-        self.local_host = local_host
-        self.seen_host = seen_host
+    sock: ControlSocket
+    local_host: str
+    welcome: Welcome
 
 
 async def dial(
@@ -140,11 +142,11 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
         sock.close()
         raise
     try:
-        seen_host = await greeting.done
+        welcome = await greeting.done
     except BaseException:
         greeting.sock.close()
         raise
-    return Greeted(greeting.sock, local_host, seen_host)
+    return Greeted(greeting.sock, local_host, welcome)
 
 
 async def _connect(target: Address) -> socket.socket:
@@ -164,7 +166,7 @@ async def _connect(target: Address) -> socket.socket:
 
 
 async def _connect_one(family: int, where: tuple[object, ...] | str) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = new_socket(family)
     sock.setblocking(False)
     try:
         await asyncio.get_running_loop().sock_connect(sock, where)
@@ -221,10 +223,10 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 class _Greeting:
-    """Hello →, ← Challenge, Proof →, ← Welcome. `done`: the seen host."""
+    """Hello →, ← Challenge, Proof →, ← Welcome. `done`: what Welcome says."""
 
     def __init__(self, sock: socket.socket, target: Address, token: bytes | None) -> None:
-        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._target = target
         self._token = token
         self._nonce = secrets.token_bytes(NONCE_BYTES)
@@ -283,7 +285,7 @@ class _Greeting:
                 "the right one?"
             )
         self.sock.welcomed()
-        self.done.set_result(welcome.seen_host)
+        self.done.set_result(welcome)
 
     def _refuse(self, error: Exception) -> None:
         if not self.done.done():

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import os
+import secrets
 import socket
 import ssl as tls
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,17 +25,22 @@ from aiodist.membership import (
     Drain,
     Effect,
     Event,
+    Keep,
     Membership,
     Note,
     Received,
     Tick,
 )
 from aiodist.runtime import inproc_names
-from aiodist.runtime.coordinator_connection import Connection
+from aiodist.runtime.coordinator_connection import HANDSHAKE_SECONDS, Connection
+from aiodist.runtime.journal import Journal
 from aiodist.runtime.listening import bind_tcp, bind_unix
+from aiodist.runtime.state_file import StateFile
+from aiodist.runtime.strangers import Strangers
+from aiodist.transports.sockets import Acceptor
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_REPLY
-from aiodist.wire.messages import Goodbye, Message, encode_message
+from aiodist.wire.messages import Goodbye, Message, ViewWanted, encode_message
 
 logger = logging.getLogger("aiodist.coordinator")
 
@@ -46,7 +52,13 @@ lie unread: leases are judged GRACE_SECONDS later."""
 GOODBYE_SECONDS = 1.0
 """How long `stop` waits for members to read the goodbye."""
 
-_LEVELS = {"lost": logging.WARNING, "join refused": logging.WARNING, "formed": logging.INFO}
+_LEVELS = {
+    "lost": logging.WARNING,
+    "join refused": logging.WARNING,
+    "return refused": logging.WARNING,
+    "formed": logging.INFO,
+    "restored": logging.INFO,
+}
 
 
 class Coordinator:
@@ -54,8 +66,16 @@ class Coordinator:
 
     `address`: where to listen: ``tcp://host:port`` (port 0 picks a free one), ``tls://``,
     ``unix:///path``, ``inproc://name``. `token`: what members have to prove to have (it is never
-    sent). `ssl`: a server-side context; makes ``tcp://`` the same as ``tls://``. `state`: a file
-    that keeps epoch numbers growing over restarts.
+    sent). `ssl`: a server-side context; makes ``tcp://`` the same as ``tls://``.
+
+    `state`: a file (made if need be, for this user only) that keeps groups, epochs and stores over
+    restarts: what a member was told is on disk before it is told. Two coordinators cannot share
+    one. Without it, a coordinator that takes the place of this one learns of the groups from their
+    members; what was in their stores is lost.
+
+    `returns`: whether members are to look for another coordinator at the same address when this
+    one goes away. `recovery`: seconds after the start in which no group forms, so that members of
+    groups that were served here before can come back first.
 
     Bad bytes, a wrong token, a client that does not read: that connection is closed and logged to
     the logger ``aiodist.coordinator``; the others do not notice.
@@ -68,6 +88,8 @@ class Coordinator:
         token: str | bytes | None = None,
         ssl: tls.SSLContext | None = None,
         state: str | os.PathLike[str] | None = None,
+        returns: bool = True,
+        recovery: float = 0.0,
     ) -> None:
         wanted = parse_address(address)
         if wanted.scheme == "tls" and ssl is None:
@@ -83,13 +105,20 @@ class Coordinator:
         self._address: Address | None = None
         self._ssl = ssl
         self._state = None if state is None else Path(state)
-        self._saved_epoch = 0
+        self.returns = returns
+        self.name = secrets.token_hex(16)
+        self.incarnation = 1
+        self._recovery = recovery
+        self._journal: Journal | None = None
+        self._failure: asyncio.Future[OSError]
+        self._stopping = False
+        self._strangers: Strangers[Connection] = Strangers(logger)
         self._machine: Membership
         self._loop: asyncio.AbstractEventLoop
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
-        self._adopting: set[asyncio.Task[Any]] = set()
+        self._adopting: dict[asyncio.Task[None], Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._changed = asyncio.Event()
@@ -102,41 +131,75 @@ class Coordinator:
         return str(self._address)
 
     async def start(self) -> None:
-        """Listen. Raises OSError (EADDRINUSE …), ValueError for a state file that is none."""
+        """Listen. Raises OSError (EADDRINUSE, EWOULDBLOCK for a state file that another coordinator
+        has), ValueError for a state file that is none, or damaged."""
         if self._address is not None:
             raise RuntimeError(f"the coordinator listens already, on {self._address}")
         self._loop = asyncio.get_running_loop()
-        if self._state is not None:
-            self._saved_epoch = _read_epoch(self._state)
+        self._failure = self._loop.create_future()
+        self._stopping = False
+        now = self._loop.time()
         self._machine = Membership(
-            wall_offset=time.time() - self._loop.time(), epoch_floor=self._saved_epoch
+            wall_offset=time.time() - now,
+            keep=self._state is not None,
+            form_after=now + self._recovery,
         )
-        wanted = self._wanted
-        if wanted.scheme == "inproc":
-            inproc_names.register(wanted.host, self._adopt_from_anywhere)
-            self._address = wanted
-        elif wanted.scheme == "unix":
-            sock = bind_unix(wanted.path)
-            self._server = await self._loop.create_unix_server(self._connection, sock=sock)
-            self._address = wanted
-        else:
-            sock = await bind_tcp(wanted)
-            self._server = await self._loop.create_server(
-                self._connection, sock=sock, ssl=self._ssl
-            )
-            self._address = Address(wanted.scheme, wanted.host, sock.getsockname()[1])
+        if self._state is not None:
+            self._recall(StateFile(self._state), now)
+        try:
+            self._address = await self._listen(self._wanted)
+        except BaseException:
+            if self._journal is not None:
+                await self._journal.close()
+            raise
+        self._arm()
         logger.info(
             "listening on %s",
             self._address,
             extra={"event": "listening", "address": str(self._address)},
         )
 
+    def _recall(self, file: StateFile, now: float) -> None:
+        """Take up what the coordinator before has written down."""
+        try:
+            if file.saved is not None:
+                self.name = file.saved.coordinator
+                self.incarnation = file.saved.incarnation + 1
+                self._machine.restore(file.saved.records, now)
+            self._journal = Journal(
+                file,
+                self.name,
+                self.incarnation,
+                records=self._machine.records,
+                carry_out=self._carry_out,
+                failed=self._cannot_write,
+            )
+        except BaseException:
+            file.close()
+            raise
+
+    async def _listen(self, wanted: Address) -> Address:
+        if wanted.scheme == "inproc":
+            inproc_names.register(wanted.host, self._adopt_from_anywhere)
+            return wanted
+        sock = bind_unix(wanted.path) if wanted.scheme == "unix" else await bind_tcp(wanted)
+        address = wanted
+        if wanted.scheme != "unix":
+            address = Address(wanted.scheme, wanted.host, sock.getsockname()[1])
+        self._acceptor = Acceptor(self._loop, sock, str(address), self._take)
+        return address
+
+    async def failed(self) -> OSError:
+        """Wait until this coordinator cannot serve any more, for what it must keep cannot be
+        written: then it has closed all connections, and is to be stopped."""
+        return await asyncio.shield(self._failure)
+
     async def stop(self, drain: float = 0.0) -> None:
         """Take no more joins, wait until all groups have ended but at most `drain` seconds, say
         goodbye and close. Idempotent; a second call while one waits does not wait."""
         if self._address is None:
             return
-        if drain > 0:
+        if drain > 0 and not self._stopping:
             self._step(Drain())
             try:
                 async with asyncio.timeout(drain):
@@ -153,6 +216,9 @@ class Coordinator:
             self._timer.cancel()
             self._timer = None
         await self._close_connections()
+        if self._journal is not None:
+            await self._journal.close()
+            self._journal = None
         self._changed.set()
         logger.info(
             "stopped listening on %s",
@@ -176,7 +242,7 @@ class Coordinator:
         """Groups with their epochs, members and who waits, as plain data.
 
         Keys: "address", "draining", and "groups", a list of dicts with "name", "run_id", "wanted"
-        (size), "epoch", "size", "members", "waiting", "lost", "left", "store".
+        (size), "epoch", "size", "members", "waiting", "lost", "left", "absent", "store".
         """
         return {"address": self.address, **self._machine.status()}
 
@@ -186,59 +252,98 @@ class Coordinator:
         null = os.open(os.devnull, os.O_RDWR)
         for connection in self._connections.values():
             connection.detach_after_fork(null)
-        for sock in self._server.sockets if self._server is not None else ():
-            os.dup2(null, sock.fileno())
         os.close(null)
+        if self._acceptor is not None:
+            self._acceptor.close_in_child()
+        if self._journal is not None:
+            self._journal.close_after_fork()
 
     # What connections call.
 
     def opened(self, connection: Connection) -> None:
+        connection.adopting = None
         self._connections[connection.number] = connection
+
+    def welcomed(self, connection: Connection) -> None:
+        self._strangers.discard(connection)
 
     def received(self, connection: Connection, request: int, message: Message) -> None:
         self._step(Received(connection.number, request, message))
 
     def closed(self, connection: Connection, reason: str) -> None:
         del self._connections[connection.number]
+        self._strangers.discard(connection)
         self._step(Disconnected(connection.number, reason))
 
     # Inside.
 
-    def _connection(self) -> Connection:
-        return Connection(self, next(self._numbers))
-
     def _adopt_from_anywhere(self, sock: socket.socket) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._adopt, sock)
+            self._loop.call_soon_threadsafe(self._take, sock)
         except RuntimeError as error:  # the loop was closed without stopping the coordinator
             sock.close()
             raise ConnectionRefusedError(f"the coordinator's loop is closed: {error}") from None
 
-    def _adopt(self, sock: socket.socket) -> None:
+    def _take(self, sock: socket.socket) -> None:
+        """A connection has come. Raises OSError where it is gone already."""
         if self._address is None:
             sock.close()
             return
-        task = self._loop.create_task(self._loop.connect_accepted_socket(self._connection, sock))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
+        sock.setblocking(False)
+        connection = Connection(self, next(self._numbers), sock)
+        task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
+        connection.adopting = task
+        self._adopting[task] = connection
+        task.add_done_callback(partial(self._adopted, connection, sock))
+        self._strangers.add(connection)
+
+    async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
+        limit = None if self._ssl is None else HANDSHAKE_SECONDS
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, sock, ssl=self._ssl, ssl_handshake_timeout=limit
+            )
+        except OSError as error:
+            logger.debug("no connection with %s: %s", connection.peer, error)
+            self._strangers.discard(connection)
+            sock.close()
+
+    def _adopted(
+        self, connection: Connection, sock: socket.socket, task: asyncio.Task[None]
+    ) -> None:
+        del self._adopting[task]
+        if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
+            self._strangers.discard(connection)
+            sock.close()
 
     def _step(self, event: Event) -> None:
+        if self._stopping:
+            self._changed.set()
+            return  # who goes now comes back to the next coordinator
         effects = self._machine.step(event, self._loop.time())
-        if self._state is not None and self._machine.highest_epoch > self._saved_epoch:
-            # Before anyone is told of it.
-            self._saved_epoch = self._machine.highest_epoch
-            try:
-                _write_epoch(self._state, self._saved_epoch)
-            except OSError as error:
-                logger.error(
-                    "cannot write %s: %s",
-                    self._state,
-                    error,
-                    extra={"event": "state not saved", "error": str(error)},
-                )
-        self._carry_out(effects)
+        if self._journal is None:
+            self._carry_out(effects)
+        else:
+            self._journal.submit(effects)
         self._arm()
         self._changed.set()
+
+    def _cannot_write(self, error: OSError) -> None:
+        """What is not on disk must not be told: all that is left is to end."""
+        logger.critical(
+            "cannot write %s: %s; closing all connections",
+            self._state,
+            error,
+            extra={"event": "state not written", "error": str(error)},
+        )
+        self._stopping = True
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+        for connection in list(self._connections.values()):
+            connection.abort()
+        if not self._failure.done():
+            self._failure.set_result(error)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         said: tuple[Message, int] | None = None
@@ -246,6 +351,8 @@ class Coordinator:
         for effect in effects:
             if isinstance(effect, Note):
                 _log(effect)
+                continue
+            if isinstance(effect, Keep):
                 continue
             connection = self._connections.get(effect.conn)
             if connection is None:
@@ -256,6 +363,8 @@ class Coordinator:
                 if said is None or said[0] is not effect.message or said[1] != effect.request:
                     said = (effect.message, effect.request)
                     data = encode_message(effect.message, effect.request, max_body=MAX_REPLY)
+                if isinstance(effect.message, ViewWanted):
+                    connection.expect_view()
                 connection.send(data)
 
     def _arm(self) -> None:
@@ -283,14 +392,20 @@ class Coordinator:
     def _stop_listening(self, address: Address) -> None:
         if address.scheme == "inproc":
             inproc_names.unregister(address.host)
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
         if address.scheme == "unix":
             Path(address.path).unlink(missing_ok=True)
 
     async def _close_connections(self) -> None:
+        for connection in self._adopting.values():
+            if connection.adopting is not None:  # else it is about to end by itself
+                connection.drop()
         await asyncio.gather(*self._adopting, return_exceptions=True)
+        if self._journal is not None:
+            await self._journal.idle()
+        self._stopping = True
         goodbye = encode_message(Goodbye())
         for connection in list(self._connections.values()):
             connection.send(goodbye)
@@ -314,24 +429,3 @@ def _log(note: Note) -> None:
     if logger.isEnabledFor(level):
         said = ", ".join(f"{key}={value}" for key, value in note.fields.items())
         logger.log(level, "%s: %s", note.event, said, extra={"event": note.event, **note.fields})
-
-
-def _read_epoch(path: Path) -> int:
-    try:
-        epoch = json.loads(path.read_text("utf-8"))["highest_epoch"]
-        if type(epoch) is not int or epoch < 0:
-            raise ValueError(f"highest_epoch is {epoch!r}")
-    except FileNotFoundError:
-        return 0
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is no state file of a coordinator ({error}): expected "
-            '{"highest_epoch": N}; name another file, or delete it'
-        ) from None
-    return epoch
-
-
-def _write_epoch(path: Path, epoch: int) -> None:
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps({"highest_epoch": epoch}), "utf-8")
-    new.replace(path)

@@ -48,8 +48,13 @@ class Owner(Protocol):
     """Who the connections belong to."""
 
     token: bytes | None
+    name: str
+    incarnation: int
+    returns: bool
 
     def opened(self, connection: Connection) -> None: ...
+
+    def welcomed(self, connection: Connection) -> None: ...
 
     def received(self, connection: Connection, request: int, message: Message) -> None: ...
 
@@ -57,14 +62,22 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """From accept to close. `number` is unique to the owner.
+    """From accept to close. `number` is unique to the owner; `adopting` is what makes a transport
+    for it (and TLS, where asked for), until `connection_made` is called.
 
     Before it is let in, a connection may say two things, of little more than 1 KiB each.
     """
 
-    def __init__(self, owner: Owner, number: int) -> None:
+    def __init__(self, owner: Owner, number: int, sock: socket.socket) -> None:
+        """Raises OSError where `sock` is gone already."""
         self.number = number
-        self.peer = ""
+        self.host = "127.0.0.1"
+        self.peer = f"a local process (#{number})"
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            host, port = sock.getpeername()[:2]
+            self.host = str(host).removeprefix("::ffff:")
+            self.peer = f"{self.host}:{port}"
+        self.adopting: asyncio.Task[None] | None = None
         self._owner = owner
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
         self._hello: Hello | None = None
@@ -78,12 +91,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        peer = transport.get_extra_info("peername")
-        self._seen_host = "127.0.0.1"
-        self.peer = f"a local process (#{self.number})"
-        if isinstance(peer, tuple):
-            self._seen_host = str(peer[0]).removeprefix("::ffff:")
-            self.peer = f"{self._seen_host}:{peer[1]}"
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._too_late)
         self._owner.opened(self)
 
@@ -122,9 +129,20 @@ class Connection(asyncio.Protocol):
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
+    def expect_view(self) -> None:
+        """The member was asked for its view: take it, whatever its size."""
+        self._decoder.max_payload = MAX_REPLY
+
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
+
+    def drop(self) -> None:
+        """Close at once, adopted or not."""
+        if self.adopting is not None:
+            self.adopting.cancel()
+        else:
+            self._transport.abort()
 
     def fail(self, reason: str) -> None:
         """Close at once, and say why in the log."""
@@ -195,7 +213,10 @@ class Connection(asyncio.Protocol):
         self._welcomed = True
         self._deadline.cancel()
         self._decoder.max_payload = MAX_BODY
-        self.send(encode_message(Welcome(self._seen_host, mac), max_body=MAX_REPLY))
+        owner = self._owner
+        owner.welcomed(self)
+        welcome = Welcome(self.host, mac, owner.name, owner.incarnation, owner.returns)
+        self.send(encode_message(welcome, max_body=MAX_REPLY))
 
     def _too_late(self) -> None:
         self.fail(f"it did not complete the greeting within {HANDSHAKE_SECONDS:g} s")

@@ -41,8 +41,9 @@ TOTAL: Final = 4096 * KIB
 BATCH: Final = 64 * KIB
 """Credit is returned when this much was consumed, or when nothing happened for a while."""
 
-EAGER: Final = 64 * KIB
-"""Most bytes (metadata and data) of a message that travels before a receive is there."""
+EAGER: Final = 65 * KIB
+"""Most bytes (metadata and data) of a message that travels before a receive is there: 64 KiB of
+data, and what describes an array."""
 
 MAX_TAG: Final = 1024
 """Most bytes of a tag in UTF-8."""
@@ -103,6 +104,17 @@ class SenderCredit:
         self._used[tag] = used
         self._total += price
         return wanted
+
+    def pay(self, tag: MessageTag, price: int) -> bool:
+        """Pay for the next message of `tag`, where it answers no want and nothing else waits.
+        False: `admit` has to decide."""
+        used = self._used.get(tag, 0) + price
+        total = self._total + price
+        if used > WINDOW or total > TOTAL or self._wants or self._stalled:
+            return False
+        self._used[tag] = used
+        self._total = total
+        return True
 
     def refund(self, tag: MessageTag, amount: int) -> None:
         """The receiver has consumed messages of `tag`. Raises ProtocolError if it had none."""
@@ -180,6 +192,11 @@ class ReceiverCredit:
         self._owed[tag] = self._owed.get(tag, 0) + price
         self._owed_total += price
         return self._owed_total >= BATCH
+
+    def pass_through(self, tag: MessageTag, price: int) -> bool:
+        """A message came and was consumed at once: `charge`, then `consume`."""
+        self.charge(tag, price, wanted=False)
+        return self.consume(tag, price)
 
     def settle(self) -> list[tuple[MessageTag, int]]:
         """The credit to give back: (tag, amount)."""

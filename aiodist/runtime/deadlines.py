@@ -22,28 +22,38 @@ def arm(context: Context, op: Operation, seconds: float) -> None:
 def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
     if op.done:
         return
-    if op.seq >= 0:
-        context.inquire(op, missing(context, op))
+    holder = _holder(context, op)
+    if holder is not None:
+        context.inquire(holder, missing(context, holder))
     op.timer = context.loop.call_later(rest, _expire, context, op, seconds)
 
 
 def _expire(context: Context, op: Operation, seconds: float) -> None:
     if op.done:
         return
-    if op.seq < 0:
+    holder = _holder(context, op)
+    late = [] if holder is None else missing(context, holder)
+    seen = {} if holder is None else {r: holder.seen[r] for r in late if r in holder.seen}
+    text = failures.timeout_text(seconds, late, seen)
+    if holder is None:
+        text = f"its tag was not free within {seconds:g} s"
+    elif holder is not op:
+        text = f"ranks of this host have not agreed on shared memory: {text}"
+    error = CollectiveTimeoutError(text, missing=late, last_seen=seen)
+    if op.seq >= 0:
+        context.failed(op, error)
+    else:
         op.close()
-        error = CollectiveTimeoutError(f"its tag was not free within {seconds:g} s")
         context.locate(error, op)
         op.work.fail(error)
-        return
-    late = missing(context, op)
-    seen = {rank: op.seen[rank] for rank in late if rank in op.seen}
-    context.failed(
-        op,
-        CollectiveTimeoutError(
-            failures.timeout_text(seconds, late, seen), missing=late, last_seen=seen
-        ),
-    )
+
+
+def _holder(context: Context, op: Operation) -> Operation | None:
+    """The operation that others have not entered: `op`, or while it waits for its number, the one
+    that it waits for, if that is one."""
+    if op.seq >= 0:
+        return op
+    return context.setting_up if op.tag is None else None
 
 
 def missing(context: Context, op: Operation) -> list[int]:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
+from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Greeter, Greeting, Nonces
 from aiodist.runtime.lane import Moved
 from aiodist.runtime.progress import Progress
+from aiodist.runtime.strangers import Strangers
 from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link, Receiver
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
+from aiodist.wire.limits import MAX_MEMBERS
+from aiodist.wire.proof import Role, check_proof, make_proof
 
 log = logging.getLogger("aiodist.endpoint")
 
-HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for a peer to say hello, and for the answer."""
 FAREWELL_TIMEOUT = 1.0
 """Seconds for peers to hear that we leave at once."""
 MAX_EARLY_BYTES = 8 << 20
@@ -31,6 +34,11 @@ MAX_EARLY_BYTES = 8 << 20
 CLOSED = "it closed the group"
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
+
+MIN_STRANGERS = 256
+"""So many connections that have not shown who they are there may always be."""
+_LINK = struct.Struct(">II")
+"""Ranks of the side that proves, and of the other."""
 
 Dial = Callable[[int, Receiver], Awaitable[Link]]
 
@@ -56,12 +64,21 @@ class Inbox(Protocol):
 
 
 class Identity(NamedTuple):
-    """Who this endpoint is, and who its peers are."""
+    """Who this endpoint is, among how many. `key`: what only the members of this epoch know."""
 
-    group: str
-    epoch: int
     rank: int
-    ids: tuple[str, ...]
+    size: int
+    key: bytes
+
+    def prove(self, role: Role, peer: int, nonces: Nonces) -> bytes:
+        """What shows rank `peer` that this is who it is."""
+        return make_proof(self.key, role, *nonces, _LINK.pack(self.rank, peer))
+
+    def check(self, role: Role, peer: int, mac: bytes, nonces: Nonces) -> bool:
+        """Whether `mac` shows that the other side is rank `peer`."""
+        if not 0 <= peer < self.size or peer == self.rank:
+            return False
+        return check_proof(mac, self.key, role, *nonces, _LINK.pack(peer, self.rank))
 
 
 class Outgoing(NamedTuple):
@@ -106,6 +123,11 @@ class Peer:
         self._queue.append(frame)
         if self.dialing is None:
             self.dialing = self._endpoint.start_dialing(self)
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether something waits for the link."""
+        return bool(self._queue)
 
     def discard(self, token: object) -> None:
         self._queue = [frame for frame in self._queue if frame.token is not token]
@@ -192,8 +214,10 @@ class Stray(NamedTuple):
 class Endpoint:
     """Links to the peers of one membership, and the contexts that use them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, expected: int = MAX_MEMBERS) -> None:
+        """`expected`: how many members there will be at most."""
         self.loop = loop
+        self._expected = expected
         self.progress = Progress(loop)
         self.moved = Moved()
         self.contexts: dict[bytes, Inbox] = {}
@@ -203,9 +227,10 @@ class Endpoint:
         self._identity: Identity | None = None
         self._peers: list[Peer] = []
         self._dial: Dial | None = None
-        self._greeters: set[Greeter] = set()
+        self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
+        self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
         self._strays: dict[bytes, list[Stray]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
     def rank(self) -> int:
@@ -216,7 +241,8 @@ class Endpoint:
         """The membership is known: from now on peers are answered and can be reached."""
         self._identity = identity
         self._dial = dial
-        self._peers = [Peer(self, rank) for rank in range(len(identity.ids))]
+        self._peers = [Peer(self, rank) for rank in range(identity.size)]
+        self._strangers.most = max(MIN_STRANGERS, 2 * identity.size)
         for greeter in list(self._greeters):
             greeter.proceed()
 
@@ -304,7 +330,8 @@ class Endpoint:
         """A peer has connected."""
         greeter = Greeter(self, link)
         link.receiver = greeter
-        self._greeters.add(greeter)
+        self._greeters[greeter] = None
+        self._strangers.add(greeter)
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")
@@ -312,33 +339,20 @@ class Endpoint:
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something beside; it is cancelled when the endpoint closes."""
         task = self.loop.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     async def _connect(self, peer: Peer) -> None:
         assert self._dial is not None and self._identity is not None
-        identity = self._identity
-        greeting = Greeting(self.loop, peer)
+        greeting = Greeting(self.loop, peer, self._identity)
         link: Link | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                 link = await self._dial(peer.rank, greeting)
-                link.send(
-                    pack_fields(
-                        kinds.HELLO,
-                        kinds.MAGIC,
-                        kinds.VERSION,
-                        identity.group,
-                        identity.epoch,
-                        identity.rank,
-                        identity.ids[identity.rank],
-                        identity.ids[peer.rank],
-                    ),
-                    urgent=True,
-                )
+                greeting.begin(link)
                 answered = await greeting.answered
-                if not answered and identity.rank > peer.rank:
+                if not answered and self.rank > peer.rank:
                     # Both dialled at once, and the connection of the lower rank is kept.
                     await peer.attached.wait()
         except Exception as error:  # also an address that makes no sense: the others must hear
@@ -353,14 +367,18 @@ class Endpoint:
             raise
         else:
             if peer.link is None:
-                self.lose(peer.rank, "it refuses connections (it has left, or lost us)")
+                self.lose(peer.rank, f"it refuses connections ({greeting.why})")
         finally:
             peer.dialing = None
 
-    def greeted(self, greeter: Greeter, rank: int) -> None:
-        """Rank `rank` has connected to us."""
-        self._greeters.discard(greeter)
-        assert self._identity is not None
+    def holds(self, greeter: Greeter) -> bool:
+        """A peer has sent its proof: whether it may wait until the membership is known."""
+        self._strangers.discard(greeter)
+        return len(self._greeters) - len(self._strangers) <= self._expected
+
+    def greeted(self, greeter: Greeter, rank: int, proof: bytes) -> None:
+        """Rank `rank` has connected to us, and `proof` is ours for it."""
+        self._greeters.pop(greeter, None)
         peer = self._peers[rank]
         if peer.link is not None or rank in self.lost or self.closing:
             greeter.link.close()
@@ -372,11 +390,12 @@ class Endpoint:
                 return
             peer.dialing.cancel()
         # Urgent: nothing may overtake it.
-        greeter.link.send(pack_fields(kinds.HELLO_ACK, self._identity.ids[self.rank]), urgent=True)
+        greeter.link.send(pack_fields(kinds.HELLO_ACK, proof), urgent=True)
         peer.attach(greeter.link)
 
     def forget(self, greeter: Greeter) -> None:
-        self._greeters.discard(greeter)
+        self._greeters.pop(greeter, None)
+        self._strangers.discard(greeter)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -397,6 +416,12 @@ class Endpoint:
         link = self._peers[rank].link
         if link is None or link.is_closed:
             self.lose(rank, "it left the group")
+
+    async def connected(self, timeout: float) -> None:
+        """Wait until there are links for all that was sent; `timeout` seconds at most."""
+        dialing = [peer.dialing for peer in self._peers if peer.dialing and peer.has_queued]
+        if dialing:
+            await asyncio.wait(dialing, timeout=timeout)
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
@@ -435,92 +460,12 @@ class Endpoint:
         for greeter in list(self._greeters):
             greeter.link.close()
 
-    def identify(self, fields: list[Any]) -> int | None:
-        """The rank that says hello with `fields`; None while the membership is not known.
-
-        Raises ProtocolError for a hello that is not for us.
-        """
-        if len(fields) != 8 or fields[:3] != [kinds.HELLO, kinds.MAGIC, kinds.VERSION]:
-            raise ProtocolError(f"not the hello of aiodist protocol {kinds.VERSION}")
+    def identify(self, rank: int, mac: bytes, nonces: Nonces) -> bytes | None:
+        """Who connected shows that it is rank `rank`: our own proof for it. None: the membership
+        is not known yet. Raises ProtocolError for somebody else."""
         identity = self._identity
         if identity is None:
             return None
-        group, epoch, rank, their_id, our_id = fields[3:]
-        if (group, epoch) != (identity.group, identity.epoch):
-            raise ProtocolError(f"a hello for group {group!r} epoch {epoch!r}")
-        if (
-            type(rank) is not int
-            or not 0 <= rank < len(identity.ids)
-            or rank == identity.rank
-            or identity.ids[rank] != their_id
-            or identity.ids[identity.rank] != our_id
-        ):
-            raise ProtocolError(f"a hello of someone who is not rank {rank!r} of {group!r}")
-        return rank
-
-
-class Greeter:
-    """Receives the hello of a peer that connected to us."""
-
-    def __init__(self, endpoint: Endpoint, link: Link) -> None:
-        self.link = link
-        self._endpoint = endpoint
-        self._fields: list[Any] | None = None
-        self._timer = endpoint.loop.call_later(HANDSHAKE_TIMEOUT, self._expired)
-
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
-        if self._fields is not None or nbytes:
-            raise ProtocolError("a peer waits for the answer to its hello")
-        self._fields = unpack_fields(header)
-        return None
-
-    def payload(self, link: Link) -> None:
-        self.proceed()
-
-    def proceed(self) -> None:
-        """Answer the hello, once it has come and the membership is known."""
-        if self._fields is None:
-            return
-        self._timer.cancel()
-        try:
-            rank = self._endpoint.identify(self._fields)
-        except ProtocolError as error:
-            self.link.close(error)
-            return
-        if rank is not None:
-            self._endpoint.greeted(self, rank)
-
-    def closed(self, link: Link, error: BaseException | None) -> None:
-        self._timer.cancel()
-        self._endpoint.forget(self)
-        if isinstance(error, ProtocolError):
-            log.warning("connection of %s closed: %s", link.peer_name, error)
-
-    def _expired(self) -> None:
-        self.link.close(ProtocolError(f"no hello within {HANDSHAKE_TIMEOUT:g} s"))
-
-
-class Greeting:
-    """Receives the answer to our hello."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: Peer) -> None:
-        self.answered: asyncio.Future[bool] = loop.create_future()
-        self._peer = peer
-
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
-        fields = unpack_fields(header)
-        if nbytes or len(fields) != 2 or fields[0] != kinds.HELLO_ACK:
-            raise ProtocolError("not the answer to a hello")
-        return None
-
-    def payload(self, link: Link) -> None:
-        if self.answered.done():
-            link.close()  # superseded
-            return
-        # At once: the peer's first frames may be right behind its answer.
-        self._peer.attach(link)
-        self.answered.set_result(True)
-
-    def closed(self, link: Link, error: BaseException | None) -> None:
-        if not self.answered.done():
-            self.answered.set_result(False)
+        if not identity.check("dialler", rank, mac, nonces):
+            raise ProtocolError("who connected did not show that it is a member")
+        return identity.prove("listener", rank, nonces)

@@ -161,6 +161,7 @@ class Express(ABC, Generic[R]):
         self._quietly = quietly()
         self._context = context
         self._loop = context.loop
+        self._progress = context.endpoint.progress
         self._recipes: dict[tuple[int, Any, Any], R | None] = {}
         self._weight = 0
 
@@ -183,6 +184,21 @@ class Express(ABC, Generic[R]):
         except KeyError:
             recipe = self._keep(key, self._learn(x, op))
         return None if recipe is None else self._run(recipe, x, flat, seconds)
+
+    def _done(self, work: Work[Any], seq: int, x: Any) -> None:
+        """The collective `seq` is done, its result is in `x`."""
+        context = self._context
+        context.tags.pass_over(None)
+        context.done_at_once = "all_reduce", seq
+        if context.trace is not None:
+            context.started(work)
+        if type(x) is not np.ndarray:
+            tensors.mark_written(x)
+        if self._progress.is_due():
+            # The loop gets its turn before the caller goes on; the others need not wait for that.
+            self._loop.call_soon(work.finish, x)
+        else:
+            work.finish(x)
 
     def _keep(self, key: Any, recipe: R | None) -> R | None:
         self._recipes[key] = recipe
@@ -247,11 +263,7 @@ class LaneExpress(Express[Recipe]):
             return work
         if left is None:
             lane.arrive(recipe.shown, recipe.taken)
-            tags.pass_over(None)
-            context.done_at_once = "all_reduce", seq
-            if type(x) is not np.ndarray:
-                tensors.mark_written(x)
-            work.finish(x)
+            self._done(work, seq, x)
         else:
             run = Run(self, recipe, left, flat, area)
             context.take_over(work, recipe.call, run.go_on(x), seconds)

@@ -28,22 +28,28 @@ class Verdict(NamedTuple):
     details: Mapping[int, str] = MappingProxyType({})
 
     def fields(self) -> tuple[Any, ...]:
-        """For the ABORT frame."""
+        """For the ABORT frame, whose last field is who was not told."""
         return self.reason, self.text[:1000], self.rank, dict(self.details)
 
     @staticmethod
-    def parse(fields: Sequence[Any], src: int) -> Verdict:
-        """The verdict in an ABORT frame of `src`. Raises ProtocolError."""
-        if len(fields) == 4:
-            reason, text, rank, details = fields
+    def parse(fields: Sequence[Any], size: int) -> tuple[Verdict, list[int]]:
+        """The verdict in an ABORT frame, and which of `size` ranks were not told. Raises
+        ProtocolError."""
+        if len(fields) == 5:
+            reason, text, rank, details, untold = fields
+            ranks = range(size)
             if (
                 type(reason) is str
                 and type(text) is str
-                and rank == src
+                and type(rank) is int
+                and rank in ranks
                 and type(details) is dict
                 and all(type(key) is int and type(value) is str for key, value in details.items())
+                and type(untold) is list
+                and len(untold) < size
+                and all(type(peer) is int and peer in ranks for peer in untold)
             ):
-                return Verdict(reason, text, src, details)
+                return Verdict(reason, text, rank, details), untold
         raise ProtocolError("malformed ABORT frame")
 
     def error(self, own_rank: int, own_call: str, where: Mapping[str, Any]) -> AiodistError:
@@ -59,6 +65,9 @@ class Verdict(NamedTuple):
             calls = {own_rank: own_call, **self.details}
             return MismatchError(mismatch_text(calls), calls=calls, **where)
         if self.reason == "lost":
+            if own_rank in self.details:
+                text = f"rank {self.rank} has lost the connection to this rank"
+                return PeerLostError(text, ranks=[self.rank], **where)
             return PeerLostError(self.text, ranks=self.details, **where)
         return CollectiveAbortedError(
             f"rank {self.rank} gave up the operation: {self.text}",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from dataclasses import dataclass
+import ssl as tls
+from dataclasses import dataclass, field
 
 from aiodist.errors import JoinError
 from aiodist.runtime import agent_store
@@ -21,13 +22,15 @@ _NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 class Wanted:
     """`address`: where the coordinator is to be found. `serve`: where to listen for it, if this
     rank may serve it ("": it may not). `through_agent`: torchrun's own store is at `address`, and
-    says under `key` where the coordinator is."""
+    says under `key` where the coordinator is. `ssl`: the server-side context of a coordinator that
+    this rank serves."""
 
     address: str
     serve: str = ""
     through_agent: bool = False
     key: str = ""
-    token: str | bytes | None = None
+    token: str | bytes | None = field(default=None, repr=False)
+    ssl: tls.SSLContext | None = None
 
 
 async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
@@ -40,7 +43,7 @@ async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]
         return await _through_agent(wanted, timeout)
     if not wanted.serve:
         return wanted.address, None
-    coordinator = await _serve(wanted.serve, wanted.token)
+    coordinator = await _serve(wanted.serve, wanted)
     if coordinator is None:
         return wanted.address, None
     return _reached_at(wanted.address, coordinator), coordinator
@@ -51,7 +54,7 @@ async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinat
     if not wanted.serve:
         return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
     host = parse_address(wanted.serve).host
-    coordinator = await _serve(str(Address("tcp", host, 0)), wanted.token)
+    coordinator = await _serve(str(Address("tcp", host, 0)), wanted)
     if coordinator is None:
         raise JoinError(f"rank 0 cannot listen at {host}: is MASTER_ADDR another host's?")
     address = _reached_at(wanted.address, coordinator)
@@ -71,9 +74,9 @@ def _reached_at(address: str, coordinator: Coordinator) -> str:
     return str(Address(served.scheme, wanted.host, served.port))
 
 
-async def _serve(address: str, token: str | bytes | None) -> Coordinator | None:
+async def _serve(address: str, wanted: Wanted) -> Coordinator | None:
     """A coordinator at `address`; None where the address is another's."""
-    coordinator = Coordinator(address, token=token)
+    coordinator = Coordinator(address, token=wanted.token, ssl=wanted.ssl, returns=False)
     try:
         await coordinator.start()
     except OSError as error:

@@ -293,8 +293,6 @@ class Lane:
         """
         if self.current is not None or self._queue or self.is_broken or seq < self.first:
             return False
-        if self._progress.is_due():
-            return False
         base = (seq + 1) * AN_OPERATION
         before = base - AN_OPERATION if seq > self.first else 0  # as in `_before`
         free = self._free[area]

@@ -103,7 +103,6 @@ class LinkExpress(Express[Recipe]):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._crowded = context.size > cores()
-        self._progress = context.endpoint.progress
 
     def _make(self, call: bytes, kernel: Kernel, op: ReduceOp, length: int) -> Recipe | None:
         context = self._context
@@ -119,7 +118,7 @@ class LinkExpress(Express[Recipe]):
         if context.arrivals.early:
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             context.endpoint.poll()
-        if not context.is_idle or self._progress.is_due():
+        if not context.is_idle:
             return None
         links: list[StreamLink] = []
         for peer in recipe.peers:
@@ -155,12 +154,8 @@ class LinkExpress(Express[Recipe]):
         if not context.arrivals.is_quiet((None, seq)):  # given up by another rank, most likely
             steps = len(recipe.prepared.plan.steps)
             return self._go_on(recipe, x, flat, seconds, steps, 0, total)
-        context.tags.pass_over(None)
-        context.done_at_once = "all_reduce", seq
         work: Work[Any] = Work.begin(self._loop, "all_reduce", None, seq, recipe.nbytes)
-        if type(x) is not np.ndarray:
-            tensors.mark_written(x)
-        work.finish(x)
+        self._done(work, seq, x)
         return work
 
     def _come(
@@ -172,7 +167,7 @@ class LinkExpress(Express[Recipe]):
             (None, seq), recipe.peers[at], recipe.call, into
         ):
             return True
-        return self._progress.look(link, prefix, into, crowded=self._crowded)
+        return self._progress.look(link, prefix, into, crowded=self._crowded) is True
 
     def _go_on(
         self, recipe: Recipe, x: Any, flat: Flat, seconds: float, done: int, cell: int, total: Flat

@@ -9,6 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
+from aiodist.transports.surroundings import new_socket
 from aiodist.wire.address import Address
 
 BACKLOG = 1024
@@ -22,7 +23,7 @@ async def bind_tcp(address: Address) -> socket.socket:
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, target = min(found, key=lambda info: info[0] != socket.AF_INET)
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = new_socket(family)
     except OSError as error:
         raise _cannot(address, error) from error
     try:

@@ -67,6 +67,12 @@ class Posted(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         return iter([item for line in self._lines.values() for item in line.values()])
 
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one waits."""
+        lines = self._lines
+        return len(lines) > 1 or any(len(line) > 1 for line in lines.values())
+
     def add(self, item: R) -> None:
         key = (item.source, item.tag)
         line = self._lines.get(key)
@@ -154,6 +160,14 @@ class Mailbox(Generic[M]):
         del box.by_age[message.number]
         if not box.by_age:
             del self._boxes[message.source]
+
+    def cut(self, message: M) -> list[M]:
+        """Remove `message` and those behind it, of the same source and tag: which they were."""
+        line = self._boxes[message.source].by_tag[message.tag]
+        removed = [item for number, item in line.items() if number >= message.number]
+        for item in removed:
+            self.remove(item)
+        return removed
 
     def find(self, source: int | None, tag: Key) -> M | None:
         """The message that a receive takes: the first of its tag, the oldest for any tag. For any

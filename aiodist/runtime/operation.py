@@ -8,7 +8,7 @@ synchronously from the call that starts it and from the links; nothing in here w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -126,7 +126,7 @@ class Host(Protocol):
 
     def failed(self, op: Operation, error: BaseException) -> None: ...
 
-    def differ(self, op: Operation, calls: dict[int, bytes]) -> None:
+    def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """Others called something else."""
         ...
 
@@ -183,7 +183,7 @@ class Operation:
         self._allowed = [0] * size
         self._early: dict[int, deque[bytearray]] = {}
         self._staging: dict[int, bytearray | Spans] = {}
-        self._unsent = 0
+        self._unsent = [0] * size
         self._running = False
         self._draining = False
         self._plan: Plan | None = None
@@ -289,7 +289,8 @@ class Operation:
         """Whether the rest of the current phase exchanges anything with `peer`."""
         if self.lane is not None and (self._pull is not None or self._plan is None):
             return True
-        if self._plan is None or isinstance(self._pull, Pause):
+        # What has not left never will.
+        if self._plan is None or self._unsent[peer] or isinstance(self._pull, Pause):
             return True
         receives = 0
         for step in self._plan.steps[self._pc :]:
@@ -321,14 +322,16 @@ class Operation:
         self._running = True
         try:
             while not self.done and self._run():
-                if self._unsent:
+                if any(self._unsent):
                     self._draining = True
                     return
                 self._next_phase()
         except DifferentCallsError as error:
             self._host.differ(self, error.calls)
         except Exception as error:
-            self._host.failed(self, error)
+            # Who gave it up has said so, and may have written anything to what was read here.
+            if self.lane is None or self.lane.current is not self or not self._is_void():
+                self._host.failed(self, error)
         finally:
             self._running = False
             if self.done:
@@ -389,7 +392,7 @@ class Operation:
                 if lost is not None:
                     raise lost
                 self._sent[peer] = slot + 1
-                self._unsent += 1
+                self._unsent[peer] += 1
                 host.send_message(self, peer, slot, views)
             elif kind is Grant:
                 peer = step.peer
@@ -456,10 +459,10 @@ class Operation:
             raise lost
         return False
 
-    def sent(self) -> None:
-        """A frame has left (the `done` of its send)."""
-        self._unsent -= 1
-        if self._draining and not self._unsent and not self.done:
+    def sent(self, peer: int) -> None:
+        """A frame has left for `peer` (the `done` of its send)."""
+        self._unsent[peer] -= 1
+        if self._draining and not any(self._unsent) and not self.done:
             self._draining = False
             self._running = True
             try:
@@ -480,6 +483,8 @@ class Operation:
         self._unbind()
         assert self._program is not None
         try:
+            if self.work.trace is not None:
+                self.work.trace("phase", self.work, None)
             phase = next(self._program)
             if isinstance(phase, PullPhase):
                 assert self.lane is not None

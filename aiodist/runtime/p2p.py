@@ -4,7 +4,7 @@ It is entered synchronously, from calls of its group and from the links of its e
 waits. Its parts: the sending half (`p2p_sender`), the receiving half (`p2p_receiver`, `p2p_flow`),
 the frames (`p2p_wire`), and what is decided without I/O (`credit`, `mailbox`, `pieces`).
 
-**How a message travels.** Up to 64 KiB (metadata and data): eagerly, as one frame, copied by the
+**How a message travels.** Up to 65 KiB (metadata and data): eagerly, as one frame, copied by the
 sender, whose Work is complete at once. Above: announced (RTS); when a receive has matched it, the
 receiver pulls it, and its data goes from the sender's memory straight into the receiver's, in
 pieces of at most 256 KiB, at most four of them in a link and in one turn of the loop; pieces of
@@ -21,7 +21,7 @@ that was matched later, as in MPI.
 * unconsumed messages cost at most 256 KiB a tag and 4 MiB in all, each of them 256 bytes plus its
   tag plus what has travelled of it. In Python objects that is about five times as much in the worst
   case, messages of no bytes with a tag each;
-* beyond these 4 MiB, one message (at most 65 KiB) for every tag that a receive or probe here names
+* beyond these 4 MiB, one message (at most 67 KiB) for every tag that a receive or probe here names
   while it waits: an unreceived tag never blocks one that is waited for;
 * a message that was announced takes memory when a receive has matched it, and only up to
   `max_message_bytes`, metadata included.
@@ -54,14 +54,18 @@ from aiodist.runtime.p2p_receiver import Receiver
 from aiodist.runtime.p2p_sender import Sender, Sending
 from aiodist.runtime.p2p_wire import Channel
 from aiodist.runtime.work import Work
+from aiodist.trace import Trace
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
 
 
 class PointToPoint:
     """Sends, receives and probes of one rank in one group."""
 
-    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, channel: Channel, loop: asyncio.AbstractEventLoop, trace: Trace | None = None
+    ) -> None:
         self._channel = channel
+        self._trace = trace
         self._loop = loop
         self._rank = channel.rank
         self._size = channel.size
@@ -82,6 +86,10 @@ class PointToPoint:
             wire.NOWANT: self._receiver.denied,
         }
         self._on_cancel = self._withdraw
+        # For the short way (`p2p_express`).
+        self.pay, self.repay = self._sender.pay, self._sender.repay
+        self.last, self.is_free = self._receiver.last, self._receiver.is_free
+        self.took = self._receiver.took
 
     # -- from the group ---------------------------------------------------------------------------
 
@@ -99,6 +107,7 @@ class PointToPoint:
         work: Work[None] = Work.begin(
             self._loop, "send", tag, None, encoded.nbytes, self._on_cancel
         )
+        self._started(work)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
@@ -130,6 +139,8 @@ class PointToPoint:
             self._pending[work] = receiving
         if self._wire.waiting:
             self._wire.flush()
+        if not work.done():
+            self._receiver.prepare(receiving)
         return work
 
     def probe(
@@ -165,6 +176,11 @@ class PointToPoint:
         return list(self._pending)
 
     @property
+    def has_several(self) -> bool:
+        """Whether more than one receive waits to be matched."""
+        return self._receiver.has_several
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is pending or queued, and no state is kept for any tag."""
         return not self._pending and self._sender.idle and self._receiver.idle
@@ -192,7 +208,9 @@ class PointToPoint:
             self._wire.flush()
 
     def rank_lost(self, src: int, text: str) -> None:
-        """`src` is gone: what came whole can still be received, all else that needs it fails.
+        """`src` is gone: what came whole can still be received, all else that needs it fails. Where
+        a message is lost that nobody waited for, those of its tag behind it are lost, too: a
+        receive never skips one unseen.
 
         `text` is that of the errors: "rank 3 is lost: connection reset". `Channel.lost` has the
         rank already.
@@ -252,7 +270,14 @@ class PointToPoint:
             raise self._closed
         source, key = self._as_source(src), self._as_key(tag)
         shown = ANY_TAG if key is None else key
-        return Work.begin(self._loop, op, shown, None, 0, self._on_cancel), source, key
+        work: Work[Any] = Work.begin(self._loop, op, shown, None, 0, self._on_cancel)
+        self._started(work)
+        return work, source, key
+
+    def _started(self, work: Work[Any]) -> None:
+        if self._trace is not None:
+            work.trace = self._trace
+            self._trace("start", work, None)
 
     def _withdraw(self, work: Work[Any]) -> None:
         operation = self._pending.pop(work, None)

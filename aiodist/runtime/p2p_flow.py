@@ -73,7 +73,16 @@ class Flow:
         credit = self._credits[src]
         if credit is None:
             return
-        if credit.consume(tag, price):
+        self._owe(src, credit, credit.consume(tag, price))
+
+    def passed(self, src: int, tag: MessageTag, price: int) -> None:
+        """A message came and was consumed at once. Raises ProtocolError as `charge` does."""
+        credit = self._credits[src]
+        if credit is not None:
+            self._owe(src, credit, credit.pass_through(tag, price))
+
+    def _owe(self, src: int, credit: ReceiverCredit, is_much: bool) -> None:
+        if is_much:
             self._settle(src, credit)
             return
         self._owed.add(src)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aiodist.buffers.values import Incoming
 from aiodist.runtime.credit import Key, MessageTag
 from aiodist.runtime.pieces import Landing
 from aiodist.runtime.work import Work
+
+REMEMBERED: Final = 128
+"""Most bytes of metadata of which it is remembered that such a message came."""
 
 
 class Envelope(NamedTuple):
@@ -21,7 +24,7 @@ class Envelope(NamedTuple):
 class Receiving:
     """A receive whose Work is pending. Wildcards are None."""
 
-    __slots__ = ("message", "number", "out", "source", "tag", "target", "work")
+    __slots__ = ("message", "number", "out", "ready", "source", "tag", "target", "work")
 
     def __init__(
         self, number: int, work: Work[Any], source: int | None, tag: Key, out: object
@@ -32,7 +35,10 @@ class Receiving:
         self.tag = tag
         self.out = out
         self.message: Message | None = None  # what it was matched with
-        self.target: Incoming | None = None  # where the value comes together, once metadata is here
+        self.target: Incoming | None = None
+        """Where the value comes together, once metadata is here."""
+        self.ready: tuple[memoryview, Incoming] | None = None
+        """The target for a message of such metadata, made beforehand."""
 
 
 class Probing(Receiving):
@@ -97,9 +103,11 @@ class Message:
 class Origin:
     """One sender."""
 
-    __slots__ = ("announced", "arriving", "last_sid")
+    __slots__ = ("announced", "arriving", "last", "last_sid")
 
     def __init__(self) -> None:
         self.announced: dict[int, Message] = {}
         self.last_sid = -1
+        self.last: tuple[MessageTag, bytes] = (0, b"")
+        """Tag and metadata of its last message; b"" where that was long."""
         self.arriving: Message | None = None  # whose payload is under way

@@ -9,10 +9,17 @@ from typing import Any
 from aiodist.buffers.values import Incoming, describe, fill, parse
 from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.runtime import p2p_wire as wire
-from aiodist.runtime.credit import Key, cost
+from aiodist.runtime.credit import Key, MessageTag, cost
 from aiodist.runtime.mailbox import Mailbox, Posted
 from aiodist.runtime.p2p_flow import Flow
-from aiodist.runtime.p2p_messages import Envelope, Message, Origin, Probing, Receiving
+from aiodist.runtime.p2p_messages import (
+    REMEMBERED,
+    Envelope,
+    Message,
+    Origin,
+    Probing,
+    Receiving,
+)
 from aiodist.runtime.pieces import Landing
 from aiodist.runtime.work import Work
 
@@ -48,6 +55,25 @@ class Receiver:
         under_way = any(origin.announced or origin.arriving for origin in self._origins)
         return not waiting and not under_way and self._flow.idle
 
+    # -- from the short way -----------------------------------------------------------------------
+
+    def last(self, src: int) -> tuple[MessageTag, bytes]:
+        """Tag and metadata of the last message of `src` that went the ordinary way."""
+        return self._origins[src].last
+
+    def is_free(self, src: int, tag: MessageTag, key: Key) -> bool:
+        """Whether the next message of `src` and `tag` is for who receives `key` now."""
+        return self._mailbox.find(src, key) is None and self._receives.first(src, tag) is None
+
+    def took(self, src: int, tag: MessageTag, price: int) -> None:
+        """An eager message went straight to its receive."""
+        self._flow.passed(src, tag, price)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one receive waits to be matched."""
+        return self._receives.has_several
+
     # -- from the user ----------------------------------------------------------------------------
 
     def receive(self, work: Work[Any], source: int | None, tag: Key, out: object) -> Receiving:
@@ -56,6 +82,19 @@ class Receiver:
         receiving = Receiving(self._number, work, source, tag, out)
         self._post(receiving)
         return receiving
+
+    def prepare(self, receiving: Receiving) -> None:
+        """While a receive waits, make the target for a message like the last one of its source."""
+        if receiving.source is None or receiving.out is None:
+            return
+        _, meta = self._origins[receiving.source].last
+        if meta and receiving.message is None:
+            try:
+                target = parse(meta, allow_pickle=self._channel.allow_pickle)
+                target.allocate(receiving.out)
+            except Exception:  # such a message would not fit
+                return
+            receiving.ready = memoryview(meta), target
 
     def probe(self, work: Work[Any], source: int | None, tag: Key) -> Probing:
         """Post a probe; it may be complete at once."""
@@ -93,16 +132,18 @@ class Receiver:
         self._flow.review(receiving.source, receiving.tag)
 
     def lose(self, src: int) -> list[Receiving]:
-        """`src` is gone: what is complete stays. Returns the receives and probes that fail."""
+        """`src` is gone: what is complete stays, unless a message before it in its line is lost
+        without a receive that says so. Returns the receives and probes that fail."""
         origin, self._origins[src] = self._origins[src], Origin()
         self._flow.lose(src)
         failing: list[Receiving] = []
         for message in origin.announced.values():
-            message.gone = True
             if message.receiving is not None:
                 failing.append(message.receiving)
-            else:
-                self._mailbox.remove(message)
+            elif not message.gone:
+                for later in self._mailbox.cut(message):
+                    later.gone = True
+            message.gone = True
         if origin.arriving is not None:
             self._channel.divert(src, None)
         for receiving in self._receives.concerning(src):
@@ -168,6 +209,8 @@ class Receiver:
         else:
             origin.announced[message.sid] = message
             message.meta = message.data if message.data.nbytes else None
+        if message.meta is not None and message.meta_nbytes <= REMEMBERED:
+            origin.last = message.tag, bytes(message.meta)
         self._offer(message)
         self._flow.arrived(src, message.wanted)
 
@@ -271,6 +314,10 @@ class Receiver:
         """Make `receiving.target`. False: the receive failed."""
         if message.body is not None and receiving.out is None:
             receiving.target = message.body
+            return True
+        ready = receiving.ready
+        if ready is not None and message.meta == ready[0] and message.nbytes == ready[1].nbytes:
+            receiving.target, receiving.ready = ready[1], None
             return True
         channel = self._channel
         try:

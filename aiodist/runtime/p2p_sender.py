@@ -131,6 +131,15 @@ class Sender:
             line.insert(sending.number, sending)
         return sending
 
+    def pay(self, dst: int, tag: MessageTag, price: int) -> bool:
+        """Pay for an eager message that goes out at once. False: it has to go by `send`."""
+        peer = self._peers[dst]
+        return tag not in peer.waiting and peer.credit.pay(tag, price)
+
+    def repay(self, dst: int, tag: MessageTag, price: int) -> None:
+        """It did not go out."""
+        self._peers[dst].credit.refund(tag, price)
+
     def withdraw(self, sending: Sending) -> None:
         """Let go of the buffers of a pending message; no receiver completes with it."""
         peer = self._peers[sending.dst]

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aiodist.transports.surroundings import is_virtual
+
 if TYPE_CHECKING:
     from aiodist.runtime.board import Board
     from aiodist.transports.base import Link
-    from aiodist.transports.stream import StreamLink
+    from aiodist.transports.framed import FramedLink
 
 TURN = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
@@ -56,6 +58,7 @@ class Progress:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._polls = not is_virtual(loop)
         self._in_vain = 0  # polls, one after the other
         self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
 
@@ -64,6 +67,8 @@ class Progress:
 
     def is_due(self) -> bool:
         """Whether the loop is due for a turn. Time counts from the first call after the last."""
+        if not self._polls:
+            return False
         now = _clock()
         if self._due == math.inf:
             self._due = now + TURN
@@ -80,11 +85,13 @@ class Progress:
 
     def _spin(
         self, look: Callable[[Any, Any], bool | None], a: Any, b: Any, spins: int, *, crowded: bool
-    ) -> bool:
-        """``look(a, b)`` again and again until it is not None, and return that; False once the
+    ) -> bool | None:
+        """``look(a, b)`` again and again until it is not None, and return that; None once the
         budget is used up. `crowded`: there are more ranks than cores, so who waits had better let
         others run at once; else only if it takes a while, for then the rank that is waited for may
         well be one that the system has put on this core."""
+        if not self._polls:
+            return None
         looks = range(spins)
         now = _clock()
         limit = now + self._patience()
@@ -104,17 +111,21 @@ class Progress:
             if now > limit or away > HOGGED:
                 self._in_vain += 1
                 break
-        return False
+        return None
 
     def watch(self, board: Board, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
-        return not self.is_due() and self._spin(
-            board.met, peers, stamp, 1 if crowded else SPINS, crowded=crowded
+        spins = 1 if crowded else SPINS
+        return (
+            not self.is_due()
+            and self._spin(board.met, peers, stamp, spins, crowded=crowded) is True
         )
 
-    def look(self, link: StreamLink, prefix: bytes, into: memoryview, *, crowded: bool) -> bool:
+    def look(
+        self, link: FramedLink, prefix: bytes, into: memoryview, *, crowded: bool
+    ) -> bool | None:
         """Look for the frame with this prefix on `link` until it is `into`: True; until something
-        else comes, or the budget is used up: False."""
+        else comes: False; or the budget is used up: None."""
         found = link.look_for(prefix, into)
         if found is not None:
             return found
@@ -138,7 +149,7 @@ class Progress:
                 now = _clock()
                 limit = now + self._patience()
                 continue
-            if link.kind == "inproc":
+            if link.kind == "inproc" or not self._polls:
                 return  # the peer runs in this loop: it needs a turn
             _yield()
             before, now = now, _clock()

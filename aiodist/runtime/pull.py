@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from aiodist.runtime.board import AREAS
+from aiodist.runtime.board import A_PHASE, AREAS
 from aiodist.runtime.lane import Lane, Rider
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce
 from aiodist.schedules.pull import moved
@@ -71,6 +71,12 @@ class PullRun:
     __slots__ = ("_area", "_bound", "_chosen", "_lane", "_memory", "_pc", "_phase", "_steps")
 
     def __init__(self, lane: Lane, rider: Rider, phase: PullPhase) -> None:
+        publishes = phase.pulled.plan.publishes
+        if publishes >= A_PHASE:
+            raise ValueError(
+                f"{publishes} pieces, at most {A_PHASE - 1} go in one collective: "
+                "move fewer bytes at a time"
+            )
         self._lane = lane
         self._set(phase)
         # Where one rank has said no place, it knows what all will do.

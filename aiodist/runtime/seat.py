@@ -13,7 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiodist.errors import GroupClosedError
-from aiodist.runtime.control import ControlClient, ControlEvent, CoordinatorGone
+from aiodist.runtime.control import (
+    ControlClient,
+    ControlEvent,
+    CoordinatorBack,
+    CoordinatorGone,
+)
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.lane import Layout, Sharing
 from aiodist.runtime.store import Store
@@ -102,12 +107,21 @@ class Seat:
                 self._evicted(event.reason)
             elif self._leaving is None:
                 log.warning(
-                    "group %r: the coordinator at %s is away (%s): operations go on, membership "
+                    "group %r: the coordinator at %s is %s (%s): operations go on, membership "
                     "cannot change",
                     self.view.group,
                     self.address,
+                    "gone for good" if event.final else "away",
                     event.reason,
                 )
+        elif isinstance(event, CoordinatorBack):
+            log.log(
+                logging.INFO if event.kept else logging.WARNING,
+                "group %r: the coordinator at %s is back%s",
+                self.view.group,
+                self.address,
+                "" if event.kept else ", without its state file: the group's store is empty now",
+            )
 
     def _evicted(self, reason: str) -> None:
         error = GroupClosedError(
@@ -133,10 +147,14 @@ class Seat:
 
     async def _leave(self) -> None:
         self._close_contexts(self._end_with())
-        # Peers first: what is queued for them must be on its way before they hear that we left.
+        # Peers first: what is queued for them must be on its way before they hear that we left. A
+        # small message is sent, for its sender, before there is a link to its receiver.
+        await self.endpoint.connected(GOODBYE_TIMEOUT)
         await self.endpoint.finish(GOODBYE_TIMEOUT)
         self._close_listeners()
         await self.control.leave(GOODBYE_TIMEOUT)
+        self.control.close()
+        await self.control.closed()
         if self._coordinator is not None:
             await self._coordinator.stop(drain=self._op_timeout)
         _seats.discard(self)
@@ -154,6 +172,7 @@ class Seat:
         # Peers first: they hear the reason from us, not that we vanished from the coordinator.
         await self.endpoint.aborted()
         self.control.abort()
+        await self.control.closed()
         if self._coordinator is not None:
             await self._coordinator.stop(drain=0.0)
         _seats.discard(self)

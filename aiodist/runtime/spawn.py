@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
 import socket
 from collections.abc import Iterable, Mapping
@@ -105,11 +107,13 @@ def cores() -> int:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of `host` that nobody listened on just now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port of `host` that nobody listened on just now. If possible, none of those that the
+    system gives to connections: one of these may be taken a moment later."""
+    for port in (*random.sample(range(20_000, 32_000), 32), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise OSError(f"{host} has no free TCP port")
 
 
 def describe_exit(code: int) -> str:

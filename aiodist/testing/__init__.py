@@ -1,1 +1,31 @@
-"""For tests of code that uses aiodist or extends it. Nothing in the library imports it."""
+"""For tests of code that uses aiodist or extends it. Nothing in the library imports it.
+
+`Simulation` runs ranks on a simulated network in virtual time; `LinkConformance` are the tests that
+every transport passes. ``python -m aiodist.testing simulate`` runs random programs. See
+`docs/testing.md`.
+"""
+
+from aiodist.testing.conformance import LinkConformance
+from aiodist.testing.faults import Fault, FaultInjector
+from aiodist.testing.history import Entry, History
+from aiodist.testing.network import Conditions, Network, Node
+from aiodist.testing.simulation import HangError, InvariantError, Killed, Simulation
+from aiodist.testing.virtual_loop import DeadlockError, Process, VirtualLoop
+
+__all__ = [
+    "Conditions",
+    "DeadlockError",
+    "Entry",
+    "Fault",
+    "FaultInjector",
+    "HangError",
+    "History",
+    "InvariantError",
+    "Killed",
+    "LinkConformance",
+    "Network",
+    "Node",
+    "Process",
+    "Simulation",
+    "VirtualLoop",
+]

@@ -128,6 +128,47 @@ class FramedLink(BaseLink):
             return
         self._queue_rest(Outgoing(head, payload, nbytes, done, token), sent, urgent)
 
+    def post(self, start: bytes, rest: memoryview, nbytes: int) -> bool:
+        """Send a frame: its first bytes, and the rest of its payload of `nbytes`, which may be
+        written to as soon as this has returned. False: there is no room for any of it now, and
+        nothing has happened."""
+        if not self._direct:
+            return False
+        size = len(start) + len(rest)
+        try:
+            sent = self._write_frame(start, (rest,), len(rest))
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._cannot_send(error)
+            return True
+        except ProtocolError as error:
+            self._failed(error)
+            return True
+        if sent == size:
+            self._outbox.sent_bytes += nbytes
+        else:
+            frame = b"".join((start, rest))
+            head, payload = frame[: size - nbytes], memoryview(frame)[size - nbytes :]
+            self._queue_rest(Outgoing(head, (payload,), nbytes, None, None), sent, False)
+        return True
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing is queued, no payload is under way, and it has not ended."""
+        return self._direct and not (self._to_come or self._polling or self._peer_ended)
+
+    @abstractmethod
+    def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
+        """Read what has come, in case that it is the frame with this prefix (which may go on with
+        the first bytes of its payload).
+
+        True: it is; the rest of its payload is in `into`, which is of its size. None: nothing has
+        come, or only a part of it; look again, or leave it to `poll` and the loop. False: something
+        else came first, and went to the receiver, if that has no payload maybe alone; or the link
+        has ended.
+        """
+
     def _queue_rest(self, frame: Outgoing, sent: int, urgent: bool) -> None:
         """Queue a frame of which `sent` bytes were written, and no more for now."""
         self._direct = False
@@ -274,6 +315,21 @@ class FramedLink(BaseLink):
                 return start
             self._complete()
         return start
+
+    @abstractmethod
+    def _take(self, start: int, stop: int) -> None:
+        """Take the frames that lie from `start` to `stop` where the link receives."""
+
+    def _take_safely(self, start: int, stop: int) -> None:
+        """`_take`, from outside of `_receive`."""
+        self._polling = True
+        try:
+            self._take(start, stop)
+        except Exception as error:
+            self._failed(error)
+        self._polling = False
+        if self._closed and not self._told:
+            self._tell()
 
     def _arrive(self, count: int) -> None:
         """`count` more bytes of the payload under way are at its destination."""

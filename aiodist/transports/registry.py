@@ -19,6 +19,7 @@ from aiodist.transports.inproc import InprocTransport
 from aiodist.transports.link import log
 from aiodist.transports.shm import ShmTransport
 from aiodist.transports.tcp import TcpTransport
+from aiodist.transports.tls import TlsContexts
 from aiodist.transports.unix import UnixTransport
 
 _RUN = secrets.token_hex(8)
@@ -87,9 +88,9 @@ def _say_why(reason: str) -> None:
     log.info("ranks of this host do not share memory, they use sockets: %s", reason)
 
 
-def make(name: str) -> Transport:
-    """A transport by its name, one of those that `choose` gave."""
-    return _KINDS[name].make()
+def make(name: str, tls: TlsContexts | None = None) -> Transport:
+    """A transport by its name, one of those that `choose` gave. `tls`: for what leaves the host."""
+    return TcpTransport(tls) if name == "tcp" else _KINDS[name].make()
 
 
 def candidates(own: Endpoint, peer: Endpoint) -> list[tuple[str, str]]:

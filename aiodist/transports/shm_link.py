@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
+import time
 from collections.abc import Sequence
 
+from aiodist.errors import ProtocolError
 from aiodist.transports.base import Receiver
 from aiodist.transports.framed import JOINED, FramedLink
 from aiodist.transports.link import TURN
 from aiodist.transports.shm_rings import PIECE, Rings
-from aiodist.wire.frames import MAX_HEADER, OVERHEAD
+from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
+
+LINGER = 150e-6
+"""Seconds without traffic after which a link falls asleep: an answer is often sooner here than it
+takes to be woken."""
 
 WINDOW = 4 * PIECE
 """Most bytes of which frames are taken before the room is given back. More than any prefix has."""
@@ -29,7 +36,7 @@ class ShmLink(FramedLink):
     """A link over the segments `own` and `peer`, and a connected, non-blocking Unix socket, all of
     which it owns from now on."""
 
-    __slots__ = ("_asleep", "_due", "_reading", "_rings", "_socket")
+    __slots__ = ("_asleep", "_bedtime", "_due", "_moved", "_reading", "_rings", "_socket")
 
     def __init__(
         self,
@@ -46,6 +53,8 @@ class ShmLink(FramedLink):
         self._rings = Rings(own, peer, self._ring)
         self._reading = False
         self._asleep = False
+        self._moved = 0  # of the rings, when last looked
+        self._bedtime = 0.0
         self._due = False  # `_turn` will be called
 
     def start(self) -> None:
@@ -67,14 +76,21 @@ class ShmLink(FramedLink):
 
     def _turn(self) -> None:
         """Go on. Where there is nothing to do, sleep until a bell."""
-        moved = self.poll()
+        self.poll()
         self._due = False
         if self._closed:
             return
-        if not moved and self._rings.sleep(for_room=bool(self._outbox.backlog)):
-            self._asleep = True
-        else:
+        rings = self._rings
+        now = time.perf_counter()
+        if rings.moved != self._moved:
+            self._moved = rings.moved
+            self._bedtime = now + LINGER
+        elif now < self._bedtime:
+            os.sched_yield()  # the peer may be waiting for this core
+        if now < self._bedtime or not rings.sleep(for_room=bool(self._outbox.backlog)):
             self._stay_awake()
+        else:
+            self._asleep = True
 
     def _ring(self) -> None:
         """Wake the peer."""
@@ -160,6 +176,43 @@ class ShmLink(FramedLink):
             if count == have and have < PIECE and not self._to_come:
                 break  # little traffic: the next poll is soon enough to look again
         return budget < TURN
+
+    def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
+        if self._to_come or self._polling or self._closed or self._peer_ended:
+            return False
+        if self._asleep:
+            self._stay_awake()
+        rings = self._rings
+        if not rings.has_news():
+            return None
+        start = 0
+        try:
+            have = rings.available()
+            ring = rings.incoming
+            start = rings.read - rings.origin & rings.size - 1
+            middle = start + len(prefix)
+            stop = middle + len(into)
+            here = min(start + have, rings.size)
+            if stop <= rings.size and ring[start:middle] == prefix and middle <= here:
+                if stop > here:
+                    return None
+                into[:] = ring[middle:stop]
+                rings.taken(stop - start)
+                self._received_bytes += len(into)
+                return True
+            parsed = parse_prefix(ring, start, here, self.max_header, self.max_payload)
+        except ProtocolError:
+            parsed = None  # `_receive` will find it again
+        if parsed is not None and not parsed[1] and parsed[0]:
+            self._take_safely(start, start + parsed[2])  # what is looked for may be behind it
+        else:
+            self._receive()
+        return False
+
+    def _take(self, start: int, stop: int) -> None:
+        self._parse(self._rings.incoming, self._rings.incoming, start, stop)
+        if not self._closed:
+            self._rings.taken(stop - start)
 
     def _parse_wrapped(self, start: int, have: int) -> int:
         """Take the frame whose prefix goes on at the start of the ring: how many bytes of it."""

@@ -173,6 +173,11 @@ class Rings:
 
     # ---- in ----
 
+    @property
+    def moved(self) -> int:
+        """Bytes that went either way so far."""
+        return self._written + self.read
+
     def has_news(self) -> bool:
         """Whether there are bytes that were not read."""
         return self._peer[_WRITTEN] != self.read

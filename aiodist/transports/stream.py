@@ -74,11 +74,6 @@ class StreamLink(FramedLink):
             return self._socket.send(b"".join((head, *payload)))
         return self._socket.sendmsg((head, *payload[:MOST_BUFFERS]))
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether nothing is queued, no payload is under way, and it has not ended."""
-        return self._direct and not (self._to_come or self._polling or self._peer_ended)
-
     def send_copy(self, prefix: bytes, payload: memoryview) -> None:
         """Send one frame, urgently, whose prefix is made already. `payload` may be written to as
         soon as this has returned."""
@@ -174,13 +169,6 @@ class StreamLink(FramedLink):
                 return True
 
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
-        """Read what has come, in case that it is the frame with this prefix.
-
-        True: it is; its payload is in `into`, which is of its size, and what came behind it went to
-        the receiver. None: nothing has come, or only a part of it; look again, or leave it to
-        `poll` and the loop. False: something else came first, and went to the receiver; or the link
-        has ended.
-        """
         if self._to_come or self._polling or self._closed or self._peer_ended:
             return False
         held = self._held
@@ -214,17 +202,6 @@ class StreamLink(FramedLink):
         else:
             self._take_safely(0, held)
         return found
-
-    def _take_safely(self, start: int, stop: int) -> None:
-        """`_take`, from outside of `_receive`."""
-        self._polling = True
-        try:
-            self._take(start, stop)
-        except Exception as error:
-            self._failed(error)
-        self._polling = False
-        if self._closed and not self._told:
-            self._tell()
 
     def _grow(self, size: int) -> None:
         """Make the scratch larger, with what is held in it."""

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
+from aiodist.transports.surroundings import new_socket
+from aiodist.transports.tls import TlsContexts, TlsLink
 
 SILENCE = 20
 """Seconds without an answer to a keep-alive probe after which an idle connection is lost.
@@ -33,16 +35,24 @@ _RTT = struct.Struct("68xI")
 
 
 class TcpTransport:
-    """Makes links over TCP; addresses are "tcp://10.0.0.1:4711", "tcp://[::1]:4711"."""
+    """Makes links over TCP; addresses are "tcp://10.0.0.1:4711", "tcp://[::1]:4711".
+
+    With `tls` all of them are encrypted, and addresses are "tls://10.0.0.1:4711": who has it does
+    not talk to who has not.
+    """
 
     kind = "tcp"
+
+    def __init__(self, tls: TlsContexts | None = None) -> None:
+        self._tls = tls
+        self._scheme = "tcp" if tls is None else "tls"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str, port: int = 0) -> Listener:
         """Listen at `host` (a name or address; its first address is taken) and `port` (0: any)."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _name, where = found[0]
-        sock = socket.socket(family, kind, proto)
+        sock = new_socket(family, kind, proto)
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,28 +60,34 @@ class TcpTransport:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(where)
             sock.listen(BACKLOG)
-            address = f"tcp://{_endpoint(sock.getsockname())}"
+            address = f"{self._scheme}://{_endpoint(sock.getsockname())}"
         except BaseException:
             sock.close()
             raise
 
         def admit(connection: socket.socket) -> StreamLink:
-            return _link(loop, connection, None)
+            return self._link(loop, connection, None, None)
 
         return SocketListener(loop, sock, address, admit, accept)
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
         loop = asyncio.get_running_loop()
-        host, port = parse_address(address)
+        scheme, host, port = parse_address(address)
+        if scheme != self._scheme:
+            raise ConnectionError(
+                f"{address} is {'not ' * (scheme == 'tcp')}encrypted, this rank's connections are "
+                f"{'not' if self._tls is None else 'all'}: give all ranks contexts for both sides "
+                "(ssl=), or none"
+            )
         failure: OSError | None = None
         for family, kind, proto, _name, where in await loop.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         ):
-            sock = socket.socket(family, kind, proto)
+            sock = new_socket(family, kind, proto)
             try:
                 sock.setblocking(False)
                 await loop.sock_connect(sock, where)
-                link = _link(loop, sock, receiver)
+                link = self._link(loop, sock, receiver, host)
             except OSError as error:
                 sock.close()
                 failure = error
@@ -80,20 +96,42 @@ class TcpTransport:
                 sock.close()
                 raise
             link.start()
+            if isinstance(link, TlsLink):
+                try:
+                    await link.ready()
+                except BaseException:
+                    link.close()
+                    raise
             return link
         raise failure or OSError(f"{address} has no address to connect to")
 
+    def _link(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        receiver: Receiver | None,
+        host: str | None,
+    ) -> StreamLink:
+        """A link over a connected socket, to `host` (None: it has connected to us). Raises OSError
+        where the connection is gone already."""
+        _set_options(sock)
+        peer = _endpoint(sock.getpeername())
+        if self._tls is None:
+            return StreamLink(loop, sock, kind="tcp", peer_name=peer, receiver=receiver)
+        context = self._tls.server if host is None else self._tls.client
+        return TlsLink(loop, sock, context, peer_name=peer, receiver=receiver, server_hostname=host)
 
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of a "tcp://host:port". Raises ValueError."""
+
+def parse_address(address: str) -> tuple[str, str, int]:
+    """Scheme, host and port of a "tcp://host:port" or "tls://host:port". Raises ValueError."""
     parts = urlsplit(address)
     try:
         port = parts.port
     except ValueError:
         port = None
-    if parts.scheme != "tcp" or not parts.hostname or port is None or parts.path:
+    if parts.scheme not in ("tcp", "tls") or not parts.hostname or port is None or parts.path:
         raise ValueError(f"an address looks like tcp://10.0.0.1:4711, not {address!r}")
-    return parts.hostname, port
+    return parts.scheme, parts.hostname, port
 
 
 def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:
@@ -120,10 +158,8 @@ def _choose_congestion_control(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, name, b"reno")
 
 
-def _link(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, receiver: Receiver | None
-) -> StreamLink:
-    """A link over a connected socket. Raises OSError where the connection is gone already."""
+def _set_options(sock: socket.socket) -> None:
+    """Raises OSError where the connection is gone already."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -135,5 +171,3 @@ def _link(
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
     _choose_congestion_control(sock)
-    peer = _endpoint(sock.getpeername())
-    return StreamLink(loop, sock, kind="tcp", peer_name=peer, receiver=receiver)

@@ -1,11 +1,14 @@
 """Kinds of frames between ranks: the first field of every header.
 
 ========== =================================================================================
-HELLO      [kind, magic, version, group, epoch, my rank, my member id, your member id]
-HELLO_ACK  [kind, my member id]
+HELLO      [kind, magic, version, nonce]: the first frame, of who connects
+CHALLENGE  [kind, nonce]: the answer
+PROOF      [kind, my rank, proof]: I have the key of the membership, see `aiodist.wire.proof`
+HELLO_ACK  [kind, proof]: so have I; from now on, frames of the membership
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
 GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
-ABORT      [kind, context, tag, seq, reason, text, rank, details]: give up the collective
+ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: the collective is given
+           up by `rank`, which cannot reach the ranks `untold`: pass it on to them
 INQUIRE    [kind, context, tag, seq]: have you entered it?
 STATUS     [kind, context, tag, seq, entered, text]: the answer, and what I am doing
 KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have entered
@@ -48,4 +51,6 @@ KICK: Final = 13
 REGION: Final = 14
 MAPPED: Final = 15
 UNMAP: Final = 16
-DEVICE: Final = 17
+CHALLENGE: Final = 17
+PROOF: Final = 18
+DEVICE: Final = 24

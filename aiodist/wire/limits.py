@@ -31,6 +31,10 @@ MAX_WAIT_KEYS: Final = 4096
 MAX_PENDING: Final = 1024
 """Most waits and watches one member may have under way."""
 
+MAX_WRITES: Final = 32
+"""Most writes of the store that one member has under way; its others wait their turn. So many
+answers are remembered, in case that the connection breaks before they arrive."""
+
 MAX_BODY: Final = 2 * MAX_VALUE + 64 * 1024
 """Most bytes of the body of a request: `compare_set` carries two values."""
 

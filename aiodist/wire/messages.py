@@ -12,6 +12,7 @@ ProtocolError, and no length on the wire makes the decoder allocate more than th
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -143,10 +144,17 @@ class Proof(Message):
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """The member is let in. `mac`: the coordinator's own proof. `seen_host`: the host part of the
-    address it sees the member come from."""
+    address it sees the member come from.
+
+    `coordinator` names the coordinator, over restarts if it keeps a state file; `incarnation`
+    counts these. `returns`: when it goes away, another may come to its address.
+    """
 
     seen_host: Name
     mac: Nonce
+    coordinator: Name
+    incarnation: Annotated[int, integer(1, 2**62)]
+    returns: Annotated[bool, flag]
 
 
 @_message(5)
@@ -192,7 +200,8 @@ class JoinRequest(Message):
 @checked
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """One member of a view. `joined_at`: seconds since the Unix epoch, the coordinator's clock."""
+    """One member of a view. `joined_at`: seconds since the Unix epoch, the coordinator's clock.
+    `lease`: seconds of silence after which it counts as lost."""
 
     rank: Rank
     id: NonEmptyName
@@ -203,6 +212,7 @@ class MemberInfo:
     joined_at: Annotated[float, seconds(0.0, 1e12)]
     host_id: Name
     addresses: Addresses
+    lease: Annotated[float, seconds(0.05)] = 15.0
 
 
 @_message(11)
@@ -220,6 +230,12 @@ class View(Message):
             if member.id == member_id:
                 return member.rank
         raise KeyError(member_id)
+
+    @property
+    def digest(self) -> bytes:
+        """Equal for views of the same group, epoch and members."""
+        ids = [member.id for member in self.members]
+        return hashlib.blake2b(pack_fields(self.group, self.epoch, *ids), digest_size=16).digest()
 
 
 @_message(12)
@@ -294,6 +310,46 @@ class Goodbye(Message):
     """The coordinator stops now."""
 
 
+@_message(24)
+@dataclass(frozen=True, slots=True)
+class Rejoin(Message):
+    """To a coordinator that came back, or over a new connection: I am rank `rank` of the view with
+    this epoch and digest. `ask`: what it had asked for; `lost`, `left`: ranks of which it was told.
+
+    Replies: Rejoined; ViewWanted, then it is said again with `view`; Later, then it is said again
+    after a moment; Evicted: it is no member any more.
+    """
+
+    ask: Annotated[JoinRequest, struct(JoinRequest)]
+    rank: Rank
+    epoch: Annotated[int, integer(1, 2**61)]
+    digest: Annotated[bytes, blob(16)]
+    lost: Ranks
+    left: Ranks
+    view: Annotated[View | None, optional(struct(View))] = None
+
+
+@_message(25)
+@dataclass(frozen=True, slots=True)
+class Rejoined(Message):
+    """A member again. `lost`, `left`: all ranks that are gone from its view."""
+
+    lost: Ranks
+    left: Ranks
+
+
+@_message(26)
+@dataclass(frozen=True, slots=True)
+class ViewWanted(Message):
+    """The coordinator does not know the view: say it."""
+
+
+@_message(27)
+@dataclass(frozen=True, slots=True)
+class Later(Message):
+    """Another member has been asked for the view: come again."""
+
+
 @_message(22)
 @dataclass(frozen=True, slots=True)
 class StatusRequest(Message):
@@ -325,7 +381,7 @@ class StoreSet(Message):
     """Result: None. `ttl`: seconds after which the key is deleted; None keeps it."""
 
     key: Key
-    value: Value
+    value: Value = field(repr=False)
     ttl: Lifetime = None
 
 
@@ -353,8 +409,8 @@ class StoreCompareSet(Message):
     """Set the key to `desired` if it holds `expected` (None: is absent). Result: whether it was."""
 
     key: Key
-    expected: OptionalValue
-    desired: Value
+    expected: OptionalValue = field(repr=False)
+    desired: Value = field(repr=False)
     ttl: Lifetime = None
 
 
@@ -369,9 +425,14 @@ class StoreDelete(Message):
 @_message(36)
 @dataclass(frozen=True, slots=True)
 class StoreWatch(Message):
-    """Result: None, then a StoreChanged for every change, until StoreCancel."""
+    """Result: None, then a StoreChanged for every change, until StoreCancel.
+
+    `again`: the watch goes on after a restart of the coordinator. Then the first StoreChanged,
+    which comes at once, says what the key holds now.
+    """
 
     key: Key
+    again: Annotated[bool, flag] = False
 
 
 @_message(37)
@@ -388,7 +449,7 @@ class StoreChanged(Message):
     """A watched key was set to `value`, or deleted (None)."""
 
     key: Key
-    value: OptionalValue
+    value: OptionalValue = field(repr=False)
 
 
 @_message(39)
@@ -399,7 +460,7 @@ class Result(Message):
     value: Annotated[
         bytes | int | bool | None,
         optional(either(flag, integer(-(2**63), 2**63 - 1), blob(MAX_VALUE))),
-    ]
+    ] = field(repr=False)
 
 
 _check_request = integer(0, 2**32 - 1)

@@ -1,30 +1,51 @@
-"""How two sides show each other that both have the token, without sending it.
+"""How two sides show each other that both have a secret, without sending it.
 
 Each side sends 32 random bytes; the proof is HMAC-SHA256 (RFC 2104) of both, keyed with the
-token. The role is part of it, so that a proof cannot be played back to the side that made it.
+secret. The role is part of it, so that a proof cannot be played back to the side that made it.
+
+Members show the coordinator the token. Peers show each other the key of their membership, which
+comes from the token and from the ids of all members: 128 random bits each, that only members know.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from typing import Literal
+
+from aiodist.wire.frames import pack_fields
 
 NONCE_BYTES = 32
 
-Role = Literal["member", "coordinator"]
+Role = Literal["member", "coordinator", "dialler", "listener"]
 
 
-def make_proof(token: bytes, role: Role, member_nonce: bytes, coordinator_nonce: bytes) -> bytes:
-    """The 32 bytes that `role` shows."""
-    said = b"aiodist %s\0" % role.encode() + member_nonce + coordinator_nonce
-    return hmac.new(token, said, hashlib.sha256).digest()
+def make_proof(
+    secret: bytes, role: Role, first_nonce: bytes, second_nonce: bytes, about: bytes = b""
+) -> bytes:
+    """The 32 bytes that `role` shows. The first nonce is of the side that connects; `about` is
+    said, too, and thereby vouched for."""
+    said = b"aiodist %s\0" % role.encode() + first_nonce + second_nonce + about
+    return hmac.new(secret, said, hashlib.sha256).digest()
 
 
 def check_proof(
-    mac: bytes, token: bytes, role: Role, member_nonce: bytes, coordinator_nonce: bytes
+    mac: bytes,
+    secret: bytes,
+    role: Role,
+    first_nonce: bytes,
+    second_nonce: bytes,
+    about: bytes = b"",
 ) -> bool:
     """Whether `mac` is what `role` has to show; takes the same time for every wrong answer."""
-    if len(member_nonce) != NONCE_BYTES or len(coordinator_nonce) != NONCE_BYTES:
+    if len(first_nonce) != NONCE_BYTES or len(second_nonce) != NONCE_BYTES:
         return False
-    return hmac.compare_digest(mac, make_proof(token, role, member_nonce, coordinator_nonce))
+    expected = make_proof(secret, role, first_nonce, second_nonce, about)
+    return hmac.compare_digest(mac, expected)
+
+
+def membership_key(token: bytes | None, group: str, epoch: int, ids: Iterable[str]) -> bytes:
+    """The secret that the members of one epoch of a group share, by their `ids` in rank order."""
+    said = b"aiodist membership\0" + pack_fields(group, epoch, *ids)
+    return hmac.new(token or b"", said, hashlib.sha256).digest()

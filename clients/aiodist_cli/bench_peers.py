@@ -14,7 +14,7 @@ from typing import Literal
 from aiodist.runtime import spawn
 from aiodist_cli import bench_worker
 
-Kind = Literal["aiodist", "gloo", "mpi", "wire"]
+Kind = Literal["aiodist", "gloo", "torch", "mpi", "wire"]
 
 MPIS = ("openmpi", "intelmpi", "mpich")
 """What `mpi` stands for."""
@@ -219,7 +219,7 @@ def _aiodist_command(
 def _script_command(
     contender: Contender, rank: int, sites: Sequence[Site], control: Path
 ) -> tuple[str, ...]:
-    place = sites[0].host if contender.kind == "wire" else f"{control}.gloo"
+    place = sites[0].host if contender.kind == "wire" else f"{control}.{contender.kind}"
     return (*_script(sys.executable, control, contender.kind), str(rank), str(len(sites)), place)
 
 

@@ -4,6 +4,7 @@ This file is run as a script, by any Python that has the library, so that the MP
 environments of their own: it imports the standard library, numpy, and what it measures.
 
     bench_worker.py CONTROL gloo RANK SIZE FILE     (FILE: where the ranks find each other)
+    bench_worker.py CONTROL torch RANK SIZE FILE    (the same calls with aiodist's backend)
     bench_worker.py CONTROL mpi                     (under mpirun)
     bench_worker.py CONTROL wire RANK 2 HOST        (HOST: where rank 0 listens)
 
@@ -112,16 +113,16 @@ class Library(Protocol):
         """The ranks part."""
 
 
-class Gloo:
-    """torch.distributed with its backend for processors."""
+class Torch:
+    """torch.distributed with one of its backends for processors: "gloo", or "aiodist"."""
 
-    def __init__(self, rank: int, size: int, file: str) -> None:
+    def __init__(self, backend: str, rank: int, size: int, file: str) -> None:
         import torch
         import torch.distributed as dist
 
-        dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
+        dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=size)
         self.rank, self.size = rank, size
-        self.name = f"Gloo of torch {torch.__version__}"
+        self.name = f"{backend.capitalize()} of torch {torch.__version__}"
         self._torch: Any = torch
         self._dist: Any = dist
 
@@ -368,7 +369,10 @@ def main(control: str, kind: str, *arguments: str) -> None:
         library = Mpi()
     else:
         rank, size, place = int(arguments[0]), int(arguments[1]), arguments[2]
-        library = Gloo(rank, size, place) if kind == "gloo" else Wire(rank, size, place)
+        if kind == "wire":
+            library = Wire(rank, size, place)
+        else:
+            library = Torch("gloo" if kind == "gloo" else "aiodist", rank, size, place)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(control)
         obey(library, iter(connection.makefile("rb")), connection.sendall)

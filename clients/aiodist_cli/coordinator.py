@@ -16,7 +16,8 @@ EPILOG = """\
 Its first line on stdout says where it listens. The first SIGTERM or Ctrl-C lets groups end, a
 second one stops at once. Options not given are taken from AIODIST_COORDINATOR_LISTEN and so on.
 
-Exit status: 0 if a signal stopped it, 1 if it could not start, 2 for wrong usage.
+Exit status: 0 if a signal stopped it, 1 if it could not start, 2 for wrong usage, 3 if it could not
+write its state file any more.
 """
 
 
@@ -49,7 +50,7 @@ def coordinator(
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keeps epoch numbers growing over restarts."),
+        typer.Option(metavar="FILE", help="Keeps groups and stores over restarts."),
     ] = None,
     drain_seconds: Annotated[
         float | None,

@@ -74,7 +74,7 @@ async def _prepare(
     if place.coordinator is None:
         token = secrets.token_urlsafe()
         embedded = await stack.enter_async_context(
-            aiodist.Coordinator("tcp://127.0.0.1:0", token=token)
+            aiodist.Coordinator("tcp://127.0.0.1:0", token=token, returns=False)
         )
         address = embedded.address
     else:

@@ -83,6 +83,8 @@ def _group_table(group: Mapping[str, Any], now: float) -> Table:
         _add(table, joiner, "waiting to join")
     for rank, reason in group["lost"].items():
         table.add_row(str(rank), "", "", "", Text(f"lost: {reason}", style="red"))
+    for rank in group.get("absent", ()):
+        table.add_row(str(rank), "", "", "", "not back since the coordinator was restarted")
     for rank in group["left"]:
         table.add_row(str(rank), "", "", "", "left")
     return table

@@ -19,7 +19,9 @@ class Config(BaseSettings):
     certificate file holds the key too) or ``unix:///path``. `token` or `token_file`: the secret
     that members have to prove to have. `insecure`: allow to listen without one where other hosts
     can reach it. `drain_seconds`: how long the first SIGTERM or SIGINT waits for groups to end.
-    `state`: a file that keeps epoch numbers growing over restarts.
+    `state`: a file that keeps groups, epochs and stores over restarts. `recovery_seconds`: how long
+    no group forms after the start, so that members of groups of a daemon that was here before come
+    back first.
     """
 
     model_config = SettingsConfigDict(
@@ -33,6 +35,7 @@ class Config(BaseSettings):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     state: Path | None = None
+    recovery_seconds: float = Field(default=1.0, ge=0.0)
     drain_seconds: float = Field(default=30.0, ge=0.0)
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

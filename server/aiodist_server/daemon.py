@@ -22,6 +22,7 @@ logger = logging.getLogger("aiodist.daemon")
 
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
+EXIT_CANNOT_WRITE = 3
 
 
 def serve(config: Config) -> int:
@@ -29,7 +30,8 @@ def serve(config: Config) -> int:
 
     The first line on stdout is ``listening on ADDRESS``, with the port it got. The first signal
     refuses new joins and waits for the groups to end, at most `drain_seconds`; a second one stops
-    at once. Exit code 0: stopped by a signal; 1: it could not start, the log says why.
+    at once. Exit code 0: stopped by a signal; 1: it could not start; 3: it could not write
+    its state file any more. The log says why.
     """
     with logging_to_stderr(config):
         return _run(_serve(config))
@@ -42,6 +44,7 @@ async def _serve(config: Config) -> int:
             token=config.read_token(),
             ssl=config.ssl_context(),
             state=config.state,
+            recovery=config.recovery_seconds,
         )
         await coordinator.start()
     except (OSError, ValueError) as error:
@@ -52,7 +55,15 @@ async def _serve(config: Config) -> int:
     signals: asyncio.Queue[str] = asyncio.Queue()
     _on_signals(signals.put_nowait)
     print(f"listening on {coordinator.address}", flush=True)
-    first = await signals.get()
+    failing = asyncio.create_task(coordinator.failed())
+    first_signal = asyncio.create_task(signals.get())
+    await asyncio.wait({failing, first_signal}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        first_signal.cancel()
+        await coordinator.stop()
+        return EXIT_CANNOT_WRITE
+    failing.cancel()
+    first = first_signal.result()
     groups = len(coordinator.status()["groups"])
     logger.info(
         "%s: waiting for %d groups to end, at most %g s; a second signal stops at once",

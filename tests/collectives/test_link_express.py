@@ -9,7 +9,14 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
+from aiodist.runtime import progress
 from aiodist.runtime.link_express import LinkExpress
+
+
+@pytest.fixture(autouse=True)
+def no_turn_is_due(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(progress, "TURN", 3600.0)
 
 
 @pytest.fixture(params=["unix", "tcp"])

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from aiodist import CollectiveAbortedError, GroupClosedError, ReduceOp
+from aiodist.runtime import progress
 from aiodist.runtime.board import AREAS
+from aiodist.runtime.collectives.pulls import PAUSE
 
 MANY = 50_000
 """float32 elements: more than what everyone reduces for itself."""
@@ -246,6 +248,43 @@ def test_a_cancel_frees_an_array_that_is_read(run, groups, everyone, transport, 
             assert caught.value.rank == canceller
             await everyone(ranks, lambda g: g.all_reduce(arrays[g.rank]))
             assert all((array == 8).all() for array in arrays)
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
+def test_what_is_made_of_an_array_that_was_taken_back(run, groups, transport, monkeypatch):
+    """An operator that does not like what it is given says nothing of who called it off."""
+    pieces = []
+
+    def add(a, b):
+        pieces.append(len(a))
+        if (a > 50).any() or (b > 50).any():
+            raise ValueError("too much")
+        return a + b
+
+    plus = ReduceOp.custom(add, commutative=True, elementwise=True, name="plus")
+
+    async def main():
+        async with groups(2) as ranks:
+            arrays = [group.empty(8 * PAUSE // 4, np.float32) for group in ranks]
+            await shown(ranks)
+            for array in arrays:
+                array[...] = 1
+            first = ranks[0].reduce_scatter(arrays[0], plus)
+            monkeypatch.setattr(progress, "TURN", -1.0)
+            second = ranks[1].reduce_scatter(arrays[1], plus)
+            assert pieces
+            assert sum(pieces) < len(arrays[1]) // 2
+            first.cancel()
+            arrays[0][...] = 99
+            with pytest.raises(CollectiveAbortedError, match="cancelled"):
+                await second
+            works = [g.reduce_scatter(arrays[g.rank], plus) for g in ranks]
+            with pytest.raises(CollectiveAbortedError, match="too much"):
+                await works[0]
+            with pytest.raises((CollectiveAbortedError, ValueError), match="too much"):
+                await works[1]
 
     run(main())
 

@@ -78,7 +78,8 @@ def test_it_drains_and_logs_what_happens() -> None:
         assert (await client.status())["draining"] is True
         assert daemon.process.poll() is None
         await client.leave(30)
-        assert await events.get() == CoordinatorGone("it was shut down", orderly=True)
+        gone = CoordinatorGone("it was shut down", orderly=True, final=True)
+        assert await events.get() == gone
         client.close()
 
     with started(log_format="json", log_level="debug") as process:
@@ -107,6 +108,7 @@ def test_a_second_signal_does_not_wait() -> None:
         daemon.signal(signal.SIGINT)
         assert await events.get() == CoordinatorGone("it was shut down", orderly=True)
         client.close()
+        await client.closed()
 
     with started() as process:
         daemon = Daemon(process)

@@ -31,11 +31,12 @@ def test_top_level_names(wheel: zipfile.ZipFile) -> None:
         "aiodist",
         "aiodist_cli",
         "aiodist_server",
+        "aiodist_torch",
         f"aiodist-{aiodist.__version__}.dist-info",
     }
 
 
-@pytest.mark.parametrize("package", ["aiodist", "aiodist_cli", "aiodist_server"])
+@pytest.mark.parametrize("package", ["aiodist", "aiodist_cli", "aiodist_server", "aiodist_torch"])
 def test_packages_are_typed_and_complete(wheel: zipfile.ZipFile, package: str) -> None:
     assert f"{package}/py.typed" in wheel.namelist()
     (source,) = [path for path in ROOT.glob(f"**/{package}/py.typed") if ".venv" not in path.parts]
@@ -48,6 +49,7 @@ def test_command_is_installed(wheel: zipfile.ZipFile) -> None:
     points = configparser.ConfigParser()
     points.read_string(wheel.read(name).decode())
     assert dict(points["console_scripts"]) == {"aiodist": "aiodist_cli.main:app"}
+    assert dict(points["torch.backends"]) == {"aiodist": "aiodist_torch.registration:register"}
 
 
 def test_metadata(wheel: zipfile.ZipFile) -> None:

@@ -1,7 +1,7 @@
 # What aiodist uses of msgpack, which has no type hints of its own: pyright would infer from its
 # source that packing may give None. Found by pyright's `stubPath`.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 class ExtType(NamedTuple):
@@ -37,6 +37,7 @@ class Unpacker:
         max_map_len: int = ...,
         max_ext_len: int = ...,
     ) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
     def feed(self, data: bytes | bytearray | memoryview) -> None: ...
     def unpack(self) -> Any: ...
     def tell(self) -> int: ...

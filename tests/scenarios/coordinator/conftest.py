@@ -139,6 +139,7 @@ class Site:
     async def close(self) -> None:
         for client in self.clients:
             client.close()
+            await client.closed()
         for server in self.servers:
             server.close()
         await asyncio.gather(*self.handling)

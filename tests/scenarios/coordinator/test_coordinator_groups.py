@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -221,7 +218,7 @@ def test_an_evicted_member_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) 
         await process.join(size=1, lease=0.05)
         event = await process.event()
         assert event == CoordinatorGone(
-            "it ruled this member lost: no sign of life for 0.05 s", evicted=True
+            "it ruled this member lost: no sign of life for 0.05 s", evicted=True, final=True
         )
         with pytest.raises(CoordinatorLostError, match="ruled this member lost"):
             await process.store.get("k")
@@ -275,14 +272,17 @@ def test_a_busy_member_keeps_its_lease() -> None:
 
 def test_members_hear_when_the_coordinator_stops(play: Play) -> None:
     @play
-    async def scenario(site: Any, coordinator: Coordinator) -> None:
+    async def scenario(site: Any) -> None:
+        coordinator = Coordinator(returns=False)
+        await coordinator.start()
         member, other = await site.members(coordinator.address, 2)
         waiting = asyncio.create_task(member.store.wait("never"))
         joiner = await site.process(coordinator.address)
         joining = asyncio.create_task(joiner.join(group="other"))
         await until(lambda: len(coordinator.status()["groups"]) == 2)
         await coordinator.stop()
-        assert await member.event() == CoordinatorGone("it was shut down", orderly=True)
+        gone = CoordinatorGone("it was shut down", orderly=True, final=True)
+        assert await member.event() == gone
         with pytest.raises(CoordinatorLostError, match="is gone: it was shut down"):
             await waiting
         with pytest.raises(CoordinatorLostError, match="it was shut down"):
@@ -323,7 +323,8 @@ def test_draining_waits_for_the_groups_to_end(play: Play) -> None:
         assert not draining.done()
         await other.client.leave(30)
         await draining
-        assert await joiner.event() == CoordinatorGone("it was shut down", orderly=True)
+        gone = CoordinatorGone("it was shut down", orderly=True, final=True)
+        assert await joiner.event() == gone
 
 
 def test_a_drain_ends_with_its_deadline(play: Play) -> None:
@@ -385,36 +386,3 @@ def test_a_failing_callback_harms_nothing(play: Play) -> None:
         await other.client.leave(30)
         assert await member.store.get("k") is None
         assert seen == ["the callback is broken"]
-
-
-def test_epochs_outlive_the_coordinator(play: Play, tmp_path: Path) -> None:
-    @play
-    async def scenario(site: Any) -> None:
-        state = tmp_path / "state"
-        for epoch in (1, 2):
-            async with Coordinator(state=state) as coordinator:
-                [member] = await site.members(coordinator.address, 1)
-                assert member.view.epoch == epoch
-        assert json.loads(state.read_text()) == {"highest_epoch": 2}
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"highest_epoch": "1"}'])
-def test_a_state_file_that_is_none_is_refused(play: Play, tmp_path: Path, text: str) -> None:
-    @play
-    async def scenario(site: Any) -> None:
-        state = tmp_path / "state"
-        state.write_text(text)
-        with pytest.raises(ValueError, match="state is no state file of a coordinator"):
-            await Coordinator(state=state).start()
-
-
-def test_a_state_file_that_cannot_be_written_is_logged(
-    play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    @play
-    async def scenario(site: Any) -> None:
-        async with Coordinator(state=tmp_path / "missing" / "state") as coordinator:
-            await site.members(coordinator.address, 1)
-        assert [one.levelno for one in caplog.records if "cannot write" in one.message] == [
-            logging.ERROR
-        ]

@@ -198,7 +198,7 @@ def test_the_coordinator_has_to_have_the_token_too(play: Play) -> None:
             await reader.read(1)
             writer.write(encode_message(Challenge(bytes(32), True)))
             await reader.read(1)
-            writer.write(encode_message(Welcome("127.0.0.1", bytes(32))))
+            writer.write(encode_message(Welcome("127.0.0.1", bytes(32), "c", 1, True)))
             await reader.read()
 
         address = await site.serve(handler)

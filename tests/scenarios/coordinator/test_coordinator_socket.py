@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.runtime import control
+from aiodist.runtime import lease
 from aiodist.runtime.control_socket import ControlSocket
 from aiodist.wire.frames import Decoder, Frame, encode
 
@@ -116,8 +116,12 @@ def test_the_lease_thread_gives_up_a_membership_whose_loop_is_closed() -> None:
 
     end = loop.run_until_complete(make())
     loop.close()
+
+    class Client:
+        abandon_from_thread = staticmethod(end.sock.abandon)
+
     thread = threading.Thread(
-        target=control._renew, args=(end.sock, loop, threading.Event(), 0.001)
+        target=lease._renew_for_ever, args=(Client(), loop, threading.Event(), 0.001)
     )
     thread.start()
     thread.join(30)

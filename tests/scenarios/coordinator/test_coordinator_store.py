@@ -13,12 +13,11 @@ import pytest
 from aiodist.errors import (
     AiodistError,
     CollectiveTimeoutError,
-    CoordinatorLostError,
     GroupClosedError,
     MessageTooLargeError,
 )
 from aiodist.runtime import store as store_module
-from aiodist.runtime.control import StoreValueError
+from aiodist.runtime.control import CoordinatorGone, StoreValueError
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.store import Store
 
@@ -142,12 +141,12 @@ def test_a_watch_that_is_dropped_ends(play: Play) -> None:
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         [member] = await site.members(coordinator.address, 1)
         watch = await member.store.watch("k")
-        assert len(member.client._subscribers) == 1
+        assert len(member.client._requests._watches) == 1
         del watch
         gc.collect()
         await member.store.set("k", b"")
         await member.store.set("k", b"")
-        assert member.client._subscribers == {}
+        assert member.client._requests._watches == {}
         assert coordinator._machine._groups["g", ""].store._listeners == {}
 
 
@@ -216,9 +215,13 @@ def test_the_end_of_the_group_ends_everything(play: Play) -> None:
         watch.close()
         watch = two.store.watch("k")
         await coordinator.stop()
-        with pytest.raises(CoordinatorLostError):
+        while not isinstance(await two.event(), CoordinatorGone):
+            pass
+        assert two.client.is_away
+        two.client.abort()
+        with pytest.raises(GroupClosedError):
             await anext(watch)
-        with pytest.raises(CoordinatorLostError):
+        with pytest.raises(GroupClosedError):
             await two.store.set("k", b"")
 
 

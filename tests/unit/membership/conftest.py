@@ -12,12 +12,14 @@ from aiodist.membership import (
     Disconnected,
     Drain,
     Event,
+    Keep,
     Membership,
     Note,
     Received,
     Send,
     Tick,
 )
+from aiodist.membership.records import encode_record
 from aiodist.wire.messages import JoinRequest, Message
 
 
@@ -30,6 +32,7 @@ class World:
         self.mail: dict[int, list[tuple[int, Message]]] = defaultdict(list)
         self.closed: dict[int, str] = {}
         self.notes: list[str] = []
+        self.kept = b""
 
     def step(self, event: Event) -> None:
         for effect in self.machine.step(event, self.now):
@@ -37,9 +40,11 @@ class World:
                 self.mail[effect.conn].append((effect.request, effect.message))
             elif isinstance(effect, Close):
                 self.closed[effect.conn] = effect.reason
-            else:
-                assert isinstance(effect, Note)
+            elif isinstance(effect, Note):
                 self.notes.append(effect.event)
+            else:
+                assert isinstance(effect, Keep)
+                self.kept += encode_record(effect.record)
 
     def say(self, conn: int, message: Message, request: int = 1) -> Any:
         """What `conn` gets for `message`: the one message, or the list of them."""

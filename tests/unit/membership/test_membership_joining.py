@@ -114,11 +114,6 @@ def test_sizes_that_make_no_sense_are_refused(
 def test_one_connection_is_one_member(world: Any) -> None:
     world.join(1)
     assert world.join(1, group="other").text == "this connection has joined already"
-    assert "member id 'id-1' is in use" in world.join(2, id="id-1").text
-    world.join(3)
-    world.read(1)
-    world.cut(1)
-    assert "member id 'id-3' is in use" in world.join(4, id="id-3").text
 
 
 def test_the_number_that_waits_is_bounded(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,6 +310,7 @@ def test_the_status_tells_what_there_is(world: Any) -> None:
                 "waiting": [{"rank": 1, "id": "id-1", "host": "", "pid": 1, "name": "n"}],
                 "lost": {},
                 "left": [],
+                "absent": [],
                 "store": {"keys": 0, "bytes": 0},
             }
         ],

@@ -420,6 +420,8 @@ class Sharing:
 class Rider:
     """An operation of so many phases, in each of which all share a number."""
 
+    place = 0
+
     def __init__(self, user: User, seq: int, phases: int, size: int) -> None:
         self.seq = seq
         self.call = b"share"

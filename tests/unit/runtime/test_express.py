@@ -12,6 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
+from aiodist.runtime import progress
 from aiodist.runtime.express import Express
 
 torch = pytest.importorskip("torch")
@@ -30,6 +31,12 @@ async def sharing(size):
         while any(group._context.express is None for group in ranks):
             await everyone(ranks, lambda g: g.barrier())
         yield ranks
+
+
+@pytest.fixture(autouse=True)
+def no_turn_is_due(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(progress, "TURN", 3600.0)
 
 
 @pytest.fixture
@@ -434,6 +441,45 @@ def test_the_work(run, taken):
             assert await at_once.wait(1) is x
             assert calls == [at_once]
             assert (await asyncio.gather(at_once, waiting))[0] is x
+
+    run(main())
+
+
+def has_turned(group):
+    """The loop had its turn, and some time has passed since."""
+    polling = group._context.endpoint.progress
+    polling._turned()
+    assert not polling.is_due()
+    assert polling.is_due()
+
+
+def test_the_loop_gets_its_turn(run, taken, monkeypatch):
+    """It is done within the call all the same, so that the others need not wait."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            await everyone(ranks, lambda g: g.all_reduce(np.ones(4)))
+            arrays = [np.ones(4), np.ones(4)]
+            waiting = ranks[0].all_reduce(arrays[0])
+            monkeypatch.setattr(progress, "TURN", -1.0)
+            has_turned(ranks[1])
+            work = ranks[1].all_reduce(arrays[1])
+            assert taken[-1]
+            assert (arrays[1] == 2).all()
+            assert not work.done()
+            await asyncio.sleep(0)
+            assert work.done()
+            assert await work is arrays[1]
+            await waiting
+
+            # Cancelled meanwhile, it is done for the others all the same.
+            waiting = ranks[0].all_reduce(arrays[0])
+            has_turned(ranks[1])
+            work = ranks[1].all_reduce(arrays[1])
+            assert work.cancel()
+            assert (await waiting == 4).all()
+            assert work.cancelled()
+            await everyone(ranks, lambda g: g.all_reduce(np.ones(4)))
 
     run(main())
 

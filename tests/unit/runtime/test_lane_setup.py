@@ -266,6 +266,35 @@ def test_closing_does_not_wait_for_ranks_that_never_share(run):
     run(main())
 
 
+def test_a_call_that_waits_for_a_set_up_that_does_not_end(run, monkeypatch):
+    """Rank 1 got no further than to offer its memory; rank 0 waits for its answer."""
+
+    async def main():
+        async with aiodist.local(2, **SHM) as ranks:
+            never = asyncio.get_running_loop().create_future()
+            real = lane_setup.LaneSetup._fetch
+
+            async def fetch(self, own, offers):
+                if self._context.rank == 1:
+                    await never
+                return await real(self, own, offers)
+
+            monkeypatch.setattr(lane_setup.LaneSetup, "_fetch", fetch)
+            await everyone(ranks, lambda g: g.barrier())
+            while not ranks[0]._context._setup.settling:
+                await turn()
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="shared memory") as caught:
+                await ranks[0].barrier(timeout=0.1)
+            assert caught.value.missing == (1,)
+            assert "in no collective" in caught.value.last_seen[1]
+            never.set_result(None)
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="rank 0 gave up"):
+                await ranks[1].barrier()
+            await everyone(ranks, lambda g: g.barrier())
+
+    run(main())
+
+
 def test_what_others_hear_of_a_rank_in_its_set_up(run):
     """The user knows nothing of collectives that aiodist makes for itself."""
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from aiodist.runtime.board import AREAS, MAX_PHASES
+from aiodist.runtime.board import A_PHASE, AREAS, MAX_PHASES
 from aiodist.runtime.lane import DifferentCallsError, Moved
 from aiodist.runtime.pull import PullPhase, PullRun, area_for, planned
-from aiodist.schedules import pull_slices, pull_whole
+from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span
 
 SMALL, BULK = AREAS[0][1], AREAS[2][1]
@@ -23,6 +23,11 @@ class Lane:
         self.said: list[Any] = []
         self.moved = Moved()
         self.phase = -1
+        self.others = (1,)
+        self.found: dict[int, int] | None = None
+
+    def places(self) -> dict[int, int] | None:
+        return self.found
 
     def next_phase(self) -> int:
         self.phase += 1
@@ -65,8 +70,9 @@ class Memory:
 
 
 class Rider:
-    def __init__(self, seq: int = 0) -> None:
+    def __init__(self, seq: int = 0, place: int = 0) -> None:
         self.seq = seq
+        self.place = place
 
 
 def run_of(lane: Any, plan: Any, *, seq: int = 0, itemsize: int = 8) -> PullRun:
@@ -125,6 +131,40 @@ def test_errors_come_through():
     with pytest.raises(DifferentCallsError) as caught:
         run_of(Differing(), pull_whole.all_reduce).run()
     assert caught.value.calls == {1: b"barrier()"}
+
+
+@pytest.mark.parametrize(
+    ("place", "found", "direct"),
+    [(0, {1: 8}, False), (7, None, False), (7, {1: 8}, True)],
+)
+def test_where_arrays_lie(place: int, found: dict[int, int] | None, direct: bool) -> None:
+    """Where all lie in memory that all see, and only there, another plan runs."""
+    lane = Lane(False)
+    lane.found = found
+    pulled = planned(pull_whole.all_reduce, 0, 2, 10)
+    other = planned(pull_direct.reduce_scatter, 0, 2, (0, 5, 10), 100)
+    asked: list[dict[int, int]] = []
+
+    def choose(places: dict[int, int]) -> PullPhase:
+        asked.append(places)
+        return PullPhase(other, Memory(lane), 8, 0)
+
+    rider: Any = Rider(0, place)
+    a_lane: Any = lane
+    run = PullRun(a_lane, rider, PullPhase(pulled, Memory(lane), 8, 80, choose))
+    assert not run.run()
+    assert run.run()
+    assert asked == ([found] if direct else [])
+    assert lane.said.count(("wait", (1,), 0)) == (2 if place else 0)
+    assert ("copy" in lane.said) is not direct
+
+
+def test_more_pieces_than_can_be_counted() -> None:
+    plan = Plan("p", 0, 2, (), eager=False, publishes=A_PHASE)
+    a_lane, rider = Lane(), Rider()
+    phase = PullPhase(planned(lambda: plan), Memory(a_lane), 1, 0)
+    with pytest.raises(ValueError, match="move fewer bytes at a time"):
+        PullRun(a_lane, rider, phase)  # type: ignore[arg-type]
 
 
 def test_areas_take_turns():

@@ -22,9 +22,9 @@ from aiodist.transports.unix import UnixTransport
 
 
 def test_addresses() -> None:
-    assert parse_address("tcp://10.0.0.1:4711") == ("10.0.0.1", 4711)
-    assert parse_address("tcp://[::1]:4711") == ("::1", 4711)
-    assert parse_address("tcp://localhost:1") == ("localhost", 1)
+    assert parse_address("tcp://10.0.0.1:4711") == ("tcp", "10.0.0.1", 4711)
+    assert parse_address("tcp://[::1]:4711") == ("tcp", "::1", 4711)
+    assert parse_address("tcp://localhost:1") == ("tcp", "localhost", 1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_tcp_over_ipv6() -> None:
 
 async def test_tcp_listens_at_the_port_it_is_given() -> None:
     first = await TcpTransport().listen(lambda link: None, host="127.0.0.1")
-    port = parse_address(first.address)[1]
+    port = parse_address(first.address)[2]
     with pytest.raises(OSError, match="in use"):
         await TcpTransport().listen(lambda link: None, host="127.0.0.1", port=port)
     first.close()

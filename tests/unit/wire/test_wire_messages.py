@@ -37,13 +37,14 @@ infos = st.builds(
     joined_at=st.floats(0, 1e10),
     host_id=texts,
     addresses=addresses,
+    lease=st.floats(0.1, 1e6),
 )
 
 BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.Hello: st.builds(m.Hello, blobs, names, st.integers(0, 9)),
     m.Challenge: st.builds(m.Challenge, blobs, st.booleans()),
     m.Proof: st.builds(m.Proof, blobs),
-    m.Welcome: st.builds(m.Welcome, texts, blobs),
+    m.Welcome: st.builds(m.Welcome, texts, blobs, texts, st.integers(1, 9), st.booleans()),
     m.Failed: st.builds(m.Failed, st.sampled_from(m.Failure), texts),
     m.JoinRequest: st.builds(
         m.JoinRequest,
@@ -82,11 +83,27 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.StoreAdd: st.builds(m.StoreAdd, names, numbers, ttls),
     m.StoreCompareSet: st.builds(m.StoreCompareSet, names, st.none() | blobs, blobs, ttls),
     m.StoreDelete: st.builds(m.StoreDelete, names),
-    m.StoreWatch: st.builds(m.StoreWatch, names),
+    m.StoreWatch: st.builds(m.StoreWatch, names, st.booleans()),
     m.StoreCancel: st.builds(m.StoreCancel, st.integers(0, 2**32 - 1)),
     m.StoreChanged: st.builds(m.StoreChanged, names, st.none() | blobs),
     m.Result: st.builds(m.Result, st.none() | st.booleans() | numbers | blobs),
 }
+views = st.none() | BY_TYPE[m.View]
+BY_TYPE[m.Rejoin] = st.builds(
+    m.Rejoin,
+    BY_TYPE[m.JoinRequest],
+    ranks,
+    epochs.map(lambda epoch: min(epoch, 2**61)),
+    st.binary(max_size=16),
+    st.lists(ranks, max_size=3).map(tuple),
+    st.lists(ranks, max_size=3).map(tuple),
+    views,
+)
+BY_TYPE[m.Rejoined] = st.builds(
+    m.Rejoined, st.lists(ranks, max_size=3).map(tuple), st.lists(ranks, max_size=3).map(tuple)
+)
+BY_TYPE[m.ViewWanted] = st.just(m.ViewWanted())
+BY_TYPE[m.Later] = st.just(m.Later())
 any_message = st.one_of(*BY_TYPE.values())
 
 
@@ -165,13 +182,16 @@ def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields:
         (frame_of(m.Challenge(b"", True), b"", 1, "aiodist", 1), "a boolean in token_needed"),
         (frame_of(m.Status({}), None), "a map with text keys"),
         (frame_of(m.Proof(b""), bytes(65)), "at most 64 bytes in mac"),
-        (frame_of(m.Welcome("", b""), 7, b""), "0 to 256 characters in seen_host"),
+        (
+            frame_of(m.Welcome("", b"", "c", 1, True), 7, b"", "c", 1, True),
+            "0 to 256 characters in seen_host",
+        ),
         (frame_of(m.Failed(m.Failure.INVALID, ""), "nonsense", ""), "one of rank_taken"),
         (frame_of(m.MemberLost(1, (), ""), 1, 7, ""), "an array of at most 4096 in ranks"),
         (frame_of(m.MemberLost(1, (), ""), 1, [5000], ""), "from 0 to 4095 in ranks"),
         (frame_of(m.View("g", 1, ()), "g", 0, []), "an integer from 1 to .* in epoch"),
         (frame_of(m.View("g", 1, ()), "g", 1, [7]), "the fields of a MemberInfo in members"),
-        (frame_of(m.View("g", 1, ()), "g", 1, [[7]]), "9 fields of a MemberInfo, not 1"),
+        (frame_of(m.View("g", 1, ()), "g", 1, [[7]]), "10 fields of a MemberInfo, not 1"),
         (frame_of(m.Status({}), []), "a map with text keys"),
         (frame_of(m.Status({}), {b"key": 1}), "a map with text keys"),
         (frame_of(m.StoreSet("k", b""), "", b"", None), "1 to 1024 characters in key"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.wire.proof import check_proof, make_proof
+from aiodist.wire.proof import check_proof, make_proof, membership_key
 
 ONE, TWO = bytes(32), b"2" * 32
 
@@ -26,3 +26,16 @@ def test_short_nonces_prove_nothing() -> None:
     assert not check_proof(mac, b"secret", "member", b"", TWO)
     mac = make_proof(b"secret", "member", ONE, b"")
     assert not check_proof(mac, b"secret", "member", ONE, b"")
+
+
+def test_a_membership_has_a_key_of_its_own() -> None:
+    key = membership_key(b"token", "g", 1, ["a", "b"])
+    assert key == membership_key(b"token", "g", 1, ["a", "b"])
+    others = [
+        membership_key(None, "g", 1, ["a", "b"]),
+        membership_key(b"token", "h", 1, ["a", "b"]),
+        membership_key(b"token", "g", 2, ["a", "b"]),
+        membership_key(b"token", "g", 1, ["b", "a"]),
+        membership_key(b"token", "g", 1, ["ab"]),
+    ]
+    assert len({key, *others}) == 6

@@ -261,3 +261,19 @@ def test_close_fails_everything(net: Any) -> None:
     net.settle()
     assert (out == -5).all()
     sending.cancel()
+
+
+def test_a_message_that_was_lost_unseen_takes_those_behind_it_along(make_net: Any) -> None:
+    net = make_net(2)
+    large = net.engines[1].send(ramp(MIB), 0, "a")
+    net.engines[1].send("behind it", 0, "a")
+    another = net.engines[1].send(ramp(MIB), 0, "a")
+    net.engines[1].send("another tag", 0, "b")
+    net.settle()
+    net.lose(1)
+    engine = net.engines[0]
+    assert engine.recv(1, "b").result() == "another tag"
+    assert isinstance(engine.recv(1, "a").exception(), PeerLostError)
+    assert engine.iprobe() is None
+    large.cancel()
+    another.cancel()

@@ -47,7 +47,7 @@ MALFORMED: list[tuple[tuple[Any, ...], int]] = [
     ((wire.EAGER, 2**63, False, 1), 10),
     ((wire.EAGER, "x" * 1025, False, 1), 10),
     ((wire.EAGER, [1], False, 1), 10),
-    ((wire.EAGER, 0, False, 1), 64 * 1024 + 1),
+    ((wire.EAGER, 0, False, 1), 65 * 1024 + 1),
     ((wire.EAGER, 0, True, 1), 10),
     ((wire.RTS, 0, False, 0, 10, 10), 9),
     ((wire.RTS, 0, False, 0, 0, 10), 0),

@@ -1,0 +1,233 @@
+"""What the coordinator knows of its groups, and how that outlives it: as records of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from aiodist.membership.epochs import Epochs
+from aiodist.membership.group import Group, GroupKey, Size
+from aiodist.membership.records import (
+    Answered,
+    Ended,
+    EpochGiven,
+    Formed,
+    Gone,
+    Record,
+    Stored,
+)
+from aiodist.membership.store import KeyValueStore
+from aiodist.membership.timers import Timers
+from aiodist.wire.limits import MAX_TEXT
+from aiodist.wire.messages import MemberInfo, Result, View
+
+REMEMBERED = 4096
+"""Groups that ended and are remembered, so that none of their members brings them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A member, or joiner, has been silent for too long."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """An absent member has not come back."""
+
+    group: GroupKey
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Nobody has joined for a while."""
+
+    group: GroupKey
+
+
+@dataclass(frozen=True, slots=True)
+class Ttl:
+    """A key of the store has lived its time."""
+
+    group: GroupKey
+    key: str
+
+
+class Books:
+    """Groups, epochs and timers; `now` is the time of the present step. `keep` is called with what
+    has to be written down (None: nothing has). `wall_offset`: see `Membership`."""
+
+    def __init__(self, wall_offset: float, keep: Callable[[Record], None] | None) -> None:
+        self.now = 0.0
+        self.epochs = Epochs()
+        self.groups: dict[GroupKey, Group] = {}
+        self.ended: dict[GroupKey, int] = {}
+        self.timers: Timers[Lease | Return | Window | Ttl] = Timers()
+        self._wall_offset = wall_offset
+        self._keep = keep
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds since the Unix epoch."""
+        return max(0.0, self.now + self._wall_offset)
+
+    def open(self, key: GroupKey, size: Size, opener: str) -> Group:
+        """A new group, that forms."""
+        store = KeyValueStore(partial(self._set_ttl, key))
+        if self._keep is not None:
+            store.changed = partial(self._on_stored, key)
+            store.answered = partial(self._on_answered, key)
+        group = self.groups[key] = Group(*key, size, opener, store)
+        return group
+
+    def formed(self, group: Group, view: View) -> None:
+        """The group has a view that it did not have before."""
+        self.epochs.observe(view.group, view.epoch)
+        self._write(_formed(group, view))
+
+    def gone(self, group: Group, members: Iterable[MemberInfo], reason: str | None) -> None:
+        """Members of the view are lost for `reason`, or (None) have left."""
+        ranks = []
+        for member in members:
+            group.store.forget(member.id)
+            ranks.append(member.rank)
+        self._write(Gone(*group.key, tuple(ranks), reason))
+
+    def end(self, group: Group) -> None:
+        """Delete a group, and its store."""
+        del self.groups[group.key]
+        group.store.changed = lambda key, value: None
+        group.store.clear()
+        if group.view is not None:
+            self._remember_end(group.key, group.view.epoch)
+            self._write(Ended(*group.key, group.view.epoch))
+
+    def expect(self, group: Group, view: View) -> None:
+        """`view` is that of the group, and its members are to come back."""
+        for rank in group.absent:
+            self.timers.cancel(Return(group.key, rank))
+        group.install(view)
+        group.lost, group.left = {}, set()
+        group.absent = {member.rank: member for member in view.members}
+        for member in view.members:
+            self.timers.set(Return(group.key, member.rank), self.now + member.lease)
+
+    def take_absent(self, group: Group, rank: int) -> MemberInfo | None:
+        """A member is not waited for any more: it came back, or is gone. None: it was not."""
+        self.timers.cancel(Return(group.key, rank))
+        return group.absent.pop(rank, None)
+
+    # Over restarts.
+
+    def records(self) -> Iterator[Record]:
+        """All that there is to know, as it is while this is iterated."""
+        yield EpochGiven("", self.epochs.floor)
+        for name, epoch in self.epochs.last.items():
+            yield EpochGiven(name, epoch)
+        for key, epoch in self.ended.items():
+            yield Ended(*key, epoch)
+        for group in self.groups.values():
+            if group.view is not None:
+                yield from self._records_of(group, group.view)
+
+    def _records_of(self, group: Group, view: View) -> Iterator[Record]:
+        key = group.key
+        yield _formed(group, view)
+        for rank, reason in group.lost.items():
+            yield Gone(*key, (rank,), reason[:MAX_TEXT])
+        if group.left:
+            yield Gone(*key, tuple(sorted(group.left)), None)
+        for name, value in group.store.values.items():
+            yield Stored(*key, name, value, self._expiry(key, name))
+        for member, answers in group.store.answers.items():
+            for request, result in answers.items():
+                yield Answered(*key, member, request, result)
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """Take in what another coordinator has written down. Raises ValueError where it makes no
+        sense."""
+        keep, self._keep = self._keep, None
+        try:
+            for record in records:
+                self._replay(record)
+        except KeyError as error:
+            raise ValueError(f"a record of a group that there is not: {error}") from None
+        self._keep = keep
+        if keep is not None:
+            for key, group in self.groups.items():
+                group.store.changed = partial(self._on_stored, key)
+                group.store.answered = partial(self._on_answered, key)
+
+    def _replay(self, record: Record) -> None:
+        match record:
+            case EpochGiven(name, epoch):
+                self.epochs.observe(name, epoch)
+            case Formed():
+                size = Size(record.fixed, record.least, record.most, record.window)
+                group = self.groups.get(record.key) or self.open(record.key, size, record.opener)
+                group.size = size
+                self.formed(group, record.view)
+                self.expect(group, record.view)
+            case Gone(name, run_id, ranks, reason):
+                self._replay_gone(self.groups[name, run_id], ranks, reason)
+            case Ended(name, run_id, epoch):
+                ended = self.groups.get((name, run_id))
+                if ended is not None:
+                    if ended.absent:
+                        raise ValueError(f"the group {name!r} ended before its members were gone")
+                    self.end(ended)
+                self._remember_end((name, run_id), epoch)
+            case Stored(name, run_id, key, value, expires):
+                store = self.groups[name, run_id].store
+                store.restore(key, value)
+                left = None if expires is None else expires - self._wall_offset - self.now
+                store.set_ttl(key, left)
+            case _:
+                store = self.groups[record.group, record.run_id].store
+                store.remember(record.member, record.request, record.result)
+
+    def _replay_gone(self, group: Group, ranks: Iterable[int], reason: str | None) -> None:
+        for rank in ranks:
+            member = self.take_absent(group, rank)
+            if member is None:
+                raise ValueError(f"rank {rank} of the group {group.name!r} is gone twice")
+            group.store.forget(member.id)
+            if reason is None:
+                group.left.add(rank)
+            else:
+                group.lost[rank] = reason
+
+    def _write(self, record: Record) -> None:
+        if self._keep is not None:
+            self._keep(record)
+
+    def _on_stored(self, group: GroupKey, key: str, value: bytes | None) -> None:
+        self._write(Stored(*group, key, value, self._expiry(group, key)))
+
+    def _on_answered(self, group: GroupKey, member: str, request: int, result: Result) -> None:
+        self._write(Answered(*group, member, request, result))
+
+    def _expiry(self, group: GroupKey, key: str) -> float | None:
+        due = self.timers.get(Ttl(group, key))
+        return None if due is None else max(0.0, due + self._wall_offset)
+
+    def _set_ttl(self, group: GroupKey, key: str, seconds: float | None) -> None:
+        if seconds is None:
+            self.timers.cancel(Ttl(group, key))
+        else:
+            self.timers.set(Ttl(group, key), self.now + seconds)
+
+    def _remember_end(self, key: GroupKey, epoch: int) -> None:
+        self.ended.pop(key, None)
+        self.ended[key] = epoch
+        if len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
+
+
+def _formed(group: Group, view: View) -> Formed:
+    size = group.size
+    opener = group.opener[:MAX_TEXT]
+    return Formed(view, group.run_id, size.fixed, size.least, size.most, size.window, opener)

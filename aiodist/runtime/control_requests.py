@@ -1,0 +1,179 @@
+"""What a member has asked the coordinator and has no answer to yet.
+
+The requests outlive a connection: those that wait for an answer are said again over the next one,
+in their order and under their numbers, so that the coordinator can tell what it has carried out
+already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aiodist.errors import AiodistError
+from aiodist.wire.limits import MAX_BODY, MAX_WRITES
+from aiodist.wire.messages import (
+    Message,
+    StoreAdd,
+    StoreCancel,
+    StoreCompareSet,
+    StoreDelete,
+    StoreGet,
+    StoreSet,
+    StoreWait,
+    StoreWatch,
+    encode_message,
+)
+
+_WRITES = (StoreSet, StoreAdd, StoreCompareSet, StoreDelete)
+_STORE = (*_WRITES, StoreGet, StoreWait)
+
+OnReply = Callable[[Message | AiodistError], None]
+
+
+@dataclass(slots=True)
+class _Request:
+    """`sent`: over the present connection, or one before; a write of which this is not known to
+    have come back holds a place among those under way, even when its caller has given up."""
+
+    message: Message
+    data: bytes
+    reply: asyncio.Future[Message]
+    sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    message: StoreWatch
+    on_reply: OnReply
+
+
+class Requests:
+    """Requests and subscriptions by number. `send(data)` sends a frame; set while connected."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.send: Callable[[bytes], None] | None = None
+        self._loop = loop
+        self._numbers = itertools.count(1)
+        self._requests: dict[int, _Request] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._places = asyncio.Semaphore(MAX_WRITES)
+
+    def start(
+        self,
+        message: Message,
+        *,
+        send: Callable[[bytes], None] | None = None,
+        max_body: int = MAX_BODY,
+    ) -> tuple[int, asyncio.Future[Message]]:
+        """Send a request, now or once connected: its number, and the reply. Raises as
+        `encode_message`."""
+        number = next(self._numbers)
+        data = encode_message(message, number, max_body=max_body)
+        request = _Request(message, data, self._loop.create_future())
+        self._requests[number] = request
+        send = send or self.send
+        if send is not None:
+            request.sent = True
+            send(data)
+        return number, request.reply
+
+    async def ask(self, message: Message, timeout: float | None) -> Message:
+        """Send a request and return the reply. Raises TimeoutError, what the reply fails with, and
+        as `encode_message`."""
+        async with asyncio.timeout(timeout):
+            if isinstance(message, _WRITES):
+                await self._places.acquire()
+            try:
+                number, reply = self.start(message)
+            except BaseException:
+                if isinstance(message, _WRITES):
+                    self._places.release()
+                raise
+            try:
+                return await reply
+            finally:
+                if reply.cancelled():
+                    self._give_up(number)
+
+    def drop(self, number: int) -> None:
+        """Nobody waits for the reply any more."""
+        request = self._requests.pop(number, None)
+        if request is not None and isinstance(request.message, _WRITES):
+            self._places.release()
+
+    def watch(self, message: StoreWatch, on_reply: OnReply) -> int:
+        """Send a request that has many replies, the last one maybe an error: its number."""
+        number = next(self._numbers)
+        data = encode_message(message, number)
+        self._watches[number] = _Watch(message, on_reply)
+        if self.send is not None:
+            self.send(data)
+        return number
+
+    def unwatch(self, number: int) -> None:
+        """End a subscription. Idempotent."""
+        if self._watches.pop(number, None) is not None and self.send is not None:
+            self.send(encode_message(StoreCancel(number)))
+
+    def answer(self, number: int, reply: Message | AiodistError) -> None:
+        """A reply has come."""
+        watch = self._watches.get(number)
+        if watch is not None:
+            if isinstance(reply, AiodistError):
+                del self._watches[number]
+            watch.on_reply(reply)
+            return
+        request = self._requests.get(number)
+        if request is None:
+            return  # the caller waits no more
+        self.drop(number)
+        if request.reply.done():
+            return
+        if isinstance(reply, AiodistError):
+            request.reply.set_exception(reply)
+        else:
+            request.reply.set_result(reply)
+
+    def say_again(self) -> None:
+        """There is another connection: what waits for an answer is said again."""
+        assert self.send is not None
+        for number, request in list(self._requests.items()):
+            if request.reply.done():
+                self.drop(number)
+            else:
+                request.sent = True
+                self.send(request.data)
+        for number, watch in self._watches.items():
+            self.send(encode_message(replace(watch.message, again=True), number))
+
+    def fail_store(self, error: AiodistError) -> None:
+        """The store is not what it was."""
+        self._fail(error, lambda request: isinstance(request.message, _STORE))
+
+    def fail(self, error: AiodistError) -> None:
+        """No reply will come any more."""
+        self._fail(error, lambda request: True)
+
+    def _fail(self, error: AiodistError, which: Callable[[_Request], bool]) -> None:
+        for number, request in list(self._requests.items()):
+            if which(request):
+                self.drop(number)
+                if not request.reply.done():
+                    request.reply.set_exception(copy.copy(error))
+                    request.reply.exception()  # seen: whoever waits gets it, nobody else has to
+        watches, self._watches = self._watches, {}
+        for watch in watches.values():
+            watch.on_reply(copy.copy(error))
+
+    def _give_up(self, number: int) -> None:
+        request = self._requests.get(number)
+        if request is None:
+            return
+        if isinstance(request.message, StoreWait) and self.send is not None:
+            self.send(encode_message(StoreCancel(number)))
+        if not (request.sent and isinstance(request.message, _WRITES)):
+            self.drop(number)

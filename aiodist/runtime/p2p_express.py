@@ -1,0 +1,225 @@
+"""Point to point of small arrays: sent, and received where that does not take long, in the call.
+
+What travels are the EAGER frames of any such message, byte for byte, so that nobody can tell; and
+credit, order and loss are those of the engine. Kept is what is the same in all messages of one
+dtype and shape: the frame up to its data. A receive compares what comes with the frame that it
+expects, and takes the data to where it belongs. Whatever else comes, and whatever has to wait,
+goes the ordinary way, of which this is the case where nothing is in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import numpy as np
+
+from aiodist.buffers import arrays, tensors, tokens, values
+from aiodist.buffers.tokens import Spec
+from aiodist.errors import ProtocolError
+from aiodist.runtime import p2p_wire as wire
+from aiodist.runtime.credit import EAGER, Key, MessageTag, cost
+from aiodist.runtime.lane import cores
+from aiodist.runtime.p2p import as_tag
+from aiodist.runtime.work import Work
+from aiodist.transports.framed import FramedLink
+from aiodist.types import ANY_TAG
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields, prefix
+
+if TYPE_CHECKING:
+    from aiodist.runtime.context import Context
+
+K = TypeVar("K")
+
+TRIES: Final = 4
+"""Times that a receive looks again after something else has come, credit most likely."""
+
+KEPT: Final = 1024
+"""Most forms of each kind that are kept: some 500 bytes each, and 1 KiB with the longest tag."""
+
+
+class Form:
+    """What is the same in all eager messages of one array. `head`: their frames up to the data,
+    for the tag that was used last; `price`: what such a message costs."""
+
+    __slots__ = ("_start", "head", "meta", "nbytes", "price", "spec", "tag")
+
+    def __init__(self, context: bytes, spec: Spec) -> None:
+        self._start = (kinds.P2P, context, wire.EAGER)
+        self.spec = spec
+        self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
+        self.nbytes = len(self.meta) + spec.nbytes
+        self.use(0)
+
+    def use(self, tag: MessageTag) -> None:
+        """The next message has this tag."""
+        self.tag = tag
+        header = pack_fields(*self._start, tag, False, len(self.meta))
+        self.head = prefix(header, self.nbytes) + self.meta
+        self.price = cost(tag, self.nbytes)
+
+
+class P2PExpress:
+    """The short way of one group's point to point."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._loop = context.loop
+        self._p2p = context.p2p
+        self._crowded = context.size > cores()
+        self._progress = context.endpoint.progress
+        self._most = min(EAGER, context.max_message_bytes)
+        # By dtype and shape. None: such arrays are nothing for here.
+        self._sent: dict[tuple[Any, Any], Form | None] = {}
+        self._due: dict[tuple[Any, Any], Form | None] = {}
+        self._kind: type | None = None  # of links for here
+        self.in_vain = False
+        """Whether the last receive has waited, and nothing has come."""
+        self._came: dict[bytes, Form | None] = {}  # by metadata
+
+    def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
+        """Send a small array. None: this is nothing for here, and nothing has happened.
+
+        Raises TypeError and ValueError for what is no tag.
+        """
+        form = self._form(self._sent, x)
+        if form is None:
+            return None
+        link = self._link(dst)
+        if link is None:
+            return None
+        flat = arrays.plain(x)
+        if flat is None:
+            return None
+        if tag is not form.tag:
+            form.use(as_tag(tag))
+        p2p = self._p2p
+        if not p2p.pay(dst, form.tag, form.price):
+            return None
+        if not link.post(form.head, flat.view(np.uint8).data, form.nbytes):
+            p2p.repay(dst, form.tag, form.price)
+            return None
+        work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
+        if self._context.trace is not None:
+            self._context.started(work)
+        if self._progress.is_due():
+            # The loop gets its turn now, while the message is on its way, rather than when the
+            # answer is there.
+            self._loop.call_soon(work.finish, None)
+        else:
+            work.finish(None)
+        return work
+
+    def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
+        """Receive a small array, if it is the next thing that comes from `src`. None: this is
+        nothing for here, or it did not come in time, or something else did."""
+        self.in_vain = False
+        link = self._link(src)
+        if link is None:
+            return None
+        key: Key = None if tag is ANY_TAG else as_tag(tag)
+        p2p = self._p2p
+        last_tag, last_meta = p2p.last(src)
+        form = self._came.get(last_meta)
+        if form is None and last_meta not in self._came:
+            form = self._learn(last_meta)
+        value = out
+        if out is None:
+            if form is None:
+                return None
+            array = arrays.empty(form.spec.kind, form.spec.name, form.spec.shape, "value")
+            flat, value = array.base.reshape(-1), array.value
+        else:
+            due = self._form(self._due, out)
+            if due is None:
+                return None
+            plain = arrays.plain(out)
+            if plain is None:
+                return None
+            flat = plain
+            # A sender may have tensors where this rank has numpy arrays.
+            if form is None or form.spec[1:] != due.spec[1:]:
+                form = due
+        expected = last_tag if key is None else key
+        if expected is not form.tag:
+            form.use(expected)
+        into = flat.view(np.uint8).data
+        work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.spec.nbytes)
+        progress = self._progress
+        found: bool | None = False
+        for _ in range(TRIES):
+            if not (link.is_clear and p2p.is_free(src, expected, key)) or progress.is_due():
+                return None
+            found = progress.look(link, form.head, into, crowded=self._crowded)
+            if found is not False:
+                break
+        if not found:
+            self.in_vain = found is None
+            return None
+        try:
+            p2p.took(src, expected, form.price)
+        except ProtocolError as error:  # it had no credit left
+            link.close(error)
+            return None
+        # The link has counted the data alone.
+        self._context.endpoint.moved.received += len(form.meta)
+        if value is out and type(out) is not np.ndarray:
+            tensors.mark_written(out)
+        work.source = src
+        if self._context.trace is not None:
+            self._context.started(work)
+        work.finish(value)
+        return work
+
+    def _link(self, peer: Any) -> FramedLink | None:
+        """The link to another rank, where it is one for here."""
+        context = self._context
+        if type(peer) is not int or not 0 <= peer < context.size or context.has_lost(peer):
+            return None
+        link = context.link(peer)
+        kind = type(link)
+        if kind is not self._kind:  # isinstance takes a microsecond
+            if not issubclass(kind, FramedLink):
+                return None
+            self._kind = kind
+        return cast(FramedLink, link)
+
+    def _form(self, forms: dict[tuple[Any, Any], Form | None], x: Any) -> Form | None:
+        cls = type(x)
+        if cls is not np.ndarray and cls is not tensors.plain_type():
+            return None
+        key = (x.dtype, x.shape)
+        try:
+            return forms[key]
+        except KeyError:
+            # What is wrong with this array may not be wrong with the next of its dtype and shape.
+            return None if arrays.plain(x) is None else _keep(forms, key, self._form_of(x))
+
+    def _form_of(self, x: Any) -> Form | None:
+        try:
+            array = arrays.view(x, "x")
+        except TypeError:
+            return None  # and the ordinary way raises it
+        if array is None or not array.is_flat or array.base.dtype.kind not in "biufc":
+            return None
+        kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
+        return self._make(Spec(kind, array.name, array.shape, array.base.nbytes))
+
+    def _learn(self, meta: bytes) -> Form | None:
+        """The form of what came with this metadata."""
+        specs = values.parse(meta).specs if meta else []
+        form = self._make(specs[0]) if len(specs) == 1 else None
+        if form is not None and form.meta != meta:
+            form = None  # a tree of values
+        return _keep(self._came, meta, form)
+
+    def _make(self, spec: Spec) -> Form | None:
+        form = Form(self._context.id, spec) if 0 < spec.nbytes <= self._most else None
+        return None if form is None or form.nbytes > self._most else form
+
+
+def _keep(forms: dict[K, Form | None], key: K, form: Form | None) -> Form | None:
+    if len(forms) >= KEPT:
+        forms.pop(next(iter(forms)))
+    forms[key] = form
+    return form

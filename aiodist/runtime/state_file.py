@@ -1,0 +1,263 @@
+"""The state file of a coordinator: an append-only log that starts with a snapshot.
+
+The file starts with 8 bytes that say what it is, and 8 random bytes that belong to it. Then come
+frames: marker (4 bytes), number of the frame (8), length of the payload (4), CRC-32 of the payload
+(4), CRC-32 of these fields (4), all big-endian and seeded with the random bytes; payload. Frame 0
+is the snapshot: a msgpack array [coordinator, incarnation], and records (see
+`aiodist.membership.records`). Each further frame is what one write has added.
+
+A write is on disk before the next one begins, so only the last frame can be torn: then nobody was
+told of it, and it is dropped. Anything else that does not fit is damage, and is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import struct
+import sys
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from aiodist.membership.records import Record, decode_records, encode_record
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+logger = logging.getLogger("aiodist.coordinator")
+
+MAGIC = b"aiodist\x01"
+SALT_BYTES = 8
+MARKER = b"\xa1FRM"
+_HEAD = struct.Struct(">4sQII")
+_CRC = struct.Struct(">I")
+HEAD_BYTES = _HEAD.size + _CRC.size
+
+COMPACT_BYTES = 4 * 1024 * 1024
+"""A log is written anew, as a snapshot, when so many bytes, and as many as the snapshot had, were
+added to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a state file holds: who wrote it, for which time it was started, and what it knew."""
+
+    coordinator: str
+    incarnation: int
+    records: list[Record]
+
+
+class StateFile:
+    """The open, locked file. `saved` is what it held (None: there was none).
+
+    Not thread-safe: one call at a time. `write_snapshot` comes first, then `append` may be called.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises OSError where the file cannot be had (EWOULDBLOCK: another coordinator has it),
+        ValueError where it is none, or damaged."""
+        self.path = Path(path)
+        self._fd = -1
+        self._lock = _locked(self.path)
+        try:
+            self.saved = self._read()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._salt = b""
+        self._number = 0
+        self._added = 0
+        self._snapshot = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a snapshot would now make the file much shorter."""
+        return self._added > max(COMPACT_BYTES, self._snapshot)
+
+    def write_snapshot(self, coordinator: str, incarnation: int, records: Iterable[Record]) -> None:
+        """Replace all that the file holds, or nothing of it. It is on disk on return."""
+        salt = secrets.token_bytes(SALT_BYTES)
+        who = msgpack.packb([coordinator, incarnation])
+        frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
+        new = self.path.with_name(self.path.name + ".new")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o600)
+        try:
+            _write_all(fd, MAGIC + salt)
+            _write_all(fd, frame)
+            os.fsync(fd)
+            os.replace(new, self.path)
+            _sync_folder(self.path.parent)
+        except BaseException:
+            os.close(fd)
+            raise
+        if self._fd != -1:
+            os.close(self._fd)
+        self._fd, self._salt, self._number = fd, salt, 0
+        self._added, self._snapshot = 0, len(frame)
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Add records, all or none of them. They are on disk on return. After an OSError nothing
+        is known of what the file holds: it must not be used any more."""
+        self._number += 1
+        frame = _frame(self._salt, self._number, b"".join(map(encode_record, records)))
+        _write_all(self._fd, frame)
+        _sync_data(self._fd)
+        self._added += len(frame)
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        for fd in (self._fd, self._lock):
+            if fd != -1:
+                os.close(fd)
+        self._fd = self._lock = -1
+
+    def _read(self) -> Saved | None:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + SALT_BYTES:
+            raise ValueError(
+                f"{self.path} is no state file of a coordinator: name another file (it is made if "
+                "it does not exist), or move this one away"
+            )
+        try:
+            frames, rest = _frames(data)
+            if not frames:
+                raise ValueError("its snapshot is not whole")
+            saved = _saved(frames)
+        except ValueError as error:
+            raise ValueError(
+                f"the state file {self.path} is damaged: {error}. Restore it from a backup, or "
+                "move it away: then groups that are running are taken over from their members, "
+                "without what was in their stores"
+            ) from None
+        if rest:
+            logger.warning(
+                "%s: dropping %d bytes of a write that was cut off; nobody was told of it",
+                self.path,
+                rest,
+                extra={"event": "state file cut off", "bytes": rest},
+            )
+        return saved
+
+
+_BINARY: int = getattr(os, "O_BINARY", 0)
+
+
+def _frame(salt: bytes, number: int, payload: bytes) -> bytes:
+    seed = zlib.crc32(salt)
+    head = _HEAD.pack(MARKER, number, len(payload), zlib.crc32(payload, seed))
+    return b"".join((head, _CRC.pack(zlib.crc32(head, seed)), payload))
+
+
+def _frames(data: bytes) -> tuple[list[bytes], int]:
+    """The payloads of the frames of a file, and how many bytes of a torn one are behind them.
+    Raises ValueError for damage."""
+    seed = zlib.crc32(data[len(MAGIC) : len(MAGIC) + SALT_BYTES])
+    at = len(MAGIC) + SALT_BYTES
+    frames: list[bytes] = []
+    while at < len(data):
+        payload = _payload_at(data, at, len(frames), seed)
+        if payload is None:
+            break
+        frames.append(payload)
+        at += HEAD_BYTES + len(payload)
+    if at < len(data) and _has_later_frame(data, at + 1, len(frames), seed):
+        raise ValueError(f"frame {len(frames)}, at byte {at}, does not fit its checksum")
+    return frames, len(data) - at
+
+
+def _payload_at(data: bytes, at: int, number: int, seed: int) -> bytes | None:
+    """The payload of frame `number`, if it is whole."""
+    start = at + HEAD_BYTES
+    if start > len(data):
+        return None
+    marker, found, length, crc = _HEAD.unpack_from(data, at)
+    head = data[at : at + _HEAD.size]
+    if marker != MARKER or found != number:
+        return None
+    if _CRC.unpack_from(data, at + _HEAD.size)[0] != zlib.crc32(head, seed):
+        return None
+    payload = data[start : start + length]
+    return payload if len(payload) == length and zlib.crc32(payload, seed) == crc else None
+
+
+def _has_later_frame(data: bytes, at: int, number: int, seed: int) -> bool:
+    """Whether a frame that was written after `number` is anywhere behind `at`: then `number` was
+    on disk, and what is there now is damage."""
+    while (at := data.find(MARKER, at)) != -1:
+        if at + _HEAD.size <= len(data):
+            later = _HEAD.unpack_from(data, at)[1]
+            if later > number and _payload_at(data, at, later, seed) is not None:
+                return True
+        at += 1
+    return False
+
+
+def _saved(frames: list[bytes]) -> Saved:
+    unpacker = msgpack.Unpacker(max_buffer_size=max(len(frames[0]), 1))
+    unpacker.feed(frames[0])
+    try:
+        coordinator, incarnation = unpacker.unpack()
+    except Exception as error:  # msgpack raises half a dozen unrelated types
+        raise ValueError(f"it does not say whose it is ({error})") from None
+    if type(coordinator) is not str or type(incarnation) is not int:
+        raise ValueError("it does not say whose it is")
+    records = decode_records(frames[0][unpacker.tell() :])
+    for payload in frames[1:]:
+        records += decode_records(payload)
+    return Saved(coordinator, incarnation, records)
+
+
+def _locked(path: Path) -> int:
+    """Lock `path` for this process: by a file beside it, for `path` itself is replaced."""
+    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | _BINARY, 0o600)
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        else:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise OSError(
+            errno.EWOULDBLOCK,
+            f"the state file {path} is in use by another coordinator ({error.strerror}): end that "
+            "one, or give each a file of its own",
+        ) from None
+    return fd
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_data(fd: int) -> None:
+    """Have what was written on disk."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # there fsync leaves it in the cache of the disk
+    elif hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+    else:
+        os.fsync(fd)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in `folder` on disk."""
+    if sys.platform == "win32":
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,170 @@
+"""What happened to every operation of every rank, and whether it may have happened."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.buffers import values
+from aiodist.errors import AiodistError
+from aiodist.trace import Scope
+
+SAME_EVERYWHERE = frozenset({"all_reduce", "broadcast", "all_gather", "barrier", "split"})
+"""Collectives whose result is the same on all ranks."""
+
+NOT_DUE = frozenset({"recv", "probe"})
+"""Operations that may wait for ever, if nobody gives them a deadline."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One operation of one rank. Times in seconds of the loop; `end` is the last point it reached:
+    "start", or how it ended: "done", "failed", "cancelled"."""
+
+    process: str
+    scope: Scope
+    op: str
+    tag: object
+    seq: int | None
+    started: float
+    number: int
+    end: str = "start"
+    ended: float | None = None
+    digest: str = ""
+    error: BaseException | None = None
+    deadline: float | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Which collective it is: the same on all ranks that take part."""
+        return self.scope.group, self.scope.epoch, self.scope.id, self.op, self.tag, self.seq
+
+    def __str__(self) -> str:
+        until = "…" if self.ended is None else f"{self.ended:.6f}"
+        what = f"{self.error!r}" if self.error is not None else self.digest
+        return (
+            f"{self.started:.6f} to {until} rank {self.scope.rank} of {self.scope.group!r} epoch "
+            f"{self.scope.epoch}: {self.op} tag {self.tag!r} #{self.seq} {self.end} {what}"
+        )
+
+
+@dataclass
+class History:
+    """A trace hook (see `aiodist.trace`) that remembers; and what is to be true of what it has.
+
+    `now` and `process` tell the time, and who is running. What a dead process does is not noted:
+    give "" as its name.
+    """
+
+    now: Callable[[], float]
+    process: Callable[[], str] = lambda: "here"
+    entries: list[Entry] = field(default_factory=list)
+    _pending: dict[Any, Entry] = field(default_factory=dict)
+
+    def __call__(self, scope: Scope, point: str, work: Any, value: Any) -> None:
+        process = self.process()
+        if not process:
+            return
+        if point == "start":
+            entry = Entry(
+                process, scope, work.op, work.tag, work.seq, self.now(), len(self.entries)
+            )
+            self.entries.append(entry)
+            self._pending[work] = entry
+            return
+        if work not in self._pending:
+            return
+        entry = self._pending[work]
+        entry.seq = work.seq
+        if point in ("before_complete", "failed", "cancelled"):
+            del self._pending[work]
+            entry.end = "done" if point == "before_complete" else point
+            entry.ended = self.now()
+            if point == "before_complete":
+                entry.tag = work.tag
+                entry.digest = digest_of(value)
+            entry.error = value if point == "failed" else None
+
+    def expect(self, work: Any, seconds: float) -> None:
+        """`work` has to end within `seconds` of its start."""
+        entry = self._pending.get(work)
+        if entry is not None:
+            entry.deadline = entry.started + seconds
+
+    def digest(self) -> str:
+        """Of all that is in it: two runs with the same digest went the same way."""
+        summary = hashlib.blake2b(digest_size=8)
+        for entry in self.entries:
+            line = (entry.process, entry.scope[:4], entry.op, entry.tag, entry.seq, entry.started,
+                    entry.end, entry.ended, entry.digest, type(entry.error).__name__)  # fmt: skip
+            summary.update(repr(line).encode())
+        return summary.hexdigest()
+
+    def problems(
+        self,
+        *,
+        is_alive: Callable[[str], bool] = lambda process: True,
+        stopped: Callable[[str], float] = lambda process: 0.0,
+    ) -> list[str]:
+        """What must not be: see `docs/testing.md`. `is_alive` says of which processes everything
+        must have ended, `stopped` for how many seconds a process could do nothing about it."""
+        return [
+            *self._different(),
+            *self._foreign(),
+            *self._unended(is_alive),
+            *self._late(stopped),
+            *self._reused(),
+        ]
+
+    def _different(self) -> Iterator[str]:
+        """The same (group, epoch, tag, seq), but different values."""
+        first: dict[tuple[object, ...], Entry] = {}
+        for entry in self.entries:
+            if entry.end == "done" and entry.op in SAME_EVERYWHERE and entry.seq is not None:
+                other = first.setdefault(entry.key, entry)
+                if other.digest != entry.digest:
+                    yield f"ranks completed with different values: {other}; {entry}"
+
+    def _reused(self) -> Iterator[str]:
+        """One rank, the same number twice."""
+        seen: dict[tuple[object, ...], Entry] = {}
+        for entry in self.entries:
+            if entry.seq is not None and entry.seq >= 0 and entry.op not in NOT_DUE:
+                tag = (type(entry.tag), entry.tag)
+                key = entry.process, entry.scope, tag, entry.seq
+                other = seen.setdefault(key, entry)
+                if other is not entry:
+                    yield f"one number for two operations: {other}; {entry}"
+
+    def _unended(self, is_alive: Callable[[str], bool]) -> Iterator[str]:
+        for entry in self.entries:
+            if entry.end == "start" and is_alive(entry.process):
+                yield f"never ended: {entry}"
+
+    def _late(self, stopped: Callable[[str], float]) -> Iterator[str]:
+        for entry in self.entries:
+            if entry.deadline is not None and entry.ended is not None:
+                late = entry.ended - entry.deadline - stopped(entry.process)
+                if late > 0:
+                    yield f"ended {late:.6f} s after its deadline: {entry}"
+
+    def _foreign(self) -> Iterator[str]:
+        """Errors that no contract mentions."""
+        for entry in self.entries:
+            if entry.error is not None and not isinstance(entry.error, AiodistError):
+                yield f"an error that is not one of aiodist's: {entry}"
+
+
+def digest_of(value: Any) -> str:
+    """A short name of a value: arrays by dtype, shape and content."""
+    summary = hashlib.blake2b(digest_size=8)
+    if isinstance(value, tuple) and type(value) is not tuple:
+        summary.update(repr(value).encode())  # an Envelope
+        return summary.hexdigest()
+    encoded = values.encode(value, allow_pickle=True)
+    summary.update(encoded.meta)
+    for part in encoded.buffers:
+        summary.update(part)
+    return summary.hexdigest()

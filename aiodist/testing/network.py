@@ -1,0 +1,295 @@
+"""A simulated network: nodes with one process each, and connections that are slow, cut or broken.
+
+It carries streams, as TCP does: what is lost on the way is sent again, so a lossy network is a slow
+one; a cut holds everything back until it heals, or the connection is given up.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import Context
+from dataclasses import dataclass
+from random import Random
+from typing import Any, cast
+
+from aiodist.testing.sockets import END, RESET, SimSocket, Way, Where
+from aiodist.testing.virtual_loop import Process, VirtualLoop, current_process
+
+FIRST_FILE = 1 << 24
+"""Numbers of simulated files start here: no real one is as high."""
+
+SYN_AGAIN = 1.0
+"""Seconds after which a connection that got no answer is tried again; doubled each time."""
+
+MOST_PACKETS = 8
+"""About so many packets a write, at most: more would show nothing new."""
+
+IDLE_GIVES_UP = 20.0
+"""Seconds after which a cut ends an idle connection, as keep-alive does. One that has bytes on
+their way goes on trying."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a network behaves. Times in seconds, sizes in bytes.
+
+    `delay`: one way, from and to. `loss`: how often a packet has to be sent again, which takes
+    `again`. `room`: how much a connection takes before somebody reads, from and to. `largest`: of
+    a packet. `short`: how often a write takes less than there is room for.
+    """
+
+    delay: tuple[float, float] = (20e-6, 1e-3)
+    loss: float = 0.01
+    again: float = 0.2
+    room: tuple[int, int] = (4096, 1 << 18)
+    largest: int = 1 << 16
+    short: float = 0.05
+
+
+class Node(Process):
+    """A process on a host of its own. `host`: its address."""
+
+    def __init__(self, network: Network, host: str) -> None:
+        super().__init__(network.loop, host)
+        self.host = host
+        self.network = network
+        self.sockets: dict[SimSocket, None] = {}
+        self.died = 0.0
+        self.silent = False
+        """Whether it was unplugged: nobody hears from it, not even that a connection broke."""
+        self.ports = itertools.count(40000)
+        self.on_end: list[Callable[[], None]] = []
+        self._quota: int | None = None
+
+    def kill(self, how: str = "reset") -> None:
+        """End the process: "reset" breaks its connections, "close" ends them as a process does
+        that has read all, "silent" is a power failure: nobody hears anything."""
+        if not self.alive:
+            return
+        endings = {"reset": RESET, "close": END, "silent": None}
+        ending = endings[how]
+        self.end()
+        self.died = self.loop.time()
+        self.silent = how == "silent"
+        for sock in list(self.sockets):
+            sock.vanish(ending)
+        if self.silent:
+            self.network.expect_silence()
+        for tell in self.on_end:
+            tell()
+
+    def kill_after(self, nbytes: int, how: str = "reset") -> None:
+        """Kill it once it has sent so many more bytes: somewhere in a frame, most likely."""
+        self._quota = nbytes
+        self._how = how
+
+    def has_sent(self, nbytes: int) -> None:
+        if self._quota is not None:
+            self._quota -= nbytes
+            if self._quota <= 0:
+                self._quota = None
+                self.kill(self._how)
+
+    def resume(self) -> None:
+        super().resume()
+        for sock in self.sockets:
+            sock.changed()
+
+
+class Network:
+    """The network of a virtual loop. `seed` decides delays, losses and sizes of packets."""
+
+    def __init__(
+        self, loop: VirtualLoop, seed: int | str = 0, conditions: Conditions | None = None
+    ) -> None:
+        self.loop = loop
+        self.conditions = conditions or Conditions()
+        self.nodes: dict[str, Node] = {}
+        self.bytes_carried = 0
+        self._chooser = Random(f"network {seed}")
+        self._numbers = itertools.count(FIRST_FILE)
+        self._listeners: dict[Where, SimSocket] = {}
+        self._cuts: dict[frozenset[str], None] = {}
+        self._held: dict[Way, None] = {}
+        loop.make_socket = self._socket
+
+    def node(self, host: str) -> Node:
+        """The node with that address; made when first asked for."""
+        if host not in self.nodes:
+            self.nodes[host] = Node(self, host)
+        return self.nodes[host]
+
+    # ---- faults ----
+
+    def partition(self, some: Iterable[Node], others: Iterable[Node]) -> None:
+        """Nothing gets through between `some` and `others`, until `heal`."""
+        others = list(others)
+        for a in some:
+            for b in others:
+                if a is not b:
+                    self._cuts[frozenset((a.host, b.host))] = None
+        self.expect_silence()
+
+    def expect_silence(self) -> None:
+        """Some are cut off from now on: their idle connections end after a while."""
+        self.later_by(IDLE_GIVES_UP, self._give_up_idle)
+
+    def heal(self) -> None:
+        """End all partitions. What was held back goes on."""
+        self._cuts.clear()
+        held, self._held = self._held, {}
+        for way in held:
+            if way.queue and not way.target.node.silent:
+                way.schedule()
+
+    def break_links(self, a: Node, b: Node) -> int:
+        """Break all connections between `a` and `b`, as a firewall that forgets does. How many."""
+        broken = 0
+        for sock in list(a.sockets):
+            way = sock.outgoing
+            if way is not None and way.target.node is b:
+                sock.broken_by_peer()
+                way.target.broken_by_peer()
+                broken += 1
+        return broken
+
+    def is_cut(self, a: Node, b: Node) -> bool:
+        return a.silent or b.silent or frozenset((a.host, b.host)) in self._cuts
+
+    def _give_up_idle(self) -> None:
+        for node in self.nodes.values():
+            for sock in list(node.sockets):
+                way = sock.outgoing
+                if way is not None and self.is_cut(node, way.target.node) and not way.queue:
+                    sock.fail(errno.ETIMEDOUT)
+
+    # ---- for sockets ----
+
+    def _socket(self, family: int, kind: int, proto: int) -> Any:
+        process = current_process()
+        if not isinstance(process, Node):
+            raise OSError(
+                errno.ENETDOWN, "no node has called this: run it by node.spawn(coroutine)"
+            )
+        if not process.alive:
+            raise OSError(errno.ENETDOWN, f"{process} is dead")
+        return cast(Any, SimSocket(self, process))
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def add(self, sock: SimSocket) -> None:
+        sock.node.sockets[sock] = None
+        self.loop.selector.follow(sock)
+
+    def remove(self, sock: SimSocket) -> None:
+        sock.node.sockets.pop(sock, None)
+        self.loop.selector.drop(sock)
+        if self._listeners.get(sock.own) is sock:
+            del self._listeners[sock.own]
+
+    def bind(self, sock: SimSocket, where: Where) -> Where:
+        host, port = where[:2]
+        if host in ("0.0.0.0", ""):
+            host = sock.node.host
+        if host not in (sock.node.host, "127.0.0.1"):
+            raise OSError(errno.EADDRNOTAVAIL, f"{host} is no address of {sock.node}")
+        own = sock.node.host, port or next(sock.node.ports)
+        if own in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"{own} is in use")
+        self._listeners[own] = sock
+        return own
+
+    def connect(self, sock: SimSocket, where: Where) -> None:
+        sock.own = sock.node.host, next(sock.node.ports)
+        sock.peer = where
+        self._syn(sock, where, SYN_AGAIN)
+
+    def _syn(self, sock: SimSocket, where: Where, again: float) -> None:
+        node = self.nodes.get(where[0])
+        if sock.closed or not sock.node.alive:
+            return
+        if node is None:
+            self.later(sock.node, sock.node, sock.fail, errno.EHOSTUNREACH)
+        elif self.is_cut(sock.node, node):
+            self.later_by(again, self._syn, sock, where, again * 2)
+        else:
+            self.later(sock.node, node, self._ask, sock, node, where, again)
+
+    def _ask(self, sock: SimSocket, node: Node, where: Where, again: float) -> None:
+        """A connection request arrives."""
+        listener = self._listeners.get(where)
+        if sock.closed or node.silent:
+            return
+        if listener is None or listener.pending is None:
+            self.later(node, sock.node, sock.fail, errno.ECONNREFUSED)
+            return
+        if len(listener.pending) >= listener.backlog:
+            self.later_by(again, self._syn, sock, where, again * 2)
+            return
+        accepted = SimSocket(self, node)
+        room = self.conditions.room
+        there = Way(self, sock, accepted, self._chooser.randint(*room))
+        back = Way(self, accepted, sock, self._chooser.randint(*room))
+        accepted.connected(where, sock.own, incoming=there, outgoing=back)
+        listener.pending.append(accepted)
+        listener.changed()
+        self.later(node, sock.node, self._answer, sock, accepted, there, back)
+
+    def _answer(self, sock: SimSocket, accepted: SimSocket, there: Way, back: Way) -> None:
+        if sock.closed or not sock.node.alive:
+            accepted.broken_by_peer()
+        else:
+            sock.connected(sock.own, accepted.own, incoming=back, outgoing=there)
+
+    # ---- for ways ----
+
+    def delay(self, a: Node, b: Node) -> float:
+        """Seconds that the next packet takes."""
+        conditions = self.conditions
+        seconds = self._chooser.uniform(*conditions.delay)
+        while self._chooser.random() < conditions.loss:
+            seconds += conditions.again
+        return seconds
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """Packets of `data`."""
+        self.bytes_carried += len(data)
+        at = 0
+        while at < len(data):
+            size = max(self.conditions.largest, len(data) // MOST_PACKETS)
+            if self._chooser.random() < 0.2:
+                size = self._chooser.randint(1, size)
+            yield data[at : at + size]
+            at += size
+
+    def shorten(self, room: int) -> int:
+        """How much of `room` a write takes."""
+        if room > 1 and self._chooser.random() < self.conditions.short:
+            return self._chooser.randint(1, room)
+        return room
+
+    def flip(self) -> bool:
+        return self._chooser.random() < 0.5
+
+    def holds(self, way: Way) -> bool:
+        """Whether what arrives now does not get through. It waits then."""
+        if not self.is_cut(way.source.node, way.target.node):
+            return False
+        self._held[way] = None
+        return True
+
+    # ---- time of the network, which belongs to no process ----
+
+    def at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_at(when, callback, *args, context=Context())
+
+    def later_by(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
+        self.at(self.loop.time() + seconds, callback, *args)
+
+    def later(self, a: Node, b: Node, callback: Callable[..., object], *args: Any) -> None:
+        """After the time of a packet from `a` to `b`."""
+        self.later_by(self.delay(a, b), callback, *args)

@@ -1,0 +1,322 @@
+"""Simulated stream sockets: what TCP does, as far as a user of sockets can tell.
+
+A socket here has the methods of `socket.socket` that asyncio and the library call. Each direction
+of a connection is a `Way`: bytes are cut, delayed and delivered in order, a limited number of them
+at a time. How long that takes, and whether it gets through at all, its network decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import selectors
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiodist.testing.network import Network, Node
+
+Where = tuple[str, int]
+
+END, RESET = object(), object()
+"""What ends a way, behind all bytes: an orderly end, or a broken connection."""
+
+
+class Way:
+    """One direction of a connection."""
+
+    def __init__(self, network: Network, source: SimSocket, target: SimSocket, room: int) -> None:
+        self.network = network
+        self.source = source
+        self.target = target
+        self.arrived = bytearray()
+        self.ended = False
+        self.queue: deque[tuple[float, object]] = deque()
+        self._room = room
+        self._travelling = 0
+        self._last = 0.0
+        self._scheduled = False
+
+    @property
+    def room(self) -> int:
+        return self._room - self._travelling - len(self.arrived)
+
+    @property
+    def travelling(self) -> int:
+        """Bytes that were sent and have not arrived."""
+        return self._travelling
+
+    def put(self, data: bytes) -> None:
+        """Bytes leave; perhaps in several packets."""
+        self._travelling += len(data)
+        for packet in self.network.cut(data):
+            self._queue(packet)
+
+    def finish(self, how: object) -> None:
+        self._queue(how)
+
+    def _queue(self, item: object) -> None:
+        due = self.network.loop.time() + self.network.delay(self.source.node, self.target.node)
+        self._last = max(self._last, due)
+        self.queue.append((self._last, item))
+        self.schedule()
+
+    def schedule(self) -> None:
+        if self.queue and not self._scheduled:
+            self._scheduled = True
+            self.network.at(self.queue[0][0], self._arrive)
+
+    def _arrive(self) -> None:
+        self._scheduled = False
+        network = self.network
+        if not self.queue or network.holds(self):  # continued when the network heals
+            return
+        _, item = self.queue.popleft()
+        target = self.target
+        if isinstance(item, bytes):
+            self._travelling -= len(item)
+            if target.closed:
+                # Nobody takes it: that is answered by a reset.
+                self.clear()
+                network.later(self.source.node, target.node, self.source.broken_by_peer)
+                return
+            self.arrived += item
+        elif item is END:
+            self.ended = True
+        else:
+            target.broken_by_peer()
+            return
+        target.changed()
+        self.schedule()
+
+    def clear(self) -> None:
+        """Nothing more arrives."""
+        self.queue.clear()
+        self._travelling = 0
+
+    def take(self, limit: int) -> bytes:
+        data = bytes(self.arrived[:limit])
+        del self.arrived[:limit]
+        if data:
+            self.source.changed()
+        return data
+
+
+class SimSocket:
+    """A stream socket of a `Node`."""
+
+    family = socket.AF_INET
+    type = socket.SOCK_STREAM
+    proto = socket.IPPROTO_TCP
+
+    def __init__(self, network: Network, node: Node) -> None:
+        self.network = network
+        self.node = node
+        self.closed = False
+        self.own: Where = (node.host, 0)
+        self.peer: Where | None = None
+        self.incoming: Way | None = None
+        self.outgoing: Way | None = None
+        self.pending: deque[SimSocket] | None = None  # of a listener: connections to accept
+        self.backlog = 0
+        self._error: OSError | None = None
+        self._over = False
+        self._shut = False
+        self._number = network.number()
+        network.add(self)
+
+    def __repr__(self) -> str:
+        return f"<SimSocket {self.own} to {self.peer}{' closed' if self.closed else ''}>"
+
+    # ---- what the network does to it ----
+
+    def changed(self) -> None:
+        if not self.closed:
+            self.network.loop.selector.touch(self)
+
+    def connected(self, own: Where, peer: Where, incoming: Way, outgoing: Way) -> None:
+        self.own, self.peer = own, peer
+        self.incoming, self.outgoing = incoming, outgoing
+        self.changed()
+
+    def fail(self, number: int) -> None:
+        """The connection is over: the next call that looks at it raises this error."""
+        if self._over or self.closed:
+            return
+        self._over = True
+        self._error = OSError(number, errno.errorcode[number])
+        for way in (self.incoming, self.outgoing):
+            if way is not None:
+                way.clear()
+        self.changed()
+
+    def broken_by_peer(self) -> None:
+        if self.incoming is not None and self.network.flip():
+            self.incoming.arrived.clear()  # a system may drop what was not read, or keep it
+        self.fail(errno.ECONNRESET)
+
+    # ---- what a selector asks ----
+
+    def events(self) -> int:
+        if self.closed or not self.node.runs:
+            return 0
+        if self.pending is not None:
+            return selectors.EVENT_READ if self.pending else 0
+        if self._over:
+            return selectors.EVENT_READ | selectors.EVENT_WRITE
+        found = 0
+        if self.incoming is not None and (self.incoming.arrived or self.incoming.ended):
+            found |= selectors.EVENT_READ
+        if self.outgoing is not None and (self._shut or self.outgoing.room > 0):
+            found |= selectors.EVENT_WRITE
+        return found
+
+    # ---- what `socket.socket` has ----
+
+    def fileno(self) -> int:
+        return self._number if not self.closed or not self.node.alive else -1
+
+    def setblocking(self, flag: bool) -> None:
+        if flag:
+            raise ValueError("a simulated socket does not block")
+
+    def gettimeout(self) -> float:
+        return 0.0
+
+    def setsockopt(self, *option: Any) -> None: ...
+
+    def getsockopt(self, level: int, name: int, size: int = 0) -> Any:
+        if size:
+            return b"reno".ljust(size, b"\0")
+        if (level, name) == (socket.SOL_SOCKET, socket.SO_ERROR):
+            error, self._error = self._error, None
+            return 0 if error is None else error.errno
+        return 0
+
+    def getsockname(self) -> Where:
+        return self.own
+
+    def getpeername(self) -> Where:
+        if self.peer is None:
+            raise OSError(errno.ENOTCONN, "not connected")
+        return self.peer
+
+    def bind(self, where: Where) -> None:
+        self.own = self.network.bind(self, where)
+
+    def listen(self, backlog: int = 128) -> None:
+        self.backlog = backlog
+        if self.pending is None:
+            self.pending = deque()
+
+    def accept(self) -> tuple[SimSocket, Where]:
+        if not self.pending:
+            raise BlockingIOError(errno.EAGAIN, "nobody has connected")
+        sock = self.pending.popleft()
+        assert sock.peer is not None
+        return sock, sock.peer
+
+    def connect(self, where: Where) -> None:
+        if self.peer is None:
+            self.network.connect(self, where)
+        raise BlockingIOError(errno.EINPROGRESS, "on its way")
+
+    def connect_ex(self, where: Where) -> int:
+        try:
+            self.connect(where)
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return self.sendmsg((data,))
+
+    def sendmsg(self, buffers: Sequence[Any]) -> int:
+        self._raise_error()
+        if self._over or self._shut:
+            raise BrokenPipeError(errno.EPIPE, "the connection is over")
+        way = self.outgoing
+        if way is None:
+            raise BlockingIOError(errno.EAGAIN, "not connected yet")
+        room = self.network.shorten(way.room)
+        if room <= 0:
+            raise BlockingIOError(errno.EAGAIN, "no room")
+        taken: list[bytes] = []
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+            part = bytes(view[:room])
+            taken.append(part)
+            room -= len(part)
+            if not room:
+                break
+        data = b"".join(taken)
+        if data:
+            way.put(data)
+            self.node.has_sent(len(data))
+        return len(data)
+
+    def recv(self, limit: int, flags: int = 0) -> bytes:
+        self._raise_error()
+        way = self.incoming
+        if way is not None and way.arrived:
+            return way.take(limit)
+        if self._over or (way is not None and way.ended):
+            return b""
+        raise BlockingIOError(errno.EAGAIN, "nothing has come")
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.recv(nbytes or len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def recvmsg_into(self, buffers: Sequence[Any]) -> tuple[int, list[Any], int, Where | None]:
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        data = self.recv(sum(len(view) for view in views))
+        at = 0
+        for view in views:
+            part = data[at : at + len(view)]
+            view[: len(part)] = part
+            at += len(part)
+        return len(data), [], 0, self.peer
+
+    def _raise_error(self) -> None:
+        if self.closed:
+            raise OSError(errno.EBADF, "the socket is closed")
+        if self._error is not None and not (self.incoming is not None and self.incoming.arrived):
+            error, self._error = self._error, None
+            raise error
+
+    def shutdown(self, how: int) -> None:
+        if self._over or self.outgoing is None:
+            raise OSError(errno.ENOTCONN, "not connected")
+        if how in (socket.SHUT_WR, socket.SHUT_RDWR) and not self._shut:
+            self._shut = True
+            self.outgoing.finish(END)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        unread = self.incoming is not None and len(self.incoming.arrived) > 0
+        self._end(END if not unread else RESET)
+
+    def vanish(self, how: object | None) -> None:
+        """Its process was killed: the peer sees END, RESET or (None) nothing."""
+        if not self.closed:
+            self._end(how)
+            # What the dead may still be doing in this turn of the loop must not stumble.
+            self.network.loop.selector.follow(self)
+
+    def _end(self, how: object | None) -> None:
+        self.network.remove(self)
+        self.closed = True
+        if self.pending is not None:
+            for sock in self.pending:
+                sock.vanish(None if how is None else RESET)
+            self.pending.clear()
+        if self.incoming is not None:
+            self.incoming.arrived.clear()
+        open_end = self.outgoing if not self._over else None
+        if open_end is not None and (how is RESET or (how is END and not self._shut)):
+            open_end.finish(how)

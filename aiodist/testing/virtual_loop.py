@@ -1,0 +1,319 @@
+"""An event loop whose time is simulated, and the processes that run on it.
+
+Time stands still while anything is ready to run, and jumps to the next timer when nothing is. With
+no timer left, what still waits would wait for ever: `DeadlockError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+import socket
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from contextvars import Context, ContextVar
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class DeadlockError(RuntimeError):
+    """Nothing is ready, and no timer is set: what still waits would wait for ever."""
+
+
+class Process:
+    """What runs on a virtual loop as one process: its tasks and callbacks.
+
+    Everything that is started from inside of `spawn` belongs to it. `stop` is what SIGSTOP does:
+    nothing of it runs until `resume`. `end` is what kill -9 does: nothing of it ever runs again.
+    """
+
+    def __init__(self, loop: VirtualLoop, name: str) -> None:
+        self.loop = loop
+        self.name = name
+        self.alive = True
+        self.stopped = False
+        self.stopped_seconds = 0.0
+        self.context = Context()
+        self.context.run(_current.set, self)
+        self._held: list[_Call] = []
+        self._since = 0.0
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self.stopped else "running" if self.alive else "dead"
+        return f"<Process {self.name} {state}>"
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and not self.stopped
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        """Run `coroutine` as a task of this process."""
+        task: asyncio.Task[T] = self.loop.create_task(
+            coroutine, name=name, context=self.context.copy()
+        )
+        return task
+
+    def stop(self) -> None:
+        if self.runs:
+            self.stopped = True
+            self._since = self.loop.time()
+
+    def resume(self) -> None:
+        if self.stopped:
+            self.stopped = False
+            self.stopped_seconds += self.loop.time() - self._since
+            held, self._held = self._held, []
+            for call in held:
+                self.loop.again(call)
+
+    def end(self) -> None:
+        self.alive = False
+        self.stopped = False
+        self._held.clear()
+
+    def hold(self, call: _Call) -> None:
+        """Keep what came due while the process is stopped."""
+        self._held.append(call)
+
+
+_current: ContextVar[Process | None] = ContextVar("aiodist_testing_process", default=None)
+
+
+def current_process() -> Process | None:
+    """The process whose code is running, or None."""
+    return _current.get()
+
+
+class _Call:
+    """A callback of a process."""
+
+    __slots__ = ("args", "callback", "context", "handle", "process")
+
+    handle: asyncio.Handle
+
+    def __init__(self, process: Process, callback: Callable[..., object], args: Any) -> None:
+        self.process = process
+        self.callback = callback
+        self.args = args
+
+    def __call__(self) -> None:
+        process = self.process
+        if process.runs:
+            self.callback(*self.args)
+        elif process.alive:
+            self.context = contextvars.copy_context()
+            process.hold(self)
+
+    def again(self) -> None:
+        if not self.handle.cancelled():  # by what ran since it came due
+            self()
+
+    def __repr__(self) -> str:
+        return f"{self.process.name}: {self.callback!r}"
+
+
+class Pollable(Protocol):
+    """A simulated file."""
+
+    def fileno(self) -> int: ...
+
+    def events(self) -> int:
+        """What it is ready for now: EVENT_READ and EVENT_WRITE."""
+        ...
+
+
+class VirtualSelector(selectors.BaseSelector):
+    """Readiness of simulated files; waiting is a jump in time."""
+
+    def __init__(self, chooser: Random) -> None:
+        self.now = 0.0
+        self.idle_error: Callable[[], BaseException] = lambda: DeadlockError("nothing to wait for")
+        self._chooser = chooser
+        self._keys: dict[int, selectors.SelectorKey] = {}
+        self._files: dict[int, Pollable] = {}
+        self._hot: dict[int, None] = {}
+
+    def touch(self, file: Pollable) -> None:
+        """`file` may have become ready for something."""
+        number = file.fileno()
+        if number in self._keys:
+            self._files[number] = file
+            self._hot[number] = None
+
+    def follow(self, file: Pollable) -> None:
+        """`file` was made."""
+        self._files[file.fileno()] = file
+
+    def drop(self, file: Pollable) -> None:
+        """`file` was closed."""
+        self._files.pop(file.fileno(), None)
+        self._hot.pop(file.fileno(), None)
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        if number in self._keys or number not in self._files:
+            raise ValueError(f"file {number} is registered already, or no file of this loop")
+        key = self._keys[number] = selectors.SelectorKey(fileobj, number, events, data)
+        self._hot[number] = None
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        self._hot.pop(number, None)
+        return self._keys.pop(number)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._keys
+
+    def close(self) -> None:
+        self._keys.clear()
+        self._files.clear()
+        self._hot.clear()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = []
+        for number in list(self._hot):
+            key = self._keys[number]
+            events = self._files[number].events() & key.events
+            if events:
+                ready.append((key, events))
+            else:
+                del self._hot[number]  # until it changes, or is waited for otherwise
+        if ready:
+            self._chooser.shuffle(ready)
+        elif timeout is None:
+            raise self.idle_error()
+        elif timeout > 0:
+            self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time, starting at 0. No thread, no real file, no real clock.
+
+    `seed` decides in which order files that are ready at once are served. `errors` has what
+    reached the loop's exception handler: nothing should.
+    """
+
+    is_virtual = True
+
+    def __init__(self, seed: int | str = 0) -> None:
+        self._virtual = VirtualSelector(Random(f"loop {seed}"))
+        self._virtual.idle_error = self._stuck
+        self.errors: list[str] = []
+        super().__init__(self._virtual)
+        self.set_exception_handler(self._note_error)
+        self.make_socket: Callable[[int, int, int], socket.socket] | None = None
+        self.resolve: Callable[[str], str] = lambda host: host
+
+    def time(self) -> float:
+        return self._virtual.now
+
+    @property
+    def selector(self) -> VirtualSelector:
+        return self._virtual
+
+    def identity(self) -> tuple[str, str, int, str]:
+        """Who is running, for the library: each process is on a host of its own."""
+        process = _current.get()
+        name = "simulation" if process is None else process.name
+        return f"{name}-process-loop", name, 1, name
+
+    def new_socket(self, family: int, kind: int, proto: int = 0) -> socket.socket:
+        """What the library calls in place of `socket.socket` where it runs on this loop."""
+        if self.make_socket is None:
+            raise OSError("this virtual loop has no network: make a Network on it")
+        return self.make_socket(family, kind, proto)
+
+    def _stuck(self) -> BaseException:
+        waiting = [task for task in asyncio.all_tasks(self) if not task.done()]
+        names = ", ".join(sorted(f"{task.get_name()} ({task.get_coro()})" for task in waiting))
+        return DeadlockError(
+            f"at {self.time():.6f} s nothing is ready and no timer is set: {len(waiting)} tasks "
+            f"wait for ever: {names or 'none'}"
+        )
+
+    def _note_error(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
+        error = what.get("exception")
+        self.errors.append(f"{what.get('message')}: {error!r}" if error else str(what["message"]))
+
+    # Callbacks belong to the process that is running when they are set up.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        process = _current.get() if context is None else context.get(_current)
+        if process is None:
+            return super().call_soon(callback, *args, context=context)
+        call = _Call(process, callback, args)
+        call.handle = super().call_soon(call, context=context)
+        return call.handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:  # fmt: skip
+        process = _current.get() if context is None else context.get(_current)
+        if process is None:
+            return super().call_at(when, callback, *args, context=context)
+        call = _Call(process, callback, args)
+        handle = super().call_at(when, call, context=context)
+        call.handle = handle
+        return handle
+
+    def create_task(self, coro: Any, *, context: Context | None = None, **options: Any) -> Any:
+        task = super().create_task(coro, context=context, **options)
+        process = _current.get() if context is None else context.get(_current)
+        if process is not None:
+            process.tasks.add(task)
+        return task
+
+    def again(self, call: _Call) -> None:
+        """Run a call that was held."""
+        super().call_soon(call.again, context=call.context)
+
+    def close(self) -> None:
+        """Close it, and bury what never ends: tasks and connections of ended processes, say."""
+        if not self.is_closed():
+            self.call_soon(self._bury, context=Context())
+            self.call_soon(self.stop, context=Context())
+            self.run_forever()
+        super().close()
+
+    def __del__(self) -> None:
+        """It holds nothing of the system's: there is nothing to warn of."""
+
+    def _bury(self) -> None:
+        for transport in list(self._transports.values()):  # type: ignore[attr-defined]
+            transport.abort()
+            with suppress(Exception):  # it was lost before
+                transport._call_connection_lost(None)
+        buried: set[asyncio.Task[Any]] = set()
+        while left := asyncio.all_tasks(self) - buried:  # the last words of some are new tasks
+            for task in left:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with suppress(Exception):  # whatever it thinks of that
+                    task.get_coro().close()
+            buried |= left
+
+    # What a real loop does by threads and files of its own.
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        where = (self.resolve(host), int(port))
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where)]
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> Any:
+        raise RuntimeError(f"{func!r} would run in a thread: there are none on a virtual loop")
+
+    def _make_self_pipe(self) -> None: ...
+
+    def _close_self_pipe(self) -> None: ...
+
+    def _write_to_self(self) -> None: ...

@@ -1,0 +1,41 @@
+"""What an event loop may bring of its own in place of the operating system's: the loop of
+`aiodist.testing` brings time, sockets and hosts. Everywhere else it is what one expects."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import NamedTuple
+
+
+class Identity(NamedTuple):
+    """`process` names a process and event loop, `host` its host and network namespace; `pid` and
+    `name` are for people."""
+
+    process: str
+    host: str
+    pid: int
+    name: str
+
+
+def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the time of `loop` is simulated: then nothing is done by threads, and nothing polled
+    for by the clock of the machine."""
+    return getattr(loop, "is_virtual", False)
+
+
+def new_socket(family: int, kind: int = socket.SOCK_STREAM, proto: int = 0) -> socket.socket:
+    """A socket for use on the running loop."""
+    make = getattr(asyncio.get_running_loop(), "new_socket", socket.socket)
+    made: socket.socket = make(family, kind, proto)
+    return made
+
+
+def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str) -> Identity:
+    """Who runs on `loop`, which is of `process` on `host` unless it knows better."""
+    own = getattr(loop, "identity", None)
+    if own is not None:
+        return Identity(*own())
+    pid = os.getpid()
+    return Identity(process, host, pid, f"{socket.gethostname()}:{pid}")

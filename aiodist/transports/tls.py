@@ -1,0 +1,205 @@
+"""Links over TLS: TCP, encrypted, and each side with its certificate where the contexts ask for it.
+
+OpenSSL works on buffers here, not on the socket, so that what it has taken it never asks for again:
+frames that are discarded or overtaken in the queue could not be said again. At most `RECORDS` bytes
+are encrypted ahead of what the socket takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from aiodist.transports.base import Receiver
+from aiodist.transports.link import TURN
+from aiodist.transports.stream import SCRATCH, StreamLink
+
+RECORDS = 256 * 1024
+"""Bytes that are encrypted, or read from the socket, at once."""
+
+_WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class TlsContexts(NamedTuple):
+    """How this rank shows who it is, and whom it trusts: when it connects, and when others do."""
+
+    client: ssl.SSLContext
+    server: ssl.SSLContext
+
+
+class TlsLink(StreamLink):
+    """A link over a connected, non-blocking TCP socket, which it owns. What is sent before the
+    handshake is done waits for it."""
+
+    __slots__ = ("_cipher", "_incoming", "_outgoing", "_ready", "_shaken", "_tls")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        peer_name: str,
+        receiver: Receiver | None,
+        server_hostname: str | None,
+    ) -> None:
+        """`server_hostname`: whom it connects to; None: it was connected to."""
+        super().__init__(loop, sock, kind="tcp", peer_name=peer_name, receiver=receiver)
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=server_hostname is None,
+            server_hostname=server_hostname,
+        )
+        self._cipher = b""  # encrypted, and not sent yet
+        self._shaken = False
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._direct = False
+
+    async def ready(self) -> None:
+        """Wait for the handshake. Raises OSError where it failed."""
+        await self._ready
+
+    def start(self) -> None:
+        super().start()
+        if not self._closed:
+            try:
+                self._shake()
+            except OSError as error:
+                self._cannot_shake(error)
+
+    def _shake(self) -> None:
+        """The handshake, as far as it goes. Raises OSError."""
+        try:
+            self._tls.do_handshake()
+        except _WAIT:
+            pass
+        else:
+            self._shaken = True
+            self._ready.set_result(None)
+        finally:
+            self._push()
+        if self._shaken:
+            self._flush()
+
+    def _cannot_shake(self, error: OSError) -> None:
+        text = f"no TLS connection with {self._peer_name}: {error}"
+        self.close(ConnectionError(text))
+
+    def _release(self) -> None:
+        super()._release()
+        if not self._ready.done() and not self._loop.is_closed():
+            gone = ConnectionResetError("it was closed amid the TLS handshake")
+            self._ready.set_exception(self._error or gone)
+            self._ready.exception()  # seen: maybe nobody waits for it
+
+    # ---- sending ----
+
+    def _push(self) -> bool:
+        """Send what is encrypted. True: all of it is out. Raises OSError."""
+        while True:
+            if not self._cipher:
+                self._cipher = self._outgoing.read(RECORDS)
+                if not self._cipher:
+                    return True
+            try:
+                sent = self._socket.send(self._cipher)
+            except (BlockingIOError, InterruptedError):
+                self._arm()
+                return False
+            self._cipher = self._cipher[sent:]
+
+    def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
+        return self._write((head, *payload))
+
+    def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
+        if not self._shaken or not self._push():
+            raise BlockingIOError
+        taken = 0
+        for buffer in buffers:
+            view = memoryview(buffer)[: RECORDS - taken]
+            while view:
+                count = self._tls.write(view)
+                taken += count
+                view = view[count:]
+            if taken == RECORDS:
+                break
+        self._push()
+        return taken
+
+    def _writable(self) -> None:
+        try:
+            done = self._push()
+        except OSError as error:
+            self._cannot_send(error)
+            return
+        if done and self._shaken:
+            self._flush()
+        if self._armed and not self._cipher and not (self._shaken and self._outbox.backlog):
+            self._armed = False
+            self._loop.remove_writer(self._fd)
+
+    def _arm(self) -> None:
+        if self._shaken or self._cipher:
+            super()._arm()
+
+    def _all_sent(self) -> None:
+        if not self._cipher:  # else again, once the socket has taken it
+            super()._all_sent()
+
+    # ---- receiving ----
+
+    def _read(self) -> bool:
+        budget = TURN
+        while budget > 0:
+            try:
+                data = self._socket.recv(RECORDS)
+            except (BlockingIOError, InterruptedError):
+                return budget < TURN
+            except OSError as error:
+                self.close(self._broken or error)
+                return True
+            if not data:
+                self._end_of_file()
+                return True
+            budget -= len(data)
+            self._incoming.write(data)
+            try:
+                self._decrypt()
+            except OSError as error:
+                self._cannot_shake(error)
+            if self._closed or self._peer_ended:
+                return True
+        return True
+
+    def _read_into(self, view: memoryview) -> int:
+        return cast(int, self._tls.read(len(view), view))
+
+    def _decrypt(self) -> None:
+        """Take in all that has come. Raises OSError."""
+        if not self._shaken:
+            self._shake()
+            if not self._shaken:
+                return
+        while not (self._closed or self._peer_ended):
+            rest, destination, held = self._to_come, self._destination, self._held
+            try:
+                if rest and destination is not None:
+                    self._arrive(self._read_into(destination[self._arrived :]))
+                elif rest:
+                    self._arrive(self._read_into(self._scratch_view[: min(rest, SCRATCH)]))
+                else:
+                    count = self._read_into(self._scratch_view[held:])
+                    self._held = 0
+                    self._take(0, held + count)
+            except _WAIT:
+                break
+            except ssl.SSLZeroReturnError:
+                self._end_of_file()
+                return
+        self._push()

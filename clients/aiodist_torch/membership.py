@@ -1,0 +1,116 @@
+"""A process group's place among its ranks: joined, derived from another one's, left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import aiodist
+from aiodist.wire.address import Address, parse_address
+from aiodist_torch import rendezvous
+from aiodist_torch.engine import Engine
+
+log = logging.getLogger("aiodist.torch")
+
+PATIENCE = 5.0
+"""Seconds for what is pending when a group is destroyed; then it is aborted."""
+DRAIN = 300.0
+"""Most seconds for which rank 0's process keeps the coordinator for ranks that have not left."""
+
+
+class Membership:
+    """An aiodist group, and whatever has to end with it. Made and left from any thread but the
+    engine's."""
+
+    def __init__(
+        self, engine: Engine, group: aiodist.Group, coordinator: aiodist.Coordinator | None = None
+    ) -> None:
+        self.engine = engine
+        self.group = group
+        self._coordinator = coordinator
+        self._draining: asyncio.Task[None] | None = None
+        engine.at_exit(self._exit)
+
+    @classmethod
+    def join(
+        cls, engine: Engine, store: Any, *, rank: int, size: int, name: str, seconds: float
+    ) -> Membership:
+        """Meet the other ranks through torch's `store`. Raises what `aiodist.connect` raises, and
+        what the store raises when nobody publishes anything."""
+        coordinator: aiodist.Coordinator | None = None
+        if rank == 0:
+            listen, host = rendezvous.own_host(store)
+            token = rendezvous.new_token()
+            coordinator, port = engine.wait_for(_serve(listen, token))
+            address = str(Address("tcp", host, port))
+            rendezvous.publish(store, rank, address, token)
+        else:
+            address, token = rendezvous.look_up(store, rank)
+
+        async def join() -> aiodist.Group:
+            try:
+                return await aiodist.connect(
+                    address,
+                    group=name,
+                    rank=rank,
+                    size=size,
+                    timeout=seconds,
+                    op_timeout=seconds,
+                    token=token,
+                )
+            except BaseException:
+                if coordinator is not None:
+                    await coordinator.stop()
+                raise
+
+        return cls(engine, engine.wait_for(join()), coordinator)
+
+    def derive(self, ranks: Sequence[int], seconds: float) -> Membership:
+        """The group of some of its `ranks`, called by these alone. Nobody else takes part, so it
+        does not matter who of the others is lost."""
+        return Membership(
+            self.engine, self.engine.wait_for(self.group.subgroup(ranks, timeout=seconds))
+        )
+
+    def leave(self) -> None:
+        """Wait a moment for what is pending, and leave. The coordinator, if it is here, stays until
+        the others have left, too. Idempotent."""
+        self.engine.wait_for(self._leave())
+
+    def abort(self, reason: str) -> None:
+        """Leave at once: what is pending fails on all ranks."""
+        self.engine.submit(lambda: self.group.abort(reason))
+        self.leave()
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.group.close()
+        except TimeoutError:
+            self.group.abort("it was destroyed while operations were pending")
+            await self.group.close()
+        if self._coordinator is None:
+            self.engine.forget(self._exit)
+        elif self._draining is None:
+            loop = asyncio.get_running_loop()
+            self._draining = loop.create_task(self._drain(self._coordinator))
+
+    async def _drain(self, coordinator: aiodist.Coordinator) -> None:
+        await coordinator.stop(drain=DRAIN)
+        self.engine.forget(self._exit)
+
+    async def _exit(self) -> None:
+        """The process exits."""
+        await self._leave()
+        if self._draining is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._draining
+
+
+async def _serve(host: str, token: str) -> tuple[aiodist.Coordinator, int]:
+    coordinator = aiodist.Coordinator(str(Address("tcp", host, 0)), token=token)
+    await coordinator.start()
+    return coordinator, parse_address(coordinator.address).port

@@ -1,0 +1,401 @@
+"""`ProcessGroup`: the calls of torch, each handed to the engine as an operation of aiodist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+import aiodist
+from aiodist_torch import operations as ops
+from aiodist_torch.engine import at_once, engine
+from aiodist_torch.errors import as_torch
+from aiodist_torch.membership import Membership
+from aiodist_torch.work import TorchWork
+
+_ALL_REDUCE = dist.AllreduceOptions()
+_ALL_GATHER = c10d.AllgatherOptions()
+_REDUCE_SCATTER = dist.ReduceScatterOptions()
+_ALL_TO_ALL = dist.AllToAllOptions()
+_BARRIER = dist.BarrierOptions()
+
+
+if TYPE_CHECKING:
+
+    class _Base:
+        """What is used of torch's class. Its own hints are for those who call it: they ask every
+        method for all the forms that torch's Python layer reduces to the one that arrives here."""
+
+        def __init__(self, rank: int, size: int) -> None: ...
+        def rank(self) -> int: ...
+
+else:
+    _Base = dist.ProcessGroup
+
+
+class ProcessGroup(_Base):
+    """A process group whose operations are those of an `aiodist.Group`.
+
+    Programs reach it through `torch.distributed`. Its methods are those that torch's dispatcher and
+    its Python layer call; each starts at once and returns a `TorchWork`. Errors are aiodist's, and
+    `dist.DistBackendError` at the same time; they name ranks.
+    """
+
+    def __init__(self, membership: Membership, timeout: timedelta, store: Any) -> None:
+        super().__init__(membership.group.rank, membership.group.size)
+        self._membership = membership
+        self._engine = membership.engine
+        self._group = membership.group
+        self._store = store
+        self.set_timeout(timeout)
+        self._name = self._desc = ""
+        self._batch: list[TorchWork] | None = None
+
+    @property
+    def group(self) -> aiodist.Group:
+        """The group of aiodist. It lives on the engine's loop: from other threads use
+        ``group.blocking()``."""
+        return self._group
+
+    # -- starting ---------------------------------------------------------------------------------
+
+    def _go(
+        self,
+        start: Callable[..., ops.Works],
+        *args: Any,
+        results: list[Tensor],
+        waits: bool = False,
+    ) -> TorchWork:
+        """Start operations. `waits`: the caller is going to wait for them at once."""
+        work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
+        if self._batch is not None:
+            self._batch.append(work)
+        self._engine.submit(
+            work.launch, later=work.close_gate, until=work.is_completed if waits else at_once
+        )
+        return work
+
+    def _collective(
+        self, opts: Any, start: Callable[..., ops.Works], *args: Any, results: list[Tensor]
+    ) -> TorchWork:
+        """Start a collective with the deadline that `opts` gives, or else the group has."""
+        seconds: float = opts.timeout.total_seconds()
+        return self._go(
+            partial(ops.or_forgo, start),
+            *args,
+            seconds if seconds > 0 else self._seconds,
+            results=results,
+            waits=not opts.asyncOp,
+        )
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = _ALL_REDUCE) -> TorchWork:
+        """Reduce one tensor in place; it may be sparse."""
+        x = one(tensors, "all_reduce")
+        start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
+        return self._collective(opts, start, x, opts.reduceOp, results=tensors)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = _ALL_REDUCE) -> TorchWork:
+        """Reduce several tensors in place."""
+        return self._collective(
+            opts,
+            ops.all_reduce_coalesced,
+            tensors,
+            opts.reduceOp,
+            results=tensors,
+        )
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
+        """Reduce one tensor, in place, at the root; those of other ranks keep their content."""
+        x = one(tensors, "reduce")
+        return self._collective(opts, ops.reduce, x, opts.rootRank, opts.reduceOp, results=tensors)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> TorchWork:
+        """The root's tensor goes into that of all."""
+        x = one(tensors, "broadcast")
+        return self._collective(opts, ops.broadcast, x, opts.rootRank, results=tensors)
+
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _ALL_GATHER
+    ) -> TorchWork:
+        """Everyone's tensor goes into a list on every rank; shapes may differ."""
+        x, outs = one(inputs, "all_gather"), one(outputs, "all_gather")
+        return self._collective(opts, ops.all_gather, x, outs, results=outs)
+
+    def all_gather_single(
+        self, output: Tensor, input: Tensor, opts: Any = _ALL_GATHER
+    ) -> TorchWork:
+        """Everyone's tensor goes into one tensor on every rank, one after the other."""
+        return self._collective(opts, ops.all_gather_single, input, output, results=[output])
+
+    _allgather_base = all_gather_single
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _ALL_GATHER
+    ) -> TorchWork:
+        """Everyone's tensors go into lists on every rank."""
+        return self._collective(
+            opts,
+            ops.all_gather_coalesced,
+            inputs,
+            outputs,
+            results=[tensor for row in outputs for tensor in row],
+        )
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _ALL_GATHER
+    ) -> TorchWork:
+        """`all_gather_single` of several tensors."""
+        return self._collective(
+            opts, ops.all_gather_single_coalesced, inputs, outputs, results=outputs
+        )
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> TorchWork:
+        """Everyone's tensor goes into a list at the root."""
+        x = one(inputs, "gather")
+        outs = one(outputs, "gather") if outputs else []
+        return self._collective(opts, ops.gather, x, outs, opts.rootRank, results=outs)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> TorchWork:
+        """The root's list of tensors goes, one by one, to the ranks."""
+        out = one(outputs, "scatter")
+        xs = one(inputs, "scatter") if inputs else []
+        return self._collective(opts, ops.scatter, xs, out, opts.rootRank, results=outputs)
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = _REDUCE_SCATTER
+    ) -> TorchWork:
+        """Reduce lists of tensors; each rank gets the one that is its own."""
+        out, xs = one(outputs, "reduce_scatter"), one(inputs, "reduce_scatter")
+        return self._collective(opts, ops.reduce_scatter, xs, out, opts.reduceOp, results=outputs)
+
+    def reduce_scatter_single(
+        self, output: Tensor, input: Tensor, opts: Any = _REDUCE_SCATTER
+    ) -> TorchWork:
+        """Reduce a tensor; each rank gets its part of it."""
+        return self._collective(
+            opts,
+            ops.reduce_scatter_single,
+            input,
+            output,
+            opts.reduceOp,
+            results=[output],
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _REDUCE_SCATTER
+    ) -> TorchWork:
+        """`reduce_scatter_single` of several tensors."""
+        return self._collective(
+            opts,
+            ops.reduce_scatter_single_coalesced,
+            inputs,
+            outputs,
+            opts.reduceOp,
+            results=outputs,
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _ALL_TO_ALL
+    ) -> TorchWork:
+        """Everyone has one tensor for each; shapes may differ."""
+        return self._collective(opts, ops.all_to_all, inputs, outputs, results=outputs)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = _ALL_TO_ALL,
+    ) -> TorchWork:
+        """The same with parts of one tensor."""
+        return self._collective(
+            opts,
+            ops.all_to_all_single,
+            input,
+            output,
+            input_split_sizes,
+            output_split_sizes,
+            results=[output],
+        )
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = _BARRIER) -> TorchWork:
+        """Wait for all ranks."""
+        return self._collective(opts, ops.barrier, results=[])
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait for all ranks, at most `timeout`; the error names all that are missing, on all that
+        came, whether or not `wait_all_ranks`.
+
+        `torch.distributed.monitored_barrier` itself is for Gloo's class alone: call this method.
+        """
+        opts = dist.BarrierOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
+
+    # -- point to point ---------------------------------------------------------------------------
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> TorchWork:
+        """Send one tensor. Done when its memory may be used again."""
+        return self._go(ops.send, one(tensors, "send"), dst, tag, self._seconds, results=tensors)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> TorchWork:
+        """Receive one tensor from `src`."""
+        x = one(tensors, "recv")
+        return self._go(ops.receive, x, src, tag, self._seconds, results=tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> TorchWork:
+        """Receive one tensor from whoever sends one; ``source_rank()`` says who did."""
+        x = one(tensors, "recv")
+        return self._go(ops.receive, x, None, tag, self._seconds, results=tensors)
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._batch = []
+
+    def _end_coalescing(self, device: torch.device) -> TorchWork:
+        batch, self._batch = self._batch or [], None
+        return self._go(together, batch, results=[x for work in batch for x in work.tensors])
+
+    # -- groups and their end ---------------------------------------------------------------------
+
+    def derive(self, ranks: Sequence[int], timeout: timedelta, store: Any) -> ProcessGroup:
+        """The group of some of its ranks; called by these alone."""
+        membership = self._membership.derive(ranks, timeout.total_seconds())
+        return ProcessGroup(membership, timeout, store)
+
+    def split_group(
+        self,
+        new_ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[torch.device] | None = None,
+    ) -> ProcessGroup | None:
+        """The group of `new_ranks` (ranks of this group); None on ranks that are not among them.
+
+        `torch.distributed.split_group` asks for an accelerator: call this method.
+        """
+        if self.rank() not in new_ranks:
+            return None
+        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
+        store = c10d.PrefixStore(f"{name}/", self._store)
+        group = self.derive(new_ranks, timeout or self._timeout, store)
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or "undefined")
+        return group
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of operations that are called from here on and give none."""
+        self._timeout = timeout
+        self._seconds = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Leave; what `destroy_process_group` does. Idempotent."""
+        self._membership.leave()
+
+    def abort(self) -> None:
+        """Leave at once: what is pending fails, on all ranks."""
+        self._membership.abort("the process group was aborted")
+
+    # -- what torch asks --------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """``"aiodist"``."""
+        return "aiodist"
+
+    def _get_backend_name(self) -> str:
+        return "aiodist"
+
+    def setGroupName(self, name: str) -> None:
+        """torch names the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """The name by which torch knows the group."""
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:
+        """torch describes the group."""
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        """What torch was told to call the group."""
+        return self._desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    def get_group_store(self) -> Any:
+        """The store that the ranks met at."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What carries out operations on tensors of `device`: this object."""
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"the aiodist backend is for CPU tensors, not for {device}")
+        return self
+
+
+def one(items: list[Any], op: str) -> Any:
+    """The only one of `items`. Raises ValueError."""
+    if len(items) != 1:
+        raise ValueError(f"{op} takes one tensor (or list of them) per rank, got {len(items)}")
+    return items[0]
+
+
+def together(_: aiodist.Group, batch: list[TorchWork]) -> ops.Works:
+    """The operations of works that have started."""
+    for work in batch:
+        if (error := work.exception()) is not None:
+            raise error
+    return [operation for work in batch for operation in work.operations]
+
+
+def create(options: Any) -> ProcessGroup:
+    """A process group of `options.group_size` ranks, as torch's `register_backend` asks for it.
+
+    Raises what `aiodist.connect` raises, and what the store raises.
+    """
+    timeout: timedelta = options.timeout
+    world = dist.group.WORLD
+    try:
+        if isinstance(world, ProcessGroup) and options.global_ranks_in_group:
+            return world.derive(options.global_ranks_in_group, timeout, options.store)
+        membership = Membership.join(
+            engine(),
+            options.store,
+            rank=options.group_rank,
+            size=options.group_size,
+            name=options.group_id or "world",
+            seconds=timeout.total_seconds(),
+        )
+    except aiodist.AiodistError as error:
+        raise as_torch(error) from None
+    return ProcessGroup(membership, timeout, options.store)

@@ -1,0 +1,152 @@
+"""`Store`: a torch Store that a coordinator of aiodist keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch._C import _distributed_c10d as c10d
+
+import aiodist
+from aiodist_torch.engine import engine
+from aiodist_torch.errors import as_torch
+from aiodist_torch.membership import Membership
+
+T = TypeVar("T")
+
+TIMEOUT = timedelta(seconds=300)
+
+
+class Store(c10d.Store):
+    """A torch Store on the store of an aiodist group, for whatever meets at a torch Store: any
+    backend's ``init_process_group(…, store=…)``, torch's `PrefixStore`, torch's own barriers.
+
+    `address`: the coordinator's (``aiodist coordinator --listen …``, or any
+    `aiodist.Coordinator`). `world_size` processes open the store called `name` together; the
+    constructor returns once all have. `rank`: the wanted one, or -1 for any. `timeout`: for that
+    meeting, and for `get` and `wait`. What the store holds is gone when the last of them has closed
+    it or exited. `token` as for `aiodist.connect`.
+
+    Raises what `aiodist.connect` raises.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        world_size: int,
+        *,
+        rank: int = -1,
+        name: str = "torch",
+        timeout: timedelta = TIMEOUT,
+        token: str | bytes | None = None,
+    ) -> None:
+        super().__init__()
+        self._timeout = timeout
+        seconds = timeout.total_seconds()
+        self._engine = engine()
+
+        async def join() -> aiodist.Group:
+            return await aiodist.connect(
+                address,
+                group=f"store:{name}",
+                rank=None if rank < 0 else rank,
+                size=world_size,
+                timeout=seconds,
+                op_timeout=seconds,
+                token=token,
+            )
+
+        self._membership = Membership(self._engine, self._run(join()))
+        self._store = self._membership.group.store
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._engine.wait_for(coroutine)
+        except aiodist.AiodistError as error:
+            raise as_torch(error) from None
+
+    def close(self) -> None:
+        """Leave the store to the others. Idempotent; the exit of the process does it, too."""
+        self._membership.leave()
+
+    # -- what torch calls -------------------------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set `key` to `value`."""
+        self._run(self._store.set(key, _bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        """The value of `key`; waits for it. Raises CollectiveTimeoutError, also a
+        DistBackendError, after the timeout."""
+        self.wait([key])
+        return self._run(self._store.get(key)) or b""
+
+    def add(self, key: str, value: int) -> int:
+        """Add to the number at `key` (0 where there is none), and return the sum."""
+        return self._run(self._store.add(key, value))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Add bytes to the end of the value of `key`."""
+        while True:
+            old = self._run(self._store.get(key))
+            new = (old or b"") + _bytes(value)
+            if self._run(self._store.compare_set(key, old, new)):
+                return
+
+    def compare_set(
+        self, key: str, expected_value: str | bytes, desired_value: str | bytes
+    ) -> bytes:
+        """Set `key` where it holds `expected_value`, or is absent and nothing is expected. Returns
+        the value that it has then; where it is absent still, `expected_value`."""
+        want, give = _bytes(expected_value), _bytes(desired_value)
+        for old in (want, None) if not want else (want,):
+            if self._run(self._store.compare_set(key, old, give)):
+                return give
+        found = self._run(self._store.get(key))
+        return want if found is None else found
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of `keys` exist."""
+        return all(self._run(self._store.get(key)) is not None for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Return once all of `keys` exist. Raises as `get` does."""
+        seconds = (self._timeout if timeout is None else timeout).total_seconds()
+        self._run(self._store.wait(keys, timeout=seconds if seconds > 0 else math.inf))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete `key`. False: there was none."""
+        return self._run(self._store.delete(key))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """The values of `keys`; waits for them."""
+        self.wait(keys)
+        return [self._run(self._store.get(key)) or b"" for key in keys]
+
+    def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
+        """Set each of `keys` to its value."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Whether there are `append`, `multi_get` and `multi_set`: yes."""
+        return True
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait for keys."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long `get` and `wait` wait for keys."""
+        self._timeout = timeout
+
+    def clone(self) -> Store:
+        """The same store: it may be used from several threads."""
+        return self
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

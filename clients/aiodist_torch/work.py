@@ -1,0 +1,206 @@
+"""`TorchWork`: an operation under way, as torch knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import aiodist
+from aiodist import CollectiveAbortedError, CollectiveTimeoutError
+from aiodist_torch.engine import Engine
+from aiodist_torch.errors import as_torch
+
+log = logging.getLogger("aiodist.torch")
+
+Start = Callable[[], Sequence["asyncio.Future[Any]"]]
+"""Starts operations; runs on the engine. Their results are in the tensors given to them."""
+
+_futures = threading.Lock()
+"""Guards the futures of all works against being made and completed at once."""
+
+
+class TorchWork(dist.Work):
+    """One call of torch: one operation of aiodist, or several that end together.
+
+    `tensors`: where the results are. Safe to use from any thread.
+    """
+
+    def __init__(
+        self, engine: Engine, group: aiodist.Group, start: Start, tensors: list[torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self._engine = engine
+        self._group = group
+        self._start = start
+        self.tensors = tensors
+        self._works: Sequence[asyncio.Future[Any]] = ()
+        self._left = 0  # works that are not done
+        self._done = False
+        self._error: BaseException | None = None
+        self._gate: threading.Lock | None = None  # held until this is done
+        self._root: torch.futures.Future[Any] | None = None
+        self._future: torch.futures.Future[Any] | None = None  # chained to the root
+
+    # -- on the engine ----------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Start. Runs on the engine."""
+        try:
+            self._works = works = self._start()
+        except Exception as error:
+            self._end(error)
+            return
+        except BaseException as error:
+            # An interrupt in the midst of the engine's work: nobody may rely on what it has left.
+            self._group.abort(f"{type(error).__name__} in the midst of an operation")
+            self._end(error)
+            raise
+        for work in works:
+            if not work.done():
+                self._left += 1
+        if not self._left:
+            self._settle()
+            return
+        if self._gate is None:
+            self.close_gate()
+        for work in works:
+            if not work.done():
+                work.add_done_callback(self._one_is_done)
+
+    def close_gate(self) -> None:
+        """Let `wait` wait."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gate = gate
+
+    def _one_is_done(self, work: asyncio.Future[Any]) -> None:
+        self._left -= 1
+        if not self._left:
+            self._settle()
+
+    def _settle(self) -> None:
+        failed: BaseException | None = None
+        for work in self._works:
+            if work.cancelled():
+                failed = failed or CollectiveAbortedError(
+                    "the operation was cancelled", rank=self._group.rank, reason="cancelled"
+                )
+            elif (error := work.exception()) is not None:
+                failed = failed or error
+        self._end(failed)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._error = as_torch(error)
+        with _futures:
+            self._done = True
+            root = self._root
+        if self._gate is not None:
+            self._gate.release()
+        if root is not None:
+            self._engine.completions.soon(lambda: _complete(root))
+
+    def _cancel(self) -> None:
+        for work in self._works:
+            work.cancel()
+
+    @property
+    def operations(self) -> Sequence[asyncio.Future[Any]]:
+        """aiodist's Works, once it has started."""
+        return self._works
+
+    # -- what torch calls -------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end, at most `timeout` (zero: as long as the operation's own deadline
+        allows), without holding the GIL. True, or raises what went wrong.
+
+        An operation that is waited for in vain goes on; one whose wait is interrupted by Ctrl-C is
+        cancelled, on all ranks.
+        """
+        if not self._done:
+            self._wait(timeout.total_seconds())
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        gate = self._gate
+        assert gate is not None
+        try:
+            if not gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1):
+                raise as_torch(
+                    CollectiveTimeoutError(
+                        f"not done within the {seconds:g} s given to wait(); it goes on",
+                        group=self._group.name,
+                        epoch=self._group.epoch,
+                    )
+                )
+        except KeyboardInterrupt:
+            self._engine.submit(self._cancel)
+            raise
+        gate.release()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, if it has ended so."""
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the results; waits for them."""
+        self.wait()
+        return self.tensors
+
+    def synchronize(self) -> None:
+        """The same as `wait`: results on the CPU are there when it returns."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank that a completed receive came from."""
+        source = getattr(self._works[0], "source", None) if self._works else None
+        if source is None:
+            raise RuntimeError("source_rank() is for receives that are done: wait() first")
+        rank: int = source
+        return rank
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The future of the list of result tensors. Callbacks chained to it may communicate."""
+        with _futures:
+            if self._future is not None:
+                return self._future
+            root: torch.futures.Future[Any] = torch.futures.Future()
+            self._root = root
+            self._future = future = root.then(self._give)
+            done = self._done
+        if done:
+            _complete(root)
+        return future
+
+    def _give(self, _: torch.futures.Future[Any]) -> list[torch.Tensor]:
+        # Only an error that is raised in a callback is one for C++, too.
+        if self._error is not None:
+            raise self._error
+        return self.tensors
+
+
+def _complete(root: torch.futures.Future[Any]) -> None:
+    try:
+        root.set_result(None)
+    except Exception:
+        log.exception("a callback chained to a future failed")

@@ -1,0 +1,265 @@
+"""Without the token nobody gets in, and nobody hears a word about the group; it is never told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import aiodist
+from aiodist.errors import ProtocolError
+from aiodist.runtime.endpoint import Endpoint, Identity
+from aiodist.transports.base import Link, Receiver
+from aiodist.transports.tcp import TcpTransport
+from aiodist.wire import kinds
+from aiodist.wire.frames import Decoder, encode, pack_fields, unpack_fields
+from aiodist.wire.messages import Result, StoreChanged, StoreCompareSet, StoreSet
+from aiodist.wire.proof import check_proof, make_proof, membership_key
+
+TOKEN = "the-secret-token"
+PAYLOAD = b"the-secret-payload"
+NAME = "the-secret-name"
+
+
+def address_of(group: aiodist.Group) -> tuple[str, int]:
+    (found,) = [
+        one for one in group._seat.view.members[group.rank].addresses if one.startswith("tcp://")
+    ]
+    host, _, port = found.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
+
+
+async def overheard(group: aiodist.Group, frames: list[bytes]) -> bytes:
+    """All that the listener of `group` says to who sends `frames`."""
+    reader, writer = await asyncio.open_connection(*address_of(group))
+    writer.write(b"".join(frames))
+    heard = b""
+    try:
+        async with asyncio.timeout(20):
+            while more := await reader.read(65536):
+                heard += more
+    except ConnectionError:
+        pass
+    writer.close()
+    return heard
+
+
+def test_a_stranger_hears_nothing_of_the_group(run: Any, caplog: Any) -> None:
+    async def main() -> None:
+        options = {"group": NAME, "token": TOKEN, "transports": ("tcp",)}
+        async with aiodist.local(2, **options) as ranks:  # type: ignore[arg-type]
+            await asyncio.gather(*(rank.barrier() for rank in ranks))
+            view = ranks[0]._seat.view
+            ids = [member.id for member in view.members]
+            # It knows all but the token.
+            key = membership_key(b"guessed", view.group, view.epoch, ids)
+            nonce = bytes(range(32))
+            hello = encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, nonce))
+            for rank in (-1, 0, 1, 2, 2**40):
+                mac = make_proof(key, "dialler", nonce, bytes(32))
+                heard = await overheard(
+                    ranks[0], [hello, encode(pack_fields(kinds.PROOF, rank, mac))]
+                )
+                [challenge] = Decoder().feed(heard)
+                kind, theirs = unpack_fields(challenge.header)
+                assert (kind, len(theirs)) == (kinds.CHALLENGE, 32)
+            assert await asyncio.gather(*(rank.all_reduce(1) for rank in ranks)) == [2, 2]
+
+    run(main())
+    assert "did not show that it is a member" in caplog.text
+
+
+class Door:
+    """An endpoint behind a TCP listener, and whom it knows under which key."""
+
+    def __init__(self, rank: int, key: bytes) -> None:
+        self.endpoint = Endpoint(asyncio.get_running_loop())
+        self.identity = Identity(rank, 2, key)
+        self.address = ""
+
+    async def open(self) -> None:
+        self.listener = await TcpTransport().listen(self.endpoint.accept, host="127.0.0.1")
+        self.address = self.listener.address
+
+    def activate(self, peer: str) -> None:
+        async def dial(rank: int, receiver: Receiver) -> Link:
+            return await TcpTransport().dial(peer, receiver)
+
+        self.endpoint.activate(self.identity, dial)
+
+    async def close(self) -> None:
+        await self.endpoint.finish(1)
+        self.listener.close()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_peers_show_each_other_the_key(run: Any, same: bool) -> None:
+    async def main() -> None:
+        doors = [Door(0, b"key"), Door(1, b"key" if same else b"another")]
+        for door in doors:
+            await door.open()
+        doors[0].activate(doors[1].address)
+        doors[0].endpoint.send(1, pack_fields(kinds.KICK, b"12345678"))
+        await asyncio.sleep(0.02)  # its proof waits there until the membership is known
+        doors[1].activate(doors[0].address)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*doors[0].endpoint._tasks)
+        assert (doors[0].endpoint.lost == {}) == same
+        assert (doors[1].endpoint.link(0) is not None) == same
+        for door in doors:
+            await door.close()
+
+    run(main())
+
+
+def test_an_impostor_hears_nothing_of_the_group(run: Any) -> None:
+    """Somebody listens where a peer was."""
+
+    async def main() -> None:
+        heard: list[bytes] = []
+        done = asyncio.Event()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(await reader.read(65536))
+            writer.write(encode(pack_fields(kinds.CHALLENGE, bytes(32))))
+            heard.append(await reader.read(65536))
+            writer.write(encode(pack_fields(kinds.HELLO_ACK, bytes(32))))
+            heard.append(await reader.read())
+            writer.close()
+            done.set()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        key = membership_key(TOKEN.encode(), NAME, 1, ["a", "b"])
+        door = Door(0, key)
+        await door.open()
+        door.activate(f"tcp://127.0.0.1:{port}")
+        door.endpoint.send(1, pack_fields(kinds.KICK, NAME.encode()))
+        await done.wait()
+        server.close()
+        assert list(door.endpoint.lost) == [1]
+        assert NAME.encode() not in b"".join(heard)
+        _hello, proof, after = heard
+        assert after == b""
+        [frame] = Decoder().feed(proof)
+        kind, rank, mac = unpack_fields(frame.header)
+        assert (kind, rank, len(mac)) == (kinds.PROOF, 0, 32)
+        await door.close()
+
+    run(main())
+
+
+def test_a_proof_is_of_one_rank_to_another() -> None:
+    one, two, three = (Identity(rank, 3, b"key") for rank in range(3))
+    nonces = (bytes(32), bytes(range(32)))
+    mac = one.prove("dialler", 1, nonces)
+    assert two.check("dialler", 0, mac, nonces)
+    assert not two.check("dialler", 2, mac, nonces)
+    assert not three.check("dialler", 0, mac, nonces)
+    assert not two.check("listener", 0, mac, nonces)
+    assert not two.check("dialler", 0, mac, nonces[::-1])  # type: ignore[arg-type]
+    assert not two.check("dialler", 1, two.prove("dialler", 1, nonces), nonces)
+    assert not two.check("dialler", 3, mac, nonces)
+    assert check_proof(b"", b"key", "dialler", *nonces) is False
+
+
+def test_too_many_that_wait_for_the_membership(run: Any) -> None:
+    async def main() -> None:
+        endpoint = Endpoint(asyncio.get_running_loop(), expected=1)
+        listener = await TcpTransport().listen(endpoint.accept, host="127.0.0.1")
+        host, _, port = listener.address.removeprefix("tcp://").rpartition(":")
+        hello = encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, bytes(32)))
+        proof = encode(pack_fields(kinds.PROOF, 0, bytes(32)))
+        callers = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        closed = 0
+        for reader, writer in callers:
+            writer.write(hello + proof)
+            await reader.readexactly(1)
+        for reader, _writer in callers[1:]:
+            with pytest.raises((ConnectionError, EOFError)):
+                async with asyncio.timeout(20):
+                    while await reader.read(100):
+                        pass
+                    raise EOFError
+            closed += 1
+        assert closed == 2
+        for _reader, writer in callers:
+            writer.close()
+        await endpoint.finish(0)
+        listener.close()
+
+    run(main())
+
+
+def test_secrets_are_not_in_texts(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def main() -> None:
+        connecting = aiodist.connect("inproc://x", size=1, token=TOKEN)
+        assert TOKEN not in repr(vars(connecting))
+        async with aiodist.local(2, token=TOKEN, transports=("tcp",)) as ranks:
+            assert TOKEN not in repr(ranks) + repr(ranks[0]._seat.control)
+            await ranks[0].store.set("k", PAYLOAD)
+            with pytest.raises(ValueError) as caught:
+                await ranks[1].store.add("k")
+            assert PAYLOAD.decode() not in str(caught.value)
+            sent = ranks[0].send(PAYLOAD, 1)
+            assert await ranks[1].recv() == PAYLOAD
+            await sent
+        async with aiodist.Coordinator(token=TOKEN) as coordinator:
+            assert TOKEN not in repr(coordinator)
+            with pytest.raises(aiodist.AuthenticationError) as refused:
+                await aiodist.connect(coordinator.address, size=1, token="wrong-token")
+            assert "wrong-token" not in str(refused.value)
+
+    run(main())
+    for secret in (TOKEN, "wrong-token", PAYLOAD.decode()):
+        assert secret not in caplog.text
+    for message in (
+        StoreSet("k", PAYLOAD),
+        StoreCompareSet("k", PAYLOAD, PAYLOAD),
+        StoreChanged("k", PAYLOAD),
+        Result(PAYLOAD),
+    ):
+        assert PAYLOAD.decode() not in repr(message)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [kinds.HELLO, kinds.MAGIC, kinds.VERSION, bytes(31)],
+        [kinds.HELLO, kinds.MAGIC, kinds.VERSION, "x" * 32],
+        [kinds.HELLO, kinds.MAGIC, kinds.VERSION + 1, bytes(32)],
+        [kinds.HELLO, "other", kinds.VERSION, bytes(32)],
+        [kinds.PROOF, 0, bytes(32)],
+    ],
+)
+def test_hellos_that_are_none(run: Any, fields: list[Any]) -> None:
+    async def main() -> None:
+        async with aiodist.local(1, transports=("tcp",)) as ranks:
+            assert await overheard(ranks[0], [encode(pack_fields(*fields))]) == b""
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [kinds.PROOF, 0],
+        [kinds.PROOF, "0", bytes(32)],
+        [kinds.PROOF, 0, "x"],
+        [kinds.HELLO, 0, bytes(32)],
+    ],
+)
+def test_proofs_that_are_none(run: Any, fields: list[Any], caplog: Any) -> None:
+    async def main() -> None:
+        async with aiodist.local(1, transports=("tcp",)) as ranks:
+            hello = pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, bytes(32))
+            heard = await overheard(ranks[0], [encode(hello), encode(pack_fields(*fields))])
+            assert len(Decoder().feed(heard)) == 1
+
+    run(main())
+    assert ProtocolError.__name__ not in caplog.text  # said in words
+    assert "proof" in caplog.text

@@ -1,0 +1,171 @@
+"""TLS and mutual TLS between ranks, and between ranks and the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+import aiodist
+from aiodist.testing.conformance import LinkConformance
+from aiodist.transports.base import Transport
+from aiodist.transports.tcp import TcpTransport
+from aiodist.transports.tls import TlsContexts
+
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+class Authority:
+    """Issues certificates for 127.0.0.1."""
+
+    def __init__(self, folder: Path) -> None:
+        openssl = shutil.which("openssl")
+        if openssl is None:
+            pytest.skip("no openssl command to make certificates with")
+        self._openssl = openssl
+        self._folder = folder
+        self._run("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+                  "-subj /CN=test-ca -keyout ca.key -out ca.pem")  # fmt: skip
+
+    def _run(self, arguments: str) -> None:
+        command = [self._openssl, *arguments.split()]
+        subprocess.run(command, cwd=self._folder, check=True, capture_output=True, timeout=30)
+
+    def contexts(self, name: str, *, mutual: bool) -> Contexts:
+        """Of a rank that has a certificate of this authority, and trusts those that have one."""
+        self._run(f"req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+                  f"-subj /CN={name} -keyout {name}.key -out {name}.csr")  # fmt: skip
+        (self._folder / "san").write_text("subjectAltName=IP:127.0.0.1")
+        self._run(f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 "
+                  f"-extfile san -out {name}.pem")  # fmt: skip
+        ca, pem, key = [self._folder / one for one in ("ca.pem", f"{name}.pem", f"{name}.key")]
+        client = ssl.create_default_context(cafile=ca)
+        server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+        server.load_cert_chain(pem, key)
+        if mutual:
+            client.load_cert_chain(pem, key)
+            server.verify_mode = ssl.CERT_REQUIRED
+        return client, server
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def mutual(authority: Authority) -> Contexts:
+    return authority.contexts("rank", mutual=True)
+
+
+@pytest.fixture(scope="class")
+def for_kit(request: pytest.FixtureRequest, mutual: Contexts) -> None:
+    request.cls.contexts = TlsContexts(*mutual)
+
+
+@pytest.mark.usefixtures("for_kit")
+class TestTls(LinkConformance):
+    contexts: TlsContexts
+    # Who was connected to has the end of the handshake to take in first.
+    test_poll_alone_moves_frames = None  # type: ignore[assignment]
+
+    def transport(self) -> Transport:
+        return TcpTransport(self.contexts)
+
+
+class TestTlsOnUvloop(TestTls):
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+async def connected(address: str, contexts: list[Any], **options: Any) -> list[aiodist.Group]:
+    joining = [
+        asyncio.ensure_future(
+            _one(address, rank=rank, size=len(contexts), ssl=one, transports=("tcp",), **options)
+        )
+        for rank, one in enumerate(contexts)
+    ]
+    return list(await asyncio.gather(*joining))
+
+
+async def _one(*arguments: Any, **options: Any) -> aiodist.Group:
+    return await aiodist.connect(*arguments, **options)
+
+
+@pytest.mark.parametrize("kind", ["one-sided", "mutual"])
+def test_all_that_leaves_a_rank_is_encrypted(run: Any, authority: Authority, kind: str) -> None:
+    contexts = authority.contexts(kind, mutual=kind == "mutual")
+
+    async def main() -> None:
+        server = contexts[1]
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=server, token="t") as coordinator:
+            groups = await connected(coordinator.address, [contexts] * 3, token="t")
+            for member in groups[0]._seat.view.members:
+                assert any(one.startswith("tls://127.0.0.1:") for one in member.addresses)
+                assert not any(one.startswith("tcp://") for one in member.addresses)
+            xs = [np.arange(1_000_000.0) * (rank + 1) for rank in range(3)]
+            await asyncio.gather(*(g.all_reduce(x) for g, x in zip(groups, xs, strict=True)))
+            assert all((x == np.arange(1_000_000.0) * 6).all() for x in xs)
+            for length in (1, 1000, 100_000):
+                small = [np.full(length, float(rank)) for rank in range(3)]
+                for _ in range(5):
+                    await asyncio.gather(
+                        *(g.all_reduce(x) for g, x in zip(groups, small, strict=True))
+                    )
+            await groups[0].store.set("k", b"v")
+            await asyncio.gather(*(group.close() for group in groups))
+
+    run(main())
+
+
+def test_who_has_no_certificate_is_not_let_in(run: Any, authority: Authority, mutual: Any) -> None:
+    trusting = ssl.create_default_context(cafile=authority._folder / "ca.pem")
+
+    async def main() -> None:
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
+            with pytest.raises(aiodist.JoinError):
+                await aiodist.connect(
+                    coordinator.address, rank=0, size=1, ssl=trusting, timeout=0.5
+                )
+            [group] = await connected(coordinator.address, [mutual])
+            await group.close()
+
+    run(main())
+
+
+def test_ranks_with_and_without_tls_do_not_talk(run: Any, mutual: Any) -> None:
+    async def main() -> None:
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
+            groups = await connected(coordinator.address, [mutual, mutual[0]])
+            with pytest.raises(aiodist.PeerLostError, match="encrypted, this rank's connections"):
+                await groups[0].barrier(timeout=20)
+            for group in groups:
+                group.abort("over")
+                await group._seat.gone()
+
+    run(main())
+
+
+def test_a_peer_of_another_authority_is_lost(
+    run: Any, tmp_path: Path, authority: Authority, mutual: Any
+) -> None:
+    other = Authority(tmp_path).contexts("other", mutual=True)
+    mixed = (mutual[0], other[1])  # the coordinator knows it, peers do not
+
+    async def main() -> None:
+        async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
+            groups = await connected(coordinator.address, [mutual, mixed])
+            with pytest.raises(aiodist.PeerLostError, match="no TLS connection with 127"):
+                await groups[0].barrier(timeout=20)
+            for group in groups:
+                group.abort("over")
+                await group._seat.gone()
+
+    run(main())

@@ -1,0 +1,248 @@
+"""Ranks on a simulated network: what is reported of them, and that it is the same every time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.testing import Conditions, HangError, InvariantError, Killed, Simulation
+from aiodist.testing.__main__ import main, play
+from aiodist.testing.scenario import scenario
+from aiodist.testing.workload import Run
+
+
+async def add(group: aiodist.Group) -> float:
+    x = np.full(1000, group.rank + 1.0)
+    await group.barrier()
+    await group.all_reduce(x)
+    return float(x[0])
+
+
+def test_ranks_work_in_no_time():
+    simulation = Simulation(3)
+    assert simulation.run(add) == [6.0, 6.0, 6.0]
+    done = [entry for entry in simulation.history.entries if entry.op == "all_reduce"]
+    assert [entry.end for entry in done] == ["done"] * 3
+    assert len({entry.digest for entry in done}) == 1
+    assert 0 < simulation.loop.time() < 10
+
+
+@pytest.mark.parametrize("point", ["start", "entered", "phase", "before_complete"])
+@pytest.mark.parametrize("action", ["kill", "unplug"])
+def test_a_rank_that_dies_at_a_point_of_an_operation(point, action):
+    simulation = Simulation(3, lease=5.0)
+    fault = simulation.faults.fail_at(1, "all_reduce", point, action)
+    outcomes = simulation.run(add)
+    assert fault.happened
+    assert isinstance(outcomes[1], Killed)
+    for outcome in (outcomes[0], outcomes[2]):
+        lost = isinstance(outcome, aiodist.PeerLostError) and outcome.ranks == (1,)
+        assert lost or outcome == 6.0
+    assert any(isinstance(outcome, aiodist.PeerLostError) for outcome in outcomes) or (
+        point == "before_complete"
+    )
+    assert simulation.loop.time() < 5.0 + 2.0  # not at a deadline
+
+
+def test_a_cancel_at_a_point_of_an_operation():
+    async def program(group: aiodist.Group) -> str:
+        await group.barrier()
+        await asyncio.sleep(group.rank)
+        try:
+            await group.all_reduce(np.ones(5), tag="t")
+        except (asyncio.CancelledError, aiodist.CollectiveAbortedError) as error:
+            await group.barrier()  # the group is usable
+            return type(error).__name__
+        return "done"
+
+    simulation = Simulation(2)
+    simulation.faults.fail_at(0, "all_reduce", "entered", "cancel")
+    assert simulation.run(program) == ["CancelledError", "CollectiveAbortedError"]
+
+
+def test_an_exception_at_a_point_of_an_operation():
+    async def program(group: aiodist.Group) -> float:
+        await group.barrier()
+        return float(await group.all_reduce(group.rank + 1.0, tag="fails"))
+
+    simulation = Simulation(2)
+    error = aiodist.AiodistError("out of order")
+    simulation.faults.fail_at(1, "all_reduce", "phase", error)
+    first, second = simulation.run(program)
+    assert isinstance(first, aiodist.CollectiveAbortedError)
+    assert "out of order" in str(first)
+    assert second is error
+    with pytest.raises(ValueError, match="phase"):
+        simulation.faults.fail_at(1, "all_reduce", "start", error)
+
+
+def test_a_stopped_rank_that_comes_back_in_time_loses_nothing():
+    simulation = Simulation(2, lease=5.0)
+    simulation.faults.fail_at(1, "all_reduce", "entered", "stop", seconds=3.0)
+    assert simulation.run(add) == [3.0, 3.0]
+    assert simulation.loop.time() > 3.0
+
+
+def test_a_rank_that_is_stopped_for_too_long_is_evicted_and_learns_it():
+    simulation = Simulation(2, lease=5.0)
+    simulation.faults.fail_at(1, "barrier", "entered", "stop", seconds=20.0)
+    first, second = simulation.run(add)
+    assert isinstance(first, aiodist.PeerLostError)
+    assert isinstance(second, (aiodist.GroupClosedError, aiodist.PeerLostError))
+
+
+def test_the_last_frames_of_an_operation_that_nobody_takes():
+    """Rank 0 has all it needs from rank 1, which takes nothing any more, and dies."""
+
+    async def program(group: aiodist.Group) -> float:
+        await group.barrier()
+        x = np.full(4000, group.rank + 1.0)
+        await group.all_reduce(x, tag="large")
+        return float(x[0])
+
+    conditions = Conditions(room=(700, 100_000), loss=0.0, short=0.0)
+    errors = 0
+    for seed in (3, 8, 9):
+        simulation = Simulation(2, seed=seed, conditions=conditions, lease=5.0)
+        simulation.faults.fail_at(1, "all_reduce", "entered", "stop", seconds=100.0)
+        simulation.network.later_by(1.0, simulation.nodes[1].kill)
+        outcomes = simulation.run(program)
+        assert simulation.loop.time() < 5.0
+        errors += isinstance(outcomes[0], aiodist.PeerLostError)
+    assert errors == 3
+
+
+PAIRS = list(itertools.permutations(range(4), 2))
+
+
+@pytest.mark.parametrize(("giver", "other"), PAIRS)
+@pytest.mark.parametrize("dies", [False, True])
+def test_all_who_live_hear_what_a_rank_gave_up(giver, other, dies):
+    """`giver` gives an operation up while it does not reach `other`: because their link broke, or
+    because they are cut off from each other, and it dies before that ends."""
+
+    async def program(group: aiodist.Group) -> float:
+        network, nodes = simulation.network, simulation.nodes
+        await group.all_to_all([0] * group.size)  # all links are up
+        await asyncio.sleep(0.5)
+        if group.rank == giver:
+            if dies:
+                network.partition([nodes[giver]], [nodes[other]])
+            else:
+                network.break_links(nodes[giver], nodes[other])
+            await asyncio.sleep(0.1)
+            group.all_reduce(1, tag="given up").cancel()
+            await asyncio.sleep(0.1)
+            if dies:
+                nodes[giver].kill()
+        await asyncio.sleep(2.0 if group.rank == other else 1.0)
+        if group.rank != giver:
+            with pytest.raises((aiodist.PeerLostError, aiodist.CollectiveAbortedError)):
+                await group.all_reduce(1, tag="given up")
+        at = simulation.loop.time()
+        await asyncio.sleep(5.0)  # nobody hears anything by the end of another
+        return at
+
+    simulation = Simulation(4, conditions=Conditions(loss=0.0))
+    outcomes = simulation.run(program)
+    assert isinstance(outcomes.pop(giver), Killed if dies else float)
+    assert max(outcomes) < 4.0
+
+
+def test_a_closed_group_leaves_no_connection_behind():
+    async def program(group: aiodist.Group) -> bool:
+        await group.close()
+        return group._seat.control.is_open
+
+    simulation = Simulation(2)
+    assert simulation.run(program) == [False, False]
+
+
+def test_a_run_that_does_not_end():
+    async def program(group: aiodist.Group) -> None:
+        await group.recv(src=1 - group.rank)
+
+    with pytest.raises(HangError, match="recv"):
+        Simulation(2).run(program, limit=100.0)
+
+
+def test_values_that_differ_are_found():
+    async def program(group: aiodist.Group) -> None:
+        work = group.all_reduce(np.ones(3))
+        await work
+
+    simulation = Simulation(2, conditions=Conditions(loss=0.0))
+
+    def tamper(work: aiodist.Work) -> None:
+        simulation.history.entries[-1].digest = "another"
+
+    simulation.faults.fail_at(1, "all_reduce", "before_complete", tamper)
+    with pytest.raises(InvariantError, match="different values"):
+        simulation.run(program)
+
+
+def test_what_is_left_behind_is_found():
+    async def program(group: aiodist.Group) -> None:
+        program.kept = asyncio.create_task(asyncio.sleep(10_000), name="forgotten")
+
+    with pytest.raises(InvariantError, match="left a task over: forgotten"):
+        Simulation(1).run(program)
+
+
+# ---- random programs ----
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs_hold_the_invariants(seed):
+    problems = play(Run(scenario(seed)))
+    assert not problems, f"replay: python -m aiodist.testing simulate --seeds {seed} -v\n{problems}"
+
+
+def test_a_seed_always_does_the_same():
+    """Also in another process, where hashes and addresses are others."""
+    code = (
+        "import logging; logging.disable(50)\n"
+        "from aiodist.testing.scenario import scenario\n"
+        "from aiodist.testing.workload import Run\n"
+        "for seed in (1, 4, 11):\n"
+        "    run = Run(scenario(seed)); run.play()\n"
+        "    print(run.simulation.history.digest(), run.simulation.loop.time())\n"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=50,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == 3
+
+
+def test_the_command(capsys):
+    assert main(["simulate", "--seeds", "0:2"]) == 0
+    assert "2 seeds in" in capsys.readouterr().out
+    assert main(["simulate", "--seeds", "5:", "--seconds", "0"]) == 0
+    assert "0 seeds in" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["simulate", "--seeds", "x"])
+
+
+def test_a_failing_seed_is_printed_with_what_replays_it(capsys, monkeypatch):
+    monkeypatch.setattr("aiodist.testing.steps._all_reduce", lambda *_: [(None, None)])
+    monkeypatch.setattr("aiodist.testing.__main__.play", lambda run: "something is wrong")
+    assert main(["simulate", "--seeds", "7"]) == 1
+    out = capsys.readouterr().out
+    assert "something is wrong" in out
+    assert "replay: python -m aiodist.testing simulate --seeds 7 -v" in out

@@ -1,0 +1,116 @@
+"""The event loop in virtual time, and processes that are stopped and ended on it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiodist.testing import DeadlockError, Process, VirtualLoop
+
+
+@pytest.fixture
+def loop():
+    loop = VirtualLoop()
+    yield loop
+    loop.close()
+
+
+def test_time_jumps_to_the_next_timer(loop):
+    async def main():
+        await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(0.5))
+        return loop.time()
+
+    assert loop.run_until_complete(main()) == pytest.approx(3600, abs=1e-6)
+
+
+def test_time_stands_still_while_something_is_ready(loop):
+    async def main():
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        return loop.time()
+
+    assert loop.run_until_complete(main()) == 0
+
+
+def test_waiting_for_nothing_is_an_error_that_names_who_waits(loop):
+    async def main():
+        await loop.create_future()
+
+    task = loop.create_task(main(), name="the culprit")
+    with pytest.raises(DeadlockError, match="the culprit"):
+        loop.run_until_complete(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)
+
+
+def test_there_are_no_threads_and_no_sockets_without_a_network(loop):
+    async def main():
+        with pytest.raises(RuntimeError, match="thread"):
+            await asyncio.to_thread(print)
+        with pytest.raises(OSError, match="no network"):
+            loop.new_socket(2, 1)
+
+    loop.run_until_complete(main())
+
+
+def test_a_stopped_process_goes_on_where_it_was(loop):
+    process = Process(loop, "worker")
+    ticks: list[float] = []
+
+    async def work():
+        while len(ticks) < 4:
+            await asyncio.sleep(1)
+            ticks.append(round(loop.time(), 6))
+
+    task = process.spawn(work())
+    loop.call_later(1.5, process.stop)
+    loop.call_later(9.0, process.resume)
+    loop.run_until_complete(task)
+    assert ticks == [1, 9, 10, 11]
+    assert process.stopped_seconds == pytest.approx(7.5)
+
+
+def test_what_was_cancelled_while_it_was_held_does_not_run(loop):
+    process = Process(loop, "worker")
+    ran: list[str] = []
+
+    async def work():
+        late = loop.call_later(1, ran.append, "cancelled")
+        loop.call_later(0.5, late.cancel)
+        await asyncio.sleep(2)
+
+    task = process.spawn(work())
+    loop.call_later(0.1, process.stop)
+    loop.call_later(5, process.resume)
+    loop.run_until_complete(task)
+    assert ran == []
+
+
+def test_nothing_of_an_ended_process_runs_again(loop):
+    process = Process(loop, "worker")
+    ran: list[str] = []
+
+    async def work():
+        try:
+            await asyncio.sleep(1)
+            ran.append("after the sleep")
+        finally:
+            ran.append("finally")
+
+    task = process.spawn(work())
+    loop.call_later(0.5, process.end)
+    loop.run_until_complete(asyncio.sleep(5))
+    assert ran == []
+    assert not task.done()
+
+
+def test_errors_nobody_handled_are_kept(loop):
+    def fail():
+        raise LookupError("a mistake")
+
+    loop.call_soon(fail)
+    loop.run_until_complete(asyncio.sleep(1))
+    assert len(loop.errors) == 1
+    assert "a mistake" in loop.errors[0]

@@ -1,0 +1,146 @@
+"""Process groups to test: as threads of this process, and as programs of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import _DistributedBackendOptions
+
+from aiodist.runtime.spawn import free_port
+from aiodist_torch.engine import engine
+from aiodist_torch.process_group import ProcessGroup, create
+
+ROOT = Path(__file__).parents[2]
+
+Ranks = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_engine() -> None:
+    """Its thread stays as long as the process."""
+    engine()
+
+
+def join(store: dist.Store, rank: int, size: int, timeout: float) -> ProcessGroup:
+    """A process group, made as torch asks for one."""
+    options = _DistributedBackendOptions()
+    options.store = store
+    options.group_rank, options.group_size = rank, size
+    options.timeout = timedelta(seconds=timeout)
+    options.group_id = "test"
+    options.global_ranks_in_group = []
+    return create(options)
+
+
+@pytest.fixture
+def ranks(no_leaks: None) -> Iterator[Ranks]:
+    """``ranks(3, body)``: the results of ``body(process_group)`` of three ranks, which are threads;
+    raises what the first of them raises."""
+
+    def run(size: int, body: Callable[[ProcessGroup], Any], *, timeout: float = 20) -> list[Any]:
+        store = dist.HashStore()
+        results: list[Any] = [None] * size
+        errors: list[BaseException] = []
+
+        def main(rank: int) -> None:
+            try:
+                group = join(store, rank, size, timeout)
+                try:
+                    results[rank] = body(group)
+                finally:
+                    group.shutdown()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+    yield run
+    engine().end()  # rank 0's coordinator stays until the others have left
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process in which aiodist is installed, entry points and all."""
+    folder = tmp_path_factory.mktemp("installed")
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    info = folder / "aiodist_entry_points-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: aiodist-entry-points\nVersion: 0\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+            for group, entries in points.items()
+        )
+    )
+    taken = ("AIODIST_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCH", "PYTHONUNBUF")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(taken)}
+    path = [str(folder), str(ROOT), str(ROOT / "server"), str(ROOT / "clients")]
+    return env | {
+        "PYTHONPATH": os.pathsep.join([*path, env.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+
+
+class Job:
+    """Processes of one program, by rank; `size` of them meet."""
+
+    def __init__(self, program: Path, size: int, env: dict[str, str], *args: str) -> None:
+        port = str(free_port())
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore::FutureWarning", str(program), *args],
+                env=env | {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def finish(self, *, quiet: bool = True) -> list[str]:
+        """Wait for the end, which must be a good one, without a word on stderr if `quiet`; what
+        each rank has printed."""
+        ends = [
+            (*process.communicate(timeout=280), process.returncode) for process in self.processes
+        ]
+        assert [code for *_, code in ends] == [0] * len(ends), ends
+        assert not quiet or [err for _, err, _ in ends] == [""] * len(ends)
+        return [out for out, _, _ in ends]
+
+
+@pytest.fixture
+def job(installed: dict[str, str], no_leaks: None) -> Iterator[Callable[..., Job]]:
+    """``job("name.py", 2, *args)`` starts a program of ``tests/torch/programs`` (or a path)."""
+    jobs: list[Job] = []
+
+    def start(program: str | Path, size: int, *args: str, **env: str) -> Job:
+        path = Path(__file__).with_name("programs") / program
+        jobs.append(Job(path, size, installed | env, *args))
+        return jobs[-1]
+
+    yield start
+    for each in jobs:
+        for process in each.processes:
+            process.kill()
+            process.communicate()

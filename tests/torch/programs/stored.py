@@ -1,0 +1,56 @@
+"""Gloo meets at a store that a coordinator of aiodist keeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+import aiodist
+from aiodist_torch import Store
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = Store(sys.argv[1], size, rank=rank)
+if rank == 0:
+    c10d._test_python_store(store)
+for backend in ("gloo", "aiodist"):
+    meeting = dist.PrefixStore(backend, store)
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=size)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert float(x) == size
+    if rank == 0:
+        assert store.compare_set("k", "", "1") == b"1"
+        assert store.compare_set("k", "x", "2") == b"1"
+        assert store.compare_set("none", "x", "2") == b"x"
+        store.append("k", "2")
+        store.append("new", "3")
+        assert store.multi_get(["k", "new"]) == [b"12", b"3"]
+        store.multi_set(["a", "b"], ["1", b"2"])
+        assert (store.add("a", 4), store.check(["a", "b"]), store.check(["c"])) == (5, True, False)
+        assert [store.delete_key(key) for key in ("k", "k", "new")] == [True, False, True]
+        assert store.clone() is store
+    dist.destroy_process_group()
+try:
+    store.wait(["never"], timedelta(milliseconds=50))
+    raise AssertionError("a key that nobody set was found")
+except aiodist.CollectiveTimeoutError as error:
+    assert isinstance(error, RuntimeError)
+store.set_timeout(timedelta(milliseconds=50))
+assert store.timeout == timedelta(milliseconds=50)
+try:
+    store.get("never")
+    raise AssertionError("a key that nobody set was found")
+except RuntimeError as error:
+    assert "never" in str(error)
+store.close()
+try:
+    store.set("late", "x")
+    raise AssertionError("the store was closed")
+except aiodist.GroupClosedError:
+    pass
+print("stored")

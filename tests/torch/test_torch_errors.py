@@ -1,0 +1,178 @@
+"""What goes wrong is an error on all ranks, of types that programs for torch catch, too."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import aiodist
+from aiodist_torch.errors import as_torch
+from aiodist_torch.operations import operator
+from aiodist_torch.process_group import ProcessGroup
+
+Ranks = Callable[..., list[Any]]
+
+
+def test_a_wrong_shape_on_one_rank_is_an_error_on_all(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        work = group.allreduce([torch.ones(3 if group.rank() else 2)])
+        with pytest.raises(aiodist.MismatchError, match="float32") as caught:
+            work.wait()
+        assert isinstance(caught.value, dist.DistBackendError)
+        assert isinstance(caught.value, RuntimeError)
+        assert set(caught.value.calls) >= {group.rank()}
+        assert not work.is_success()
+        x = torch.ones(1)
+        group.allreduce([x]).wait()
+        assert float(x) == 3
+
+    ranks(3, body)
+
+
+def test_different_operations_are_an_error_on_all(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        work = group.barrier() if group.rank() else group.allreduce([torch.ones(1)])
+        with pytest.raises(aiodist.MismatchError, match="barrier"):
+            work.wait()
+
+    ranks(2, body)
+
+
+def test_arguments_that_make_no_sense_on_one_rank_stop_all(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        out = torch.empty(3)
+        work = group.all_to_all_single(
+            out, torch.ones(3), [1, 1, 1], [1, 1, 1] if group.rank() else [1, 1]
+        )
+        if group.rank():
+            with pytest.raises((aiodist.CollectiveAbortedError, aiodist.MismatchError)):
+                work.wait()
+        else:
+            with pytest.raises(ValueError, match="input_split_sizes"):
+                work.wait()
+        group.barrier().wait()
+
+    ranks(3, body)
+
+
+@pytest.mark.parametrize("what", ["one tensor", "cannot share"])
+def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
+    def body(group: ProcessGroup) -> None:
+        x = torch.ones(3)
+        with pytest.raises(ValueError, match=what):
+            if what == "one tensor":
+                group.allreduce([x, x])
+            else:
+                group.all_to_all_single(torch.empty(3), x, [], []).wait()
+
+    ranks(2, body)
+
+
+def test_unknown_operators() -> None:
+    with pytest.raises(ValueError, match="no reduce operator"):
+        operator("MEDIAN")
+
+
+def test_a_deadline_names_who_is_missing(ranks: Ranks) -> None:
+    over = threading.Event()
+
+    def body(group: ProcessGroup) -> None:
+        if group.rank() == 0:
+            opts = dist.BarrierOptions()
+            opts.timeout = timedelta(milliseconds=100)
+            with pytest.raises(aiodist.CollectiveTimeoutError, match=" timeout ") as caught:
+                group.barrier(opts).wait()
+            assert caught.value.missing == (1,)
+            assert isinstance(caught.value, TimeoutError)
+            assert isinstance(caught.value, dist.DistBackendError)
+            over.set()
+        else:
+            assert over.wait(10)
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                group.barrier().wait()
+
+    ranks(2, body)
+
+
+def test_waiting_no_longer_than_that_ends_no_operation(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> float:
+        x = torch.ones(1)
+        if group.rank() == 0:
+            work = group.recv([x], 1, 1)
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="it goes on"):
+                work.wait(timedelta(milliseconds=10))
+            group.send([x], 1).wait()
+            assert work.wait(timedelta(seconds=10))
+        else:
+            group.recv([x], 0).wait()
+            group.send([x + 1], 0, 1).wait()
+        return float(x)
+
+    assert ranks(2, body) == [2, 1]
+
+
+def test_monitored_barrier(ranks: Ranks) -> None:
+    over = threading.Barrier(3)
+
+    def body(group: ProcessGroup) -> None:
+        group.monitored_barrier()
+        if group.rank() != 2:
+            with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+                group.monitored_barrier(timedelta(milliseconds=100), wait_all_ranks=True)
+            assert caught.value.missing == (2,)
+            over.wait(10)
+        else:
+            over.wait(10)
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                group.monitored_barrier()
+
+    ranks(3, body)
+
+
+def test_an_aborted_group_fails_everywhere(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        group.barrier().wait()
+        if group.rank():
+            with pytest.raises((aiodist.PeerLostError, aiodist.CollectiveAbortedError)):
+                group.barrier().wait()
+        else:
+            group.abort()
+            with pytest.raises(aiodist.GroupClosedError):
+                group.barrier().wait()
+
+    ranks(2, body)
+
+
+def test_a_group_that_was_left_says_so(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        group.shutdown()
+        group.shutdown()
+        with pytest.raises(aiodist.GroupClosedError):
+            group.allreduce([torch.ones(1)]).wait()
+
+    ranks(2, body)
+
+
+def test_errors_keep_type_text_and_fields() -> None:
+    error = aiodist.PeerLostError("gone", ranks=[2, 1], group="g", epoch=3)
+    error.__cause__ = OSError("why")
+    twin = as_torch(error)
+    assert isinstance(twin, aiodist.PeerLostError)
+    assert isinstance(twin, dist.DistBackendError)
+    assert (type(twin).__name__, str(twin), twin.ranks) == ("PeerLostError", str(error), (1, 2))
+    assert twin.__cause__ is error.__cause__
+    assert as_torch(twin) is twin
+    again = pickle.loads(pickle.dumps(twin))
+    assert type(again) is type(twin)
+    assert (str(again), again.ranks) == (str(twin), (1, 2))
+    late = as_torch(aiodist.CollectiveTimeoutError("late", missing=[1]))
+    assert str(pickle.loads(pickle.dumps(late))) == str(late) == "the timeout is over: late"
+    other = ValueError("x")
+    assert as_torch(other) is other

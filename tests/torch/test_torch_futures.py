@@ -1,0 +1,86 @@
+"""Futures of operations: their values, their failures, and callbacks that communicate."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from aiodist_torch.completions import Completions
+from aiodist_torch.process_group import ProcessGroup
+
+Ranks = Callable[..., list[Any]]
+
+
+def test_value_before_and_after_the_end(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        x = torch.ones(2)
+        work = group.allreduce([x])
+        future = work.get_future()
+        assert work.get_future() is future
+        assert future.wait()[0] is x
+        assert x.tolist() == [2, 2]
+        done = group.allreduce([x])
+        done.wait()
+        assert done.get_future().wait()[0] is x
+
+    ranks(2, body)
+
+
+def test_callbacks_may_wait_for_further_operations_and_futures(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> float:
+        def again(future: torch.futures.Future[Any]) -> torch.Tensor:
+            (x,) = future.value()
+            group.allreduce([x]).wait()
+            inner = group.allreduce([x]).get_future().then(lambda f: f.value()[0] + 1)
+            return inner.wait()
+
+        # A message afterwards, so that the first operation is under way when it is chained to.
+        return float(group.allreduce([torch.ones(1)]).get_future().then(again).wait())
+
+    assert ranks(2, body) == [9, 9]
+
+
+def test_a_failure_is_one_for_those_who_chain(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        work = group.allreduce([torch.ones(1 + group.rank())])
+        chained = work.get_future().then(lambda future: future.value())
+        with pytest.raises(RuntimeError, match="MismatchError"):
+            chained.wait()
+        with pytest.raises(RuntimeError, match="MismatchError"):
+            work.get_future().wait()
+
+    ranks(2, body)
+
+
+def test_jobs_do_not_wait_for_each_other(no_leaks: None) -> None:
+    completions = Completions()
+    inner, outer = threading.Event(), threading.Event()
+
+    def first() -> None:
+        completions.soon(inner.set)
+        if inner.wait(10):
+            outer.set()
+
+    completions.soon(first)
+    assert outer.wait(10)
+
+
+def test_threads_are_used_again(no_leaks: None) -> None:
+    completions = Completions()
+    names: list[int] = []
+    for _ in range(3):
+        done = threading.Event()
+
+        def job(done: threading.Event = done) -> None:
+            names.append(threading.get_ident())
+            done.set()
+
+        completions.soon(job)
+        assert done.wait(10)
+        while not completions.idle:  # between the end of a job and the wait for the next
+            threading.Event().wait(0.001)
+    assert len(set(names)) == 1

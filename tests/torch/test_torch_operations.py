@@ -1,0 +1,304 @@
+"""Every operation of a process group, with results as torch defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from aiodist_torch.process_group import ProcessGroup
+
+Ranks = Callable[..., list[Any]]
+Body = Callable[[ProcessGroup], Any]
+
+SIZES = (1, 2, 3)
+
+
+def options(kind: Any, **fields: Any) -> Any:
+    made = kind()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def full(value: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, value, dtype=dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("blocking", [True, False])
+def test_all_reduce(ranks: Ranks, size: int, blocking: bool) -> None:
+    expected = {
+        dist.ReduceOp.SUM: sum(range(1, size + 1)),
+        dist.ReduceOp.PRODUCT: torch.tensor(range(1, size + 1)).prod().item(),
+        dist.ReduceOp.MIN: 1,
+        dist.ReduceOp.MAX: size,
+        dist.ReduceOp.AVG: (size + 1) / 2,
+        c10d._make_nccl_premul_sum(0.5): sum(range(1, size + 1)) / 2,
+    }
+
+    def body(group: ProcessGroup) -> None:
+        for op, result in expected.items():
+            x = full(group.rank() + 1, 2, 3)
+            opts = options(dist.AllreduceOptions, reduceOp=op, asyncOp=not blocking)
+            assert group.allreduce([x], opts).wait()
+            assert torch.equal(x, full(result, 2, 3))
+
+    ranks(size, body)
+
+
+def test_bitwise_operators(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> list[int]:
+        found = []
+        for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+            x = torch.tensor([0b0110 if group.rank() else 0b0011])
+            group.allreduce([x], options(dist.AllreduceOptions, reduceOp=op)).wait()
+            found.append(int(x))
+        return found
+
+    assert ranks(2, body) == [[0b0010, 0b0111, 0b0101]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32])
+def test_dtypes_and_strides(ranks: Ranks, dtype: torch.dtype) -> None:
+    def body(group: ProcessGroup) -> Tensor:
+        x = torch.arange(6).reshape(2, 3).to(dtype).t()
+        group.allreduce([x]).wait()
+        return x
+
+    for x in ranks(3, body):
+        assert torch.equal(x, 3 * torch.arange(6).reshape(2, 3).to(dtype).t())
+
+
+def test_large_tensors_are_reduced_while_others_go_on(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> bool:
+        large = [full(group.rank(), 1 << 20) for _ in range(3)]
+        works = [group.allreduce([x]) for x in large]
+        small = full(1, 1)
+        group.allreduce([small], options(dist.AllreduceOptions, asyncOp=False)).wait()
+        assert all(work.wait() for work in works)
+        return bool(small == 2) and all(bool((x == 1).all()) for x in large)
+
+    assert ranks(2, body) == [True, True]
+
+
+def test_sparse_all_reduce(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> Tensor:
+        rank = group.rank()
+        x = torch.sparse_coo_tensor(
+            torch.arange(rank + 1).reshape(1, -1),
+            torch.ones(rank + 1, 2),
+            (3, 2),
+            check_invariants=True,
+        )
+        group.allreduce([x]).wait()
+        return x.to_dense()
+
+    for x in ranks(3, body):
+        assert x.tolist() == [[3, 3], [2, 2], [1, 1]]
+
+
+def test_sparse_tensors_can_only_be_summed(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        x = torch.eye(2).to_sparse()
+        opts = options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX)
+        with pytest.raises(ValueError, match="can be summed"):
+            group.allreduce([x], opts).wait()
+
+    ranks(2, body)
+
+
+def test_coalesced_reductions(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        xs = [full(group.rank(), 2), full(1, 3, dtype=torch.int64)]
+        group.allreduce_coalesced(xs).wait()
+        assert [x.tolist() for x in xs] == [[1, 1], [2, 2, 2]]
+        outs = [torch.empty(1), torch.empty(2)]
+        group.reduce_scatter_single_coalesced(outs, [torch.arange(2.0), torch.arange(4.0)]).wait()
+        own = group.rank()
+        assert [out.tolist() for out in outs] == [[2 * own], [4 * own, 4 * own + 2]]
+        outs = [torch.empty(2), torch.empty(4)]
+        group.all_gather_single_coalesced(outs, [full(own, 1), full(own, 2)]).wait()
+        assert [out.tolist() for out in outs] == [[0, 1], [0, 0, 1, 1]]
+
+    ranks(2, body)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_alters_the_root_alone(ranks: Ranks, size: int) -> None:
+    def body(group: ProcessGroup) -> float:
+        x = full(group.rank() + 1, 1)
+        group.reduce([x], options(dist.ReduceOptions, rootRank=size - 1)).wait()
+        return float(x)
+
+    assert ranks(size, body) == [*range(1, size), sum(range(1, size + 1))]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_broadcast(ranks: Ranks, size: int, length: int) -> None:
+    def body(group: ProcessGroup) -> float:
+        x = full(group.rank(), length)
+        group.broadcast([x], options(dist.BroadcastOptions, rootRank=size - 1)).wait()
+        return float(x.sum())
+
+    assert ranks(size, body) == [(size - 1) * length] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gathering(ranks: Ranks, size: int) -> None:
+    def body(group: ProcessGroup) -> None:
+        rank = group.rank()
+        wanted = [[float(r)] * 2 for r in range(size)]
+        outs = [torch.empty(2) for _ in range(size)]
+        group.allgather([outs], [full(rank, 2)]).wait()
+        assert [out.tolist() for out in outs] == wanted
+        one = torch.empty(2 * size)
+        group.all_gather_single(one, full(rank, 2)).wait()
+        assert one.view(size, 2).tolist() == wanted
+        table = torch.empty(size, 2)
+        group._allgather_base(table, full(rank, 2)).wait()
+        assert table.tolist() == wanted
+        outs = [torch.empty(2) for _ in range(size)]
+        opts = options(dist.GatherOptions, rootRank=0)
+        group.gather([outs] if rank == 0 else [], [full(rank, 2)], opts).wait()
+        assert rank or [out.tolist() for out in outs] == wanted
+        lists = [[torch.empty(1), torch.empty(2)] for _ in range(size)]
+        group.allgather_coalesced(lists, [full(rank, 1), full(rank, 2)]).wait()
+        assert [[out.tolist() for out in row] for row in lists] == [[w[:1], w] for w in wanted]
+
+    ranks(size, body)
+
+
+def test_gathered_shapes_may_differ(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        outs = [torch.empty(r + 1) for r in range(3)]
+        group.allgather([outs], [full(group.rank(), group.rank() + 1)]).wait()
+        assert [out.tolist() for out in outs] == [[0], [1, 1], [2, 2, 2]]
+
+    ranks(3, body)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_scattering(ranks: Ranks, size: int) -> None:
+    def body(group: ProcessGroup) -> None:
+        rank = group.rank()
+        out = torch.empty(2)
+        xs = [[full(r, 2) for r in range(size)]] if rank == size - 1 else []
+        group.scatter([out], xs, options(dist.ScatterOptions, rootRank=size - 1)).wait()
+        assert out.tolist() == [rank, rank]
+        group.reduce_scatter([out], [[full(r + 1, 2) for r in range(size)]]).wait()
+        assert out.tolist() == [size * (rank + 1)] * 2
+        group.reduce_scatter_single(out, torch.arange(2.0 * size)).wait()
+        assert out.tolist() == [size * 2 * rank, size * (2 * rank + 1)]
+
+    ranks(size, body)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_to_all(ranks: Ranks, size: int) -> None:
+    def body(group: ProcessGroup) -> None:
+        rank = group.rank()
+        outs = [torch.empty(rank + 1) for _ in range(size)]
+        group.alltoall(outs, [full(10 * rank + r, r + 1) for r in range(size)]).wait()
+        assert [out.tolist() for out in outs] == [[10 * r + rank] * (rank + 1) for r in range(size)]
+        out = torch.empty(size, 2)
+        x = torch.tensor([[rank, r] for r in range(size)], dtype=torch.float32)
+        group.all_to_all_single(out, x, [], []).wait()
+        assert out.tolist() == [[r, rank] for r in range(size)]
+        splits = [r + 1 for r in range(size)]
+        out = torch.empty(size * (rank + 1))
+        group.alltoall_base(out, full(rank, sum(splits)), [rank + 1] * size, splits).wait()
+        assert out.tolist() == [float(r) for r in range(size) for _ in range(rank + 1)]
+
+    ranks(size, body)
+
+
+def test_point_to_point(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> list[int] | None:
+        if group.rank():
+            for tag in (7, 5):
+                group.send([full(10 * group.rank() + tag, 2, 2)], 0, tag).wait()
+            return None
+        x = torch.empty(4)
+        for src in (1, 2):
+            for tag in (5, 7):
+                assert group.recv([x], src, tag).wait()
+                assert x.tolist() == [10 * src + tag] * 4
+        return None
+
+    ranks(3, body)
+
+
+def test_receive_from_any_source(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> list[tuple[int, float]]:
+        if group.rank():
+            group.send([full(group.rank(), 1)], 0).wait()
+            group.barrier().wait()  # nothing can come from any source once one of them has left
+            return []
+        found = []
+        for _ in range(2):
+            x = torch.empty(1)
+            work = group.recv_anysource([x])
+            work.wait()
+            found.append((work._source_rank(), float(x)))
+        group.barrier().wait()
+        return sorted(found)
+
+    assert ranks(3, body)[0] == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_batch_is_one_work(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        cpu = torch.device("cpu")
+        x, y = full(group.rank(), 1), full(1, 1)
+        group._start_coalescing(cpu)
+        group.allreduce([x])
+        group.allreduce([y])
+        work = group._end_coalescing(cpu)
+        assert work.wait()
+        assert (float(x), float(y)) == (1, 2)
+        assert work.result() == [x, y]
+
+    ranks(2, body)
+
+
+def test_parts_of_groups(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        part = group.split_group([2, 0], group_name="part")
+        x = full(group.rank(), 1)
+        if part is None:
+            assert group.rank() == 1
+        else:
+            assert part.group_name == part.getGroupName() == "part"
+            assert (part.rank(), part.size()) == ([2, 0].index(group.rank()), 2)
+            part.allreduce([x]).wait()
+            part.shutdown()
+        group.barrier().wait()
+        assert float(x) == [2, 1, 2][group.rank()]
+
+    ranks(3, body)
+
+
+def test_what_torch_asks(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        assert group.getBackendName() == group._get_backend_name() == "aiodist"
+        assert group._device_types == [torch.device("cpu")]
+        assert group._get_backend(torch.device("cpu")) is group
+        with pytest.raises(RuntimeError, match="CPU tensors, not for cuda"):
+            group._get_backend(torch.device("cuda"))
+        assert group.group.size == group.size() == 2
+        work = group.barrier()
+        work.synchronize()
+        assert work.is_completed()
+        assert work.is_success()
+        assert work.exception() is None
+        with pytest.raises(RuntimeError, match="for receives"):
+            work.source_rank()
+
+    ranks(2, body)

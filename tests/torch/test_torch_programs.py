@@ -1,0 +1,80 @@
+"""Whole programs: how ranks meet, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiodist
+from aiodist.runtime.spawn import free_port
+
+pytestmark = pytest.mark.timeout(300)
+
+Start = Callable[..., Any]
+
+
+def test_ways_to_meet(job: Start, tmp_path: Path) -> None:
+    assert job("meeting.py", 3, str(tmp_path)).finish() == ["met\n"] * 3
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank(job: Start, victim: int) -> None:
+    """The others hear of it within a second (what they say is checked, what it takes printed)."""
+    running = job("lost.py", 3, str(victim), f"tcp://127.0.0.1:{free_port()}")
+    ends = [
+        (*process.communicate(timeout=280), process.returncode) for process in running.processes
+    ]
+    assert ends.pop(victim)[2] == -signal.SIGKILL
+    assert [code for _, _, code in ends] == [0, 0], ends
+    assert all(out.startswith("recovered ") for out, _, _ in ends)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_training(job: Start, size: int) -> None:
+    assert job("training.py", size).finish(quiet=False) == ["trained\n"] * size
+
+
+def test_accelerate(job: Start) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    running = job("accelerated.py", 2, LOCAL_RANK="0")
+    assert running.finish(quiet=False) == ["accelerated\n"] * 2
+
+
+async def test_a_store_of_a_coordinator(job: Start) -> None:
+    async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+        running = job("stored.py", 2, coordinator.address)
+        assert await asyncio.to_thread(running.finish) == ["stored\n"] * 2
+
+
+def test_interrupt(job: Start) -> None:
+    assert job("interrupted.py", 2).finish() == ["interrupted\n"] * 2
+
+
+def said(program: str, env: dict[str, str]) -> str:
+    """What a program prints; it must say nothing else."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, check=False, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize("first", ["torch", "aiodist_torch", "aiodist"])
+def test_torch_knows_the_backend(installed: dict[str, str], first: str) -> None:
+    program = f"import {first}, torch.distributed as d; print(d.is_backend_available('aiodist'))"
+    assert said(program, installed) == "True\n"
+
+
+def test_importing_torch_brings_in_no_engine(installed: dict[str, str]) -> None:
+    program = "import sys, torch; print([m for m in sys.modules if m.split('.')[0] == 'aiodist'])"
+    assert said(program, installed) == "[]\n"
