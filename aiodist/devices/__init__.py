@@ -18,3 +18,13 @@ def device_of(value: Any) -> Device | None:
         return cuda.of(value)
     device: Device | None = getattr(value, "__aiodist_device__", None)
     return device
+
+
+def default(kind: str) -> Device | None:
+    """This process' device of that kind, where there is one that needs no naming: torch's current
+    CUDA device."""
+    if kind != "cuda":
+        return None
+    from aiodist.devices import cuda
+
+    return cuda.current()

@@ -74,16 +74,12 @@ class Device(Protocol):
         """The memory of an array, flat, as it is; None where it is not contiguous."""
         ...
 
-    def empty(self, name: str, shape: Sequence[int]) -> Any:
-        """A new array."""
+    def empty(self, stream: Stream, name: str, shape: Sequence[int]) -> Any:
+        """A new array, for work on `stream`, and then on the current one."""
         ...
 
     def host(self, name: str, shape: Sequence[int]) -> Any:
         """A new array of the host, which copies go to and come from without a detour."""
-        ...
-
-    def host_dtype(self, array: Any) -> str:
-        """Dtype name of such an array."""
         ...
 
     def written(self, array: Any) -> None:
@@ -110,14 +106,21 @@ class Device(Protocol):
         """Where a flat array lies. Raises OSError where other processes cannot see it."""
         ...
 
+    def holds(self, allocation: int) -> bool:
+        """Whether an allocation that was located is still there."""
+        ...
+
     def open(self, handle: bytes) -> Any:
         """The allocation of another process (or of this one), until the result is dropped.
 
         Raises OSError where that cannot be had: on another host, or freed."""
         ...
 
-    def at(self, memory: Any, offset: int, name: str, length: int) -> Any:
-        """A flat array in an opened allocation. Raises ValueError where it ends before."""
+    def at(
+        self, memory: Any, offset: int, name: str, length: int, owner: object | None = None
+    ) -> Any:
+        """A flat array in an opened allocation. It and its views keep `owner` alive. Raises
+        ValueError where the allocation ends before."""
         ...
 
     def copy(self, stream: Stream, into: Any, source: Any) -> None:

@@ -72,8 +72,12 @@ class Stream:
 class Mapping:
     """An allocation, of another process or of this one, as bytes. Unmapped with its last tensor."""
 
-    def __init__(self, context: Context | None, base: int, nbytes: int) -> None:
+    def __init__(
+        self, context: Context | None, base: int, nbytes: int, keeps: object | None = None
+    ) -> None:
+        self.base = base
         self.nbytes = nbytes
+        self._keeps = keeps
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",
@@ -88,6 +92,14 @@ class Mapping:
 def of(tensor: Any) -> Device:
     """The device of a CUDA tensor."""
     return _device(tensor.device.index)
+
+
+def current() -> Device | None:
+    """torch's current device; None where torch or a GPU is missing."""
+    torch = tensors.require()
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return _device(torch.cuda.current_device())
 
 
 @functools.lru_cache(maxsize=64)
@@ -105,7 +117,8 @@ class Device:
         self._index = index
         self._device = self._torch.device("cuda", index)
         self._context: Context | None = None
-        self._handles: dict[int, bytes] = {}
+        self._handles: dict[int, tuple[int, bytes]] = {}
+        """By the number of an allocation: its address, and the handle."""
 
     def _driver(self) -> Context:
         if self._context is None:
@@ -141,8 +154,13 @@ class Device:
             return None
         return array.view(-1)
 
-    def empty(self, name: str, shape: Sequence[int]) -> Any:
-        return self._empty(name, shape, device=self._device)
+    def empty(self, stream: Any, name: str, shape: Sequence[int]) -> Any:
+        torch = self._torch
+        # It is given back to the pool of `stream`, and only when the current one is through, too.
+        with torch.cuda.stream(stream.stream):
+            array = self._empty(name, shape, device=self._device)
+        array.record_stream(torch.cuda.current_stream(self._device))
+        return array
 
     def host(self, name: str, shape: Sequence[int]) -> Any:
         return self._empty(name, shape, pin_memory=True)
@@ -155,9 +173,6 @@ class Device:
                 dtype
             )
         return torch.empty(tuple(shape), dtype=dtype, **where)
-
-    def host_dtype(self, array: Any) -> str:
-        return self.describe(array)[0]
 
     def written(self, array: Any) -> None:
         tensors.mark_written(array)
@@ -200,8 +215,15 @@ class Device:
         number, base, nbytes = driver.allocation(pointer)
         if number not in self._handles:
             where = [_PROCESS, _host(), base, nbytes, driver.export(base)]
-            self._handles[number] = msgpack.packb(where)
-        return Location(number, self._handles[number], pointer - base)
+            self._handles[number] = base, msgpack.packb(where)
+        return Location(number, self._handles[number][1], pointer - base)
+
+    def holds(self, allocation: int) -> bool:
+        base, _ = self._handles.get(allocation, (0, b""))
+        held = bool(base) and self._driver().number(base) == allocation
+        if not held:
+            self._handles.pop(allocation, None)
+        return held
 
     def open(self, handle: bytes) -> Mapping:
         process, host, base, nbytes, ipc = msgpack.unpackb(handle)
@@ -214,11 +236,15 @@ class Device:
         driver = self._driver()
         return Mapping(driver, driver.open(ipc), nbytes)
 
-    def at(self, memory: Mapping, offset: int, name: str, length: int) -> Any:
+    def at(
+        self, memory: Mapping, offset: int, name: str, length: int, owner: object | None = None
+    ) -> Any:
         dtype = self._dtype(name)
         stop = offset + length * carrier(name).itemsize
         if not 0 <= offset <= stop <= memory.nbytes:
             raise ValueError(f"bytes {offset} to {stop} of an allocation of {memory.nbytes}")
+        if owner is not None:
+            memory = Mapping(None, memory.base, memory.nbytes, (memory, owner))
         whole = self._torch.as_tensor(memory)  # it keeps `memory`
         return whole[offset:stop].view(dtype)
 

@@ -90,6 +90,16 @@ class Context:
             _call("cuPointerGetAttribute", ctypes.byref(number), _BUFFER_ID, pointer)
         return number.value, base.value, nbytes.value
 
+    def number(self, pointer: int) -> int | None:
+        """The number of the allocation that is at `pointer` now; None where there is none."""
+        number = ctypes.c_uint64()
+        try:
+            with self._current():
+                _call("cuPointerGetAttribute", ctypes.byref(number), _BUFFER_ID, pointer)
+        except OSError:
+            return None
+        return number.value
+
     def export(self, base: int) -> bytes:
         """The handle with which other processes open an allocation."""
         handle = _IpcHandle()

@@ -78,7 +78,8 @@ class Context:
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
         self.trace = trace.bound(trace.Scope(group, epoch, self.rank, self.size, id))
-        self.p2p = PointToPoint(self, self.loop, self.trace)
+        self.plane = Plane(self)
+        self.p2p = PointToPoint(self, self.loop, self.trace, self.plane)
         self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
@@ -101,7 +102,6 @@ class Context:
         self.mates = post(self.teams, self.rank).mates
         self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         self.heap = Heap(self)
-        self.plane = Plane(self)
         self._setup = None if sharing is Sharing.NONE else LaneSetup(self, sharing)
         if self._setup is None:
             self.use_links()

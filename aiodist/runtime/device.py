@@ -4,10 +4,13 @@ Each rank reads the others' arrays where they lie, on a stream of aiodist's own.
 open order the streams; the ranks only tell each other that an event *was recorded*, or that work is
 complete, and never wait for the device in the loop.
 
-**Who may read, and until when.** A rank reads others' arrays between two rounds of words: that all
-have entered, and that all have *completed* their reads. A rank whose operation ended in between
-gives its memory back only when every other one has said that what it had queued till then is
-complete (FLUSH, answered by FLUSHED). Until then the plane keeps the arrays.
+**Who may read, and until when.** A rank reads others' arrays between two words: that they may be
+read, and that its reads are *complete*. A rank whose operation ended in between gives its memory
+back only when every other one has said that what it had queued till then is complete (FLUSH,
+answered by FLUSHED). Until then the plane keeps the arrays.
+
+**What is open.** An allocation of another rank stays open here until its owner has noticed that it
+was freed, and says so (DROP), or the rank is lost, or the group ends.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
+from aiodist import devices
 from aiodist.devices.base import Device, Event, Stream
 from aiodist.errors import ProtocolError
 from aiodist.runtime.operation import Pause
@@ -29,29 +33,48 @@ from aiodist.wire import kinds
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
 
-FLUSH = 0
-FLUSHED = 1
+FLUSH, FLUSHED, DROP, RELEASED, KEPT = range(5)
+"""Words between planes, with a number each; the last two are of `aiodist.runtime.device_shares`."""
 
 FIRST_LOOK = 20e-6
 LAST_LOOK = 500e-6
 """Seconds between two looks whether the device is done: each wait is half as long again."""
 
+REVIEW = 2.0
+"""Seconds between two looks whether allocations that others have opened were freed."""
+
+LINGER = 10.0
+"""Seconds for which arrays are kept that others may still read when the group ends, and nobody can
+say any more whether they do."""
+
+READY, RECORDED, DONE, CALLED = range(4)
+"""The events of an operation: arrays may be read; the first half was queued; all was; and what was
+queued on the user's stream when it was called."""
 EVENTS = 4
-"""Events that an operation has."""
 
 log = logging.getLogger("aiodist.group")
 
 
 class Found(NamedTuple):
-    """What a rank has for an operation: its events, its arrays (flat), and the shapes of them."""
+    """What a rank has for an operation: its events, from READY on, and its arrays (flat)."""
 
-    events: list[Event]
+    events: Sequence[Event]
     arrays: list[Any]
-    shapes: list[tuple[int, ...]]
+
+
+class Mark:
+    """Whether an operation has queued anything that is not known to be complete."""
+
+    busy = False
 
 
 class Lease:
-    """What one operation has of its rank's device: a stream, and events by their numbers."""
+    """What one operation has of its rank's device: a stream, and events by their numbers.
+
+    It is made when the operation is called: what is queued on the current stream by then is what
+    the operation comes after. Dropping it gives the events back, and what it kept, once what was
+    queued is complete here.
+    """
 
     def __init__(self, plane: Plane, device: Device) -> None:
         self.device = device
@@ -59,8 +82,42 @@ class Lease:
         self.events = plane.events(device)
         self.kept: list[Any] = []
         """Arrays that work on the device reads and writes."""
-        self.busy = False
-        """Whether anything was queued that is not known to be complete."""
+        self.mark = Mark()
+        current = device.current()
+        current.record(self.events[CALLED][1])
+        current.record(self.events[READY][1])
+        weakref.finalize(
+            self, plane.dropped, device, self.events, self.kept, self.mark
+        ).atexit = False
+
+    def follow(self) -> None:
+        """What is queued from here on comes after what was when the operation was called."""
+        self.stream.wait(self.events[CALLED][1])
+
+    def shown_later(self) -> None:
+        """The arrays that others may read are made by what is queued by now."""
+        self.mark.busy = True
+        self.stream.record(self.events[READY][1])
+
+    def flat(self, array: Any) -> Any:
+        """The array, flat: itself where it is contiguous, else a copy, which is queued."""
+        device = self.device
+        self.kept.append(array)
+        flat = device.flat(array)
+        if flat is None:
+            copy = device.empty(self.stream, *device.describe(array))
+            self.follow()
+            device.copy(self.stream, copy, array)
+            self.shown_later()
+            flat = device.flat(copy)
+        self.kept.append(flat)
+        return flat
+
+    def done(self) -> Event:
+        """The event of all that is queued by now."""
+        _, done = self.events[DONE]
+        self.stream.record(done)
+        return done
 
 
 class Plane:
@@ -68,23 +125,45 @@ class Plane:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._used: dict[str, Device] = {}
         self._streams: dict[int, tuple[Device, Stream]] = {}
         self._free: dict[int, list[list[tuple[int, Event]]]] = {}
         self._numbers = itertools.count()
-        self._told: set[tuple[str, int]] = set()
+        self._told: set[tuple[str, int, int | None]] = set()
+        self._shown: dict[int, Device] = {}
+        self._reviewing: asyncio.TimerHandle | None = None
         self._opened: dict[tuple[int, int], Any] = {}
         self._heard: dict[tuple[int, int], Event] = {}
         self._limbo: dict[int, tuple[Lease, set[int]]] = {}
+        self.on_word: Callable[[int, int, int], None] | None = None
+        """Takes words that are not of here: (peer, word, number)."""
         self.problem = ""
         """Why the ranks do not read each other's devices, if that has turned out."""
 
     # -- of one's own -----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self._context.rank
+
+    def device(self, kind: str | None = None) -> Device | None:
+        """This rank's device of that kind (None: of any): the one that it used last, or torch's
+        current one."""
+        if kind is None:
+            kind = next(reversed(self._used), "cuda")
+        return self._used.get(kind) or devices.default(kind)
+
+    def use(self, device: Device) -> None:
+        """Arrays that come from others' devices go to that one, where nothing says where."""
+        self._used.pop(device.kind, None)
+        self._used[device.kind] = device
 
     def stream(self, device: Device) -> Stream:
         """The stream for aiodist's work on `device`. Whatever it waits for was recorded before the
         wait was queued, so that no two ranks' streams can wait for each other."""
         if id(device) not in self._streams:
             self._streams[id(device)] = device, device.stream()
+        self.use(device)
         return self._streams[id(device)][1]
 
     def events(self, device: Device) -> list[tuple[int, Event]]:
@@ -94,73 +173,87 @@ class Plane:
             return free.pop()
         return [(next(self._numbers), device.event()) for _ in range(EVENTS)]
 
+    def dropped(
+        self, device: Device, events: list[tuple[int, Event]], kept: list[Any], mark: Mark
+    ) -> None:
+        """A lease is gone; called by whichever thread has let go of it."""
+        def drained() -> None:
+            kept.clear()
+            if self._context.ended is None:
+                self._free[id(device)].append(events)
+
+        if not mark.busy:
+            drained()
+            return
+        loop = self._context.loop
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self.when_drained, drained)
+
     # -- what is told of arrays and events --------------------------------------------------------
 
     def describe(
-        self, lease: Lease, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+        self, lease: Lease, arrays: Sequence[Any], events: int = EVENTS, peer: int | None = None
     ) -> bytes:
-        """What the others need to read flat arrays, of those `shapes`; b"" where they cannot."""
-        if self.problem:
-            return b""
-        events = [
-            [number, b"" if ("event", number) in self._told else event.handle]
-            for number, event in lease.events
-        ]
+        """What `peer` needs to read flat arrays (None: what all others do), and the first so many
+        events of a lease. Raises OSError where other processes cannot see them."""
+        known = self._told
+
+        def new(what: str, number: int, handle: bytes) -> bytes:
+            told = (what, number, None) in known or (what, number, peer) in known
+            return b"" if told else handle
+
+        own = [[n, new("event", n, event.handle)] for n, event in lease.events[:events]]
         places = []
-        for array, shape in zip(arrays, shapes, strict=True):
-            name, _ = lease.device.describe(array)
-            try:
-                number, handle, offset = lease.device.locate(array)
-            except OSError as error:
-                self.refuse(f"rank {self._context.rank}: {error}")
-                return b""
-            known = ("memory", number) in self._told
-            places.append([number, b"" if known else handle, offset, name, shape])
-        packed: bytes = msgpack.packb([lease.device.kind, events, places])
+        for array in arrays:
+            name, (length,) = lease.device.describe(array)
+            number, handle, offset = lease.device.locate(array)
+            if number not in self._shown:
+                self._shown[number] = lease.device
+                self._review()
+            places.append([number, new("memory", number, handle), offset, name, length])
+        packed: bytes = msgpack.packb([lease.device.kind, own, places])
         return packed
 
     @staticmethod
-    def is_news(blob: bytes) -> bool:
-        """Whether there is anything in what a rank described that the others do not know."""
-        _, events, places = msgpack.unpackb(blob)
+    def is_news(words: bytes) -> bool:
+        """Whether there is anything in what a rank described that others do not know."""
+        _, events, places = msgpack.unpackb(words)
         return any(event[1] for event in events) or any(place[1] for place in places)
 
-    def told(self, blob: bytes) -> None:
-        """All others have opened what `describe` gave."""
-        _, events, places = msgpack.unpackb(blob)
-        self._told.update(("event", number) for number, _ in events)
-        self._told.update(("memory", place[0]) for place in places)
+    def told(self, words: bytes, peer: int | None = None) -> None:
+        """`peer`, or all others, have opened what `describe` gave."""
+        _, events, places = msgpack.unpackb(words)
+        self._told.update(("event", event[0], peer) for event in events)
+        self._told.update(
+            ("memory", place[0], peer) for place in places if place[0] in self._shown
+        )
 
-    def open(self, lease: Lease, peer: int, blob: bytes) -> Found:
+    def open(self, peer: int, words: bytes) -> Found:
         """What `peer` described. Raises ProtocolError, and OSError where it cannot be had."""
         try:
-            _, events, places = msgpack.unpackb(blob)
-            found = [self._event(lease, peer, *event) for event in events]
-            arrays = [self._array(lease, peer, *place) for place in places]
+            kind, events, places = msgpack.unpackb(words)
+            device = self.device(kind)
+            if device is None:
+                raise OSError(f"there is no device of the kind {kind!r} here")
+            return Found(
+                [self._event(device, peer, *event) for event in events],
+                [self._array(device, peer, *place) for place in places],
+            )
         except (ValueError, TypeError, KeyError) as error:
             raise ProtocolError(f"malformed words of rank {peer} about devices: {error}") from None
-        if len(found) != EVENTS:
-            raise ProtocolError(f"rank {peer} names {len(found)} events, {EVENTS} were due")
-        return Found(found, arrays, [tuple(place[-1]) for place in places])
 
-    def _event(self, lease: Lease, peer: int, number: int, handle: bytes) -> Event:
-        if handle:
-            self._heard[peer, number] = lease.device.open_event(handle)
+    def _event(self, device: Device, peer: int, number: int, handle: bytes) -> Event:
+        if handle and (peer, number) not in self._heard:
+            self._heard[peer, number] = device.open_event(handle)
         return self._heard[peer, number]
 
     def _array(
-        self,
-        lease: Lease,
-        peer: int,
-        number: int,
-        handle: bytes,
-        offset: int,
-        name: str,
-        shape: Sequence[int],
+        self, device: Device, peer: int, number: int, handle: bytes, offset: int, *what: Any
     ) -> Any:
         if handle and (peer, number) not in self._opened:
-            self._opened[peer, number] = lease.device.open(handle)
-        return lease.device.at(self._opened[peer, number], offset, name, math.prod(shape))
+            self._opened[peer, number] = device.open(handle)
+        name, length = what
+        return device.at(self._opened[peer, number], offset, name, length)
 
     def refuse(self, problem: str) -> None:
         """The ranks do not read each other's devices from here on."""
@@ -173,21 +266,37 @@ class Plane:
                 problem,
             )
 
+    def _review(self, *, again: bool = False) -> None:
+        """Tell the others of allocations that are gone: they need not have them open."""
+        self._reviewing = None if again else self._reviewing
+        if self._context.ended is not None:
+            return
+        gone = [number for number, device in self._shown.items() if not device.holds(number)]
+        for number in gone:
+            del self._shown[number]
+            self._told = {told for told in self._told if told[:2] != ("memory", number)}
+            for peer in range(self._context.size):
+                if peer != self._context.rank and not self._context.has_lost(peer):
+                    self._context.tell(peer, kinds.DEVICE, DROP, number)
+        if self._shown and self._reviewing is None:
+            self._reviewing = self._context.loop.call_later(REVIEW, lambda: self._review(again=True))
+
     # -- the end of an operation ------------------------------------------------------------------
 
     def finished(self, lease: Lease) -> None:
         """All reads of all ranks are complete."""
-        self._free[id(lease.device)].append(lease.events)
+        lease.mark.busy = False
+        lease.kept.clear()
 
-    def abandon(self, lease: Lease) -> None:
-        """The operation has failed: what it queued may be under way, here and elsewhere."""
-        if lease.busy:
-            (_, tail), *_ = lease.events
-            lease.stream.record(tail)
-            lease.device.current().wait(tail)
+    def abandon(self, lease: Lease, peers: Iterable[int] | None = None) -> None:
+        """The operation has failed: what it queued may be under way, here and on `peers` (None: all
+        others). What the user queues from here on comes after what is queued here."""
+        if lease.mark.busy:
+            lease.device.current().wait(lease.done())
         context = self._context
         number = next(self._numbers)
-        self._limbo[number] = lease, set(range(context.size))
+        asked = set(range(context.size) if peers is None else peers) | {context.rank}
+        self._limbo[number] = lease, asked
         # Not before the verdict on the operation, with which the others stop queueing.
         context.loop.call_soon(self._ask, number)
 
@@ -198,7 +307,7 @@ class Plane:
             return
         for peer in list(self._limbo[number][1]):
             if peer == context.rank:
-                self._flush(lambda: self._flushed(context.rank, number))
+                self.when_drained(lambda: self._flushed(context.rank, number))
             elif peer in lost:
                 self._flushed(peer, number)
             else:
@@ -208,32 +317,38 @@ class Plane:
         """A word of `peer`. Raises ProtocolError."""
         match fields:
             case [_, _, 0, int(number)]:
-                self._flush(lambda: self._answer(peer, number))
+                self.when_drained(lambda: self._answer(peer, number))
             case [_, _, 1, int(number)]:
                 self._flushed(peer, number)
+            case [_, _, 2, int(number)]:
+                self._opened.pop((peer, number), None)
+            case [_, _, 3 | 4 as word, int(number)] if self.on_word is not None:
+                self.on_word(peer, word, number)
             case _:
                 raise ProtocolError("malformed words about devices")
 
-    def _flush(self, then: Callable[[], None]) -> None:
-        """Call `then` when all that is queued here is complete."""
+    def when_drained(self, then: Callable[[], None]) -> None:
+        """Call `then` when all that is queued here by now is complete."""
         tails = []
         for device, stream in self._streams.values():
             tail = device.event()
             stream.record(tail)
             tails.append(tail)
-        self._look(tails, then, FIRST_LOOK)
+        self.when_done(tails, then)
 
-    def _answer(self, peer: int, number: int) -> None:
-        if self._context.ended is None and peer not in self._context.lost():
-            self._context.tell(peer, kinds.DEVICE, FLUSHED, number)
-
-    def _look(self, tails: list[Event], then: Callable[[], None], interval: float) -> None:
-        if all(tail.done() for tail in tails):
+    def when_done(
+        self, events: Sequence[Event], then: Callable[[], None], interval: float = FIRST_LOOK
+    ) -> None:
+        """Call `then` when the device has come to `events`: now, or later from the loop."""
+        if all(event.done() for event in events):
             then()
         else:
-            self._context.loop.call_later(
-                interval, self._look, tails, then, min(LAST_LOOK, 1.5 * interval)
-            )
+            slower = min(LAST_LOOK, 1.5 * interval)
+            self._context.loop.call_later(interval, self.when_done, events, then, slower)
+
+    def _answer(self, peer: int, number: int) -> None:
+        if self._context.ended is None and not self._context.has_lost(peer):
+            self._context.tell(peer, kinds.DEVICE, FLUSHED, number)
 
     def _flushed(self, peer: int, number: int) -> None:
         if number not in self._limbo:
@@ -254,13 +369,17 @@ class Plane:
             del self._heard[key]
 
     def close(self) -> None:
-        """The group has ended: nothing is let go of that work under way here still needs."""
+        """The group has ended: nothing is let go of that work under way may still need."""
         self._opened.clear()
         self._heard.clear()
-        if self._limbo:
-            limbo = self._limbo
-            self._limbo = {}
-            self._flush(limbo.clear)
+        self._free.clear()
+        if self._reviewing is not None:
+            self._reviewing.cancel()
+        for lease, missing in self._limbo.values():
+            # Others cannot answer any more; that of this rank is waited for when it is dropped.
+            if missing - {self._context.rank}:
+                self._context.loop.call_later(LINGER, list(lease.kept).clear)
+        self._limbo.clear()
 
 
 class Settled(Pause):

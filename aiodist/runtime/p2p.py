@@ -49,6 +49,8 @@ from aiodist.buffers import values
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import MAX_TAG, Key, MessageTag
+from aiodist.runtime.device import Plane
+from aiodist.runtime.device_values import Sources, lease_for
 from aiodist.runtime.p2p_messages import Envelope, Receiving
 from aiodist.runtime.p2p_receiver import Receiver
 from aiodist.runtime.p2p_sender import Sender, Sending
@@ -62,10 +64,15 @@ class PointToPoint:
     """Sends, receives and probes of one rank in one group."""
 
     def __init__(
-        self, channel: Channel, loop: asyncio.AbstractEventLoop, trace: Trace | None = None
+        self,
+        channel: Channel,
+        loop: asyncio.AbstractEventLoop,
+        trace: Trace | None = None,
+        plane: Plane | None = None,
     ) -> None:
         self._channel = channel
         self._trace = trace
+        self._plane = plane
         self._loop = loop
         self._rank = channel.rank
         self._size = channel.size
@@ -74,7 +81,7 @@ class PointToPoint:
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
         self._wire = wire.Wire(channel, self._loop_back)
         self._sender = Sender(self._wire, channel, loop, self._ended)
-        self._receiver = Receiver(self._wire, channel, loop, self._ended, self._lost_for)
+        self._receiver = Receiver(self._wire, channel, loop, self._ended, self._lost_for, plane)
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
             wire.PULL: self._sender.pulled,
             wire.FIN: self._receiver.finished,
@@ -103,16 +110,18 @@ class PointToPoint:
             raise self._closed
         tag = as_tag(tag)
         dst = self._as_rank(dst, "dst")
-        encoded = values.encode(value, allow_pickle=self._channel.allow_pickle)
-        work: Work[None] = Work.begin(
-            self._loop, "send", tag, None, encoded.nbytes, self._on_cancel
-        )
+        sources = None if self._plane is None else Sources(self._plane)
+        encoded = values.encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
+        if sources is not None and sources.lease is None:
+            sources = None
+        nbytes = encoded.nbytes + encoded.elsewhere
+        work: Work[None] = Work.begin(self._loop, "send", tag, None, nbytes, self._on_cancel)
         self._started(work)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
             return work
-        sending = self._sender.send(work, dst, tag, encoded)
+        sending = self._sender.send(work, dst, tag, encoded, sources)
         if sending is not None:
             self._pending[work] = sending
         if self._wire.waiting:
@@ -133,8 +142,11 @@ class PointToPoint:
         drops it, and PeerLostError when no more can come from `src`: from any source, as soon as
         one rank is lost.
         """
+        if self._closed is not None:
+            raise self._closed
+        lease = None if self._plane is None or out is None else lease_for(self._plane, out)
         work, source, key = self._wait("recv", src, tag)
-        receiving = self._receiver.receive(work, source, key, out)
+        receiving = self._receiver.receive(work, source, key, out, lease)
         if not work.done():
             self._pending[work] = receiving
         if self._wire.waiting:

@@ -135,10 +135,10 @@ class Block:
 
 
 class StandinArray:
-    """An array on a stand-in. `block`: None where it lies in another process."""
+    """An array on a stand-in. `block`: what it keeps alive, its `Block` if it lies on this one."""
 
     def __init__(
-        self, device: StandinDevice, base: Memory, block: Block | None, name: str | None = None
+        self, device: StandinDevice, base: Memory, block: object, name: str | None = None
     ) -> None:
         self.__aiodist_device__ = device
         self.base = base
@@ -216,7 +216,7 @@ class StandinDevice:
 
     def put(self, values: Memory) -> StandinArray:
         """A new array with these elements, copied in stream order."""
-        array = self.empty(str(name_of(values.dtype)), values.shape)
+        array = self.new(str(name_of(values.dtype)), values.shape)
         kept = values.copy()
         self._current.put(lambda: np.copyto(array.base, kept))
         return array
@@ -237,7 +237,11 @@ class StandinDevice:
         base = array.base
         self._current.put(lambda: base.fill(value))
 
-    def empty(self, name: str, shape: Sequence[int]) -> StandinArray:
+    def empty(self, stream: Stream, name: str, shape: Sequence[int]) -> StandinArray:
+        return self.new(name, shape)  # memory is never used a second time
+
+    def new(self, name: str, shape: Sequence[int]) -> StandinArray:
+        """A new array, of whatever was there."""
         dtype = carrier(name)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         room = -(-max(1, nbytes) // _ALIGNED) * _ALIGNED
@@ -269,9 +273,6 @@ class StandinDevice:
 
     def host(self, name: str, shape: Sequence[int]) -> Memory:
         return np.empty(shape, carrier(name))
-
-    def host_dtype(self, array: Memory) -> str:
-        return str(name_of(array.dtype))
 
     def describe(self, array: StandinArray) -> tuple[str, tuple[int, ...]]:
         if array.name is None:
@@ -315,21 +316,27 @@ class StandinDevice:
     # -- memory of others -------------------------------------------------------------------------
 
     def locate(self, flat: StandinArray) -> Location:
-        assert flat.block is not None
+        if not isinstance(flat.block, Block):
+            raise OSError("it is memory of another process")
         pool = flat.block.pool
         at = flat.base.__array_interface__["data"][0]
         start = pool.memory.__array_interface__["data"][0]
         return Location(pool.number, pool.handle, at - start if flat.base.size else 0)
 
+    def holds(self, allocation: int) -> bool:
+        return any(pool.number == allocation for pool in self._pools)
+
     def open(self, handle: bytes) -> Memory:
         self.opened += 1
         return _open(handle)[0]
 
-    def at(self, memory: Memory, offset: int, name: str, length: int) -> StandinArray:
+    def at(
+        self, memory: Memory, offset: int, name: str, length: int, owner: object | None = None
+    ) -> StandinArray:
         stop = offset + length * carrier(name).itemsize
         if not 0 <= offset <= stop <= len(memory):
             raise ValueError(f"bytes {offset} to {stop} of an allocation of {len(memory)}")
-        return StandinArray(self, memory[offset:stop].view(carrier(name)), None, name)
+        return StandinArray(self, memory[offset:stop].view(carrier(name)), owner, name)
 
     # -- work -------------------------------------------------------------------------------------
 
