@@ -235,4 +235,5 @@ async def test_events_and_memory_come_back(devices: Devices) -> None:
             await asyncio.gather(groups[0].send(x, 1), groups[1].recv())
         assert all(SLOTS - len(device._slots) <= 3 * EVENTS for device in ranks)
         assert ranks[1].opened == 1
-        assert all(g._context.p2p.idle for g in groups)
+        while not all(g._context.p2p.idle for g in groups):  # credit comes back a little later
+            await turns(groups, 1)
