@@ -11,7 +11,7 @@ from typing import Any
 
 from aiodist.blocking import BlockingGroup
 from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
-from aiodist.runtime.collectives import base, device_values, devices, values
+from aiodist.runtime.collectives import base, devices, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
 from aiodist.runtime.seat import Seat
@@ -170,7 +170,7 @@ class Group:
         """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
         of arrays) receives it in place, and asserts dtype and shape."""
         self._enter()
-        return self._launch(device_values.broadcast(self._context, x, src), tag, timeout)
+        return self._launch(values.broadcast(self._context, x, src), tag, timeout)
 
     def all_gather(
         self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
@@ -180,7 +180,7 @@ class Group:
         `out`: a list of arrays, one a rank, or one array of `size` equal parts.
         """
         self._enter()
-        return self._launch(device_values.all_gather(self._context, x, out), tag, timeout)
+        return self._launch(values.all_gather(self._context, x, out), tag, timeout)
 
     def gather(
         self,
@@ -193,7 +193,7 @@ class Group:
     ) -> Work[Any]:
         """The list of all ranks' `x` at `dst`; None elsewhere."""
         self._enter()
-        return self._launch(device_values.gather(self._context, x, dst, out), tag, timeout)
+        return self._launch(values.gather(self._context, x, dst, out), tag, timeout)
 
     def scatter(
         self,
@@ -206,7 +206,7 @@ class Group:
     ) -> Work[Any]:
         """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere."""
         self._enter()
-        return self._launch(device_values.scatter(self._context, xs, src, out), tag, timeout)
+        return self._launch(values.scatter(self._context, xs, src, out), tag, timeout)
 
     def reduce_scatter(
         self,
@@ -231,7 +231,7 @@ class Group:
     ) -> Work[Any]:
         """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ."""
         self._enter()
-        return self._launch(device_values.all_to_all(self._context, xs, out), tag, timeout)
+        return self._launch(values.all_to_all(self._context, xs, out), tag, timeout)
 
     def scan(
         self,

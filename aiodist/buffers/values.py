@@ -60,6 +60,12 @@ class Encoded:
         self.gaps = gaps
         self.elsewhere = sum([s.nbytes for s in specs if s.kind == "device"]) if gaps else 0
 
+    def fill(self, copies: Sequence[memoryview]) -> None:
+        """Its foreign arrays are on the host from here on."""
+        self.buffers = self.filled(copies)
+        self.nbytes += self.elsewhere
+        self.elsewhere, self.gaps = 0, ()
+
     def filled(self, copies: Sequence[memoryview]) -> list[memoryview]:
         """All buffers, with copies of the foreign arrays in their places."""
         joined: list[memoryview] = []
@@ -72,9 +78,7 @@ class Encoded:
         return joined + self.buffers[start:]
 
 
-def encode(
-    value: object, *, allow_pickle: bool = False, foreign: Giver | None = None
-) -> Encoded:
+def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None = None) -> Encoded:
     """The message for a value. `foreign` takes arrays out of it that are not of the host.
 
     Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the

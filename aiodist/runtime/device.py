@@ -177,6 +177,7 @@ class Plane:
         self, device: Device, events: list[tuple[int, Event]], kept: list[Any], mark: Mark
     ) -> None:
         """A lease is gone; called by whichever thread has let go of it."""
+
         def drained() -> None:
             kept.clear()
             if self._context.ended is None:
@@ -224,9 +225,7 @@ class Plane:
         """`peer`, or all others, have opened what `describe` gave."""
         _, events, places = msgpack.unpackb(words)
         self._told.update(("event", event[0], peer) for event in events)
-        self._told.update(
-            ("memory", place[0], peer) for place in places if place[0] in self._shown
-        )
+        self._told.update(("memory", place[0], peer) for place in places if place[0] in self._shown)
 
     def open(self, peer: int, words: bytes) -> Found:
         """What `peer` described. Raises ProtocolError, and OSError where it cannot be had."""
@@ -279,7 +278,9 @@ class Plane:
                 if peer != self._context.rank and not self._context.has_lost(peer):
                     self._context.tell(peer, kinds.DEVICE, DROP, number)
         if self._shown and self._reviewing is None:
-            self._reviewing = self._context.loop.call_later(REVIEW, lambda: self._review(again=True))
+            self._reviewing = self._context.loop.call_later(
+                REVIEW, lambda: self._review(again=True)
+            )
 
     # -- the end of an operation ------------------------------------------------------------------
 

@@ -47,15 +47,13 @@ def leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def lease_for(plane: Plane, *outs: Any) -> Lease | None:
-    """The lease for an operation that writes to `outs`; None where none of them is on a device.
-
-    Raises TypeError where they are on several.
-    """
-    found = {id(d): d for out in outs for leaf in leaves_of(out) if (d := device_of(leaf))}
+def device_among(*values: Any) -> Device | None:
+    """The device of those arrays that are on one; None where none is. Raises TypeError where they
+    are on several."""
+    found = {id(d): d for value in values for leaf in leaves_of(value) if (d := device_of(leaf))}
     if len(found) > 1:
         raise several()
-    return Lease(plane, next(iter(found.values()))) if found else None
+    return next(iter(found.values())) if found else None
 
 
 def several() -> TypeError:
@@ -81,17 +79,21 @@ class Sources:
             described = device.describe(value)
         except TypeError as error:
             raise TypeError(f"{where}: {error}") from error
+        self.flats.append(self.lease_on(device).flat(value))
+        return described
+
+    def lease_on(self, device: Device) -> Lease:
+        """The lease of the operation, which is on `device`. Raises TypeError if it is not."""
         if self.lease is None:
             self.lease = Lease(self.plane, device)
         elif self.lease.device is not device:
             raise several()
-        self.flats.append(self.lease.flat(value))
-        return described
+        return self.lease
 
     def words(self, peer: int | None = None) -> bytes:
         """With which `peer` (None: all others) can read them; b"" where it cannot."""
         if self.lease is None or self.plane.problem or len(self.flats) > MOST_SHOWN:
-            return b""
+            return b""  # nothing, or through the host
         try:
             return self.plane.describe(self.lease, self.flats, READY + 1, peer)
         except OSError as error:
@@ -181,16 +183,20 @@ class Leaf:
 class Places:
     """Where the arrays of one value go that are on a device on either side: a `Taker`.
 
-    `found`: where they lie, in the order of the value; None: all bytes come to the host. `lease`:
-    of the operation, where the user's arrays are on a device.
+    `holder`: has the lease of the operation. `found`: where they lie, in the order of the value;
+    None: all bytes come to the host.
     """
 
-    def __init__(self, plane: Plane, lease: Lease | None, found: Found | None) -> None:
+    def __init__(self, plane: Plane, holder: Sources, found: Found | None) -> None:
         self._plane = plane
+        self._holder = holder
         self._found = found
         self._next = 0
-        self.lease = lease
         self.leaves: list[Leaf] = []
+
+    @property
+    def lease(self) -> Lease | None:
+        return self._holder.lease
 
     @property
     def reads(self) -> bool:
@@ -213,16 +219,13 @@ class Places:
             return None  # from host to host
         device = onto or device_of(source)
         assert device is not None
-        if self.lease is None:
-            self.lease = Lease(self._plane, device)
-        elif self.lease.device is not device and onto is not None:
-            raise several()
+        lease = self._holder.lease_on(device)
         if source is not None and device.describe(source) != (spec.name, (math.prod(spec.shape),)):
             raise ValueError(f"{where}: what its rank shows is not what it describes")
         host: Array | None = None
         array = out
         if out is None:
-            array = device.empty(self.lease.stream, spec.name, spec.shape)
+            array = device.empty(lease.stream, spec.name, spec.shape)
         elif onto is None:
             host = arrays.writable(out, where)
             check_same("the incoming array", spec.name, spec.shape, host, where)
@@ -278,9 +281,7 @@ class Places:
 
     def finished(self) -> None:
         """All that was queued is complete."""
-        if self.lease is not None:
-            self._plane.finished(self.lease)
-            self.lease = None
+        self._holder.finished()
 
     def when_done(self, then: Callable[[], None]) -> None:
         """Call `then` when all that was queued is complete."""

@@ -49,8 +49,8 @@ from aiodist.buffers import values
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import MAX_TAG, Key, MessageTag
-from aiodist.runtime.device import Plane
-from aiodist.runtime.device_values import Sources, lease_for
+from aiodist.runtime.device import Lease, Plane
+from aiodist.runtime.device_values import Sources, device_among
 from aiodist.runtime.p2p_messages import Envelope, Receiving
 from aiodist.runtime.p2p_receiver import Receiver
 from aiodist.runtime.p2p_sender import Sender, Sending
@@ -144,7 +144,10 @@ class PointToPoint:
         """
         if self._closed is not None:
             raise self._closed
-        lease = None if self._plane is None or out is None else lease_for(self._plane, out)
+        lease = None
+        if self._plane is not None and out is not None:
+            device = device_among(out)
+            lease = None if device is None else Lease(self._plane, device)
         work, source, key = self._wait("recv", src, tag)
         receiving = self._receiver.receive(work, source, key, out, lease)
         if not work.done():

@@ -12,7 +12,7 @@ from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, Pr
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import Key, MessageTag, cost
 from aiodist.runtime.device import Lease, Plane
-from aiodist.runtime.device_values import Places
+from aiodist.runtime.device_values import Places, Sources
 from aiodist.runtime.mailbox import Mailbox, Posted
 from aiodist.runtime.p2p_flow import Flow
 from aiodist.runtime.p2p_messages import (
@@ -370,7 +370,9 @@ class Receiver:
             except OSError as error:
                 self._plane.refuse(f"rank {self._channel.rank}: {error}")
                 message.words = b""
-        return Places(self._plane, lease, found)
+        holder = Sources(self._plane)
+        holder.lease = lease
+        return Places(self._plane, holder, found)
 
     def _pull(self, message: Message, receiving: Receiving) -> None:
         assert message.sid is not None

@@ -100,7 +100,7 @@ async def test_lists_views_and_out(devices: Devices) -> None:
             np.testing.assert_array_equal(device.get(x), given[0] + given[1])
             np.testing.assert_array_equal(device.get(n), [0, 2, 4, 3, 4])
         xs = [device.put(x) for device, x in zip(ranks, given, strict=True)]
-        outs = [device.empty("float32", (6, 4)) for device in ranks]
+        outs = [device.new("float32", (6, 4)) for device in ranks]
         got = await both(groups, lambda g, r: g.all_reduce(xs[r], out=outs[r]))
         for device, x, out, own, result in zip(ranks, xs, outs, given, got, strict=True):
             assert result is out

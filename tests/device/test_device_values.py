@@ -51,7 +51,7 @@ async def test_gathered(ranks: list[StandinDevice]) -> None:
             assert len(got) == 3
             for src, part in enumerate(got):
                 check(device, part, of_rank(src))
-        outs = [device.empty("float64", (6 + r,)) for r, device in enumerate([ranks[1]] * 3)]
+        outs = [device.new("float64", (6 + r,)) for r, device in enumerate([ranks[1]] * 3)]
         got = await each(groups, lambda g, r: g.gather(xs[r], 1, out=outs if r == 1 else None))
         assert got[0] is got[2] is None and got[1] is outs
         for src, part in enumerate(outs):
@@ -75,7 +75,7 @@ async def test_broadcast_of_a_view(ranks: list[StandinDevice]) -> None:
 async def test_scattered(ranks: list[StandinDevice]) -> None:
     async with aiodist.local(3) as groups:
         slots = [ranks[0].put(of_rank(r)) for r in range(3)]
-        outs = [device.empty("float64", (6 + r,)) for r, device in enumerate(ranks)]
+        outs = [device.new("float64", (6 + r,)) for r, device in enumerate(ranks)]
         got = await each(
             groups, lambda g, r: g.scatter(slots if r == 0 else None, 0, out=outs[r] if r else None)
         )

@@ -9,51 +9,19 @@ host: all take the same way, for they decide by what all have heard.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from aiodist.devices import device_of
 from aiodist.devices.base import Device
+from aiodist.errors import ProtocolError
 from aiodist.runtime.collectives.base import Call, Part, Place, share
-from aiodist.runtime.device import Found, Lease, Plane, Settled
+from aiodist.runtime.device import EVENTS, RECORDED, Found, Lease, Settled
 from aiodist.runtime.operation import Program
-
-READY, RECORDED, DONE, CALLED = range(4)
-"""The events of an operation: arrays may be read; the first half was queued; all was; and what was
-queued on the user's stream when it was called."""
-
-
-class DevicePlace(Place, Protocol):
-    """`Place`, and what there is of devices."""
-
-    loop: asyncio.AbstractEventLoop
-
-    @property
-    def plane(self) -> Plane: ...
 
 
 def items_of(x: Any) -> list[Any]:
     return list(x) if isinstance(x, (list, tuple)) else [x]
-
-
-def device_among(x: Any, out: Any) -> Device | None:
-    """The device of arrays, or flat lists of them; None where none is on any.
-
-    Raises TypeError where some are elsewhere.
-    """
-    found = [(item, device_of(item)) for item in items_of(x)]
-    if x is None:
-        found = []
-    if out is not None:
-        found += [(item, device_of(item)) for item in items_of(out)]
-    devices = {id(device): device for _, device in found}
-    if not found or set(devices) == {id(None)}:
-        return None
-    if len(devices) > 1:
-        raise TypeError("arrays of one operation, and out=, are on one device, or all on the host")
-    return found[0][1]
 
 
 def count(device: Device, array: Any) -> int:
@@ -68,7 +36,7 @@ class DeviceCall:
     the operation comes after.
     """
 
-    def __init__(self, place: DevicePlace, device: Device, op: str) -> None:
+    def __init__(self, place: Place, device: Device, op: str) -> None:
         self.place = place
         self.device = device
         self.op = op
@@ -77,20 +45,7 @@ class DeviceCall:
         self.result: Any = None
         self.shown: list[Any] = []
         """Flat arrays that the others may read."""
-        self.shapes: list[tuple[int, ...]] = []
         self.lease = Lease(place.plane, device)
-        current = device.current()
-        current.record(self.lease.events[CALLED][1])
-        current.record(self.lease.events[READY][1])
-
-    def follow(self) -> None:
-        """What is queued from here on comes after what was when the collective was called."""
-        self.lease.stream.wait(self.lease.events[CALLED][1])
-
-    def shown_later(self) -> None:
-        """The arrays that the others may read are made by what is queued by now."""
-        self.lease.busy = True
-        self.lease.stream.record(self.lease.events[READY][1])
 
     def call(
         self,
@@ -124,7 +79,12 @@ class DeviceCall:
     def _meet(self, on_lane: bool) -> Part[list[Found] | None]:
         """What all ranks have, by rank; None if they cannot read each other's."""
         place, plane, lease = self.place, self.place.plane, self.lease
-        own = plane.describe(lease, self.shown, self.shapes)
+        own = b""
+        if not plane.problem:
+            try:
+                own = plane.describe(lease, self.shown)
+            except OSError as error:
+                plane.refuse(f"rank {place.rank}: {error}")
         blobs = yield from share(place, own, on_lane)
         if not all(blobs):
             plane.refuse(f"rank {blobs.index(b'')} has nothing on a device that others can read")
@@ -134,10 +94,10 @@ class DeviceCall:
         for rank, blob in enumerate(blobs):
             if rank == place.rank:
                 events = [event for _, event in lease.events]
-                found.append(Found(events, self.shown, self.shapes))
+                found.append(Found(events, self.shown))
                 continue
             try:
-                found.append(plane.open(lease, rank, blob))
+                found.append(plane.open(rank, blob))
             except OSError as error:
                 problem = f"rank {place.rank}: {error}"
                 break
@@ -147,12 +107,14 @@ class DeviceCall:
                 plane.refuse(next(text for text in problems if text).decode(errors="replace"))
                 return None
             plane.told(own)
+        if any(len(other.events) != EVENTS for other in found):
+            raise ProtocolError(f"{EVENTS} events of each rank were due")
         lease.kept.append(found)
         return found
 
     def wait(self, found: Sequence[Found], which: int) -> None:
         """What is queued from here on comes after that event of others."""
-        self.lease.busy = True
+        self.lease.mark.busy = True
         for other in found:
             self.lease.stream.wait(other.events[which])
 
@@ -174,9 +136,7 @@ class DeviceCall:
 
     def settle(self) -> Part[None]:
         """Wait until all that was queued is done here."""
-        _, done = self.lease.events[DONE]
-        self.lease.stream.record(done)
-        yield Settled(self.place.loop, done)
+        yield Settled(self.place.loop, self.lease.done())
 
     # -- where devices are not seen ---------------------------------------------------------------
 
@@ -187,7 +147,7 @@ class DeviceCall:
         copy = self.device.host(*self.device.describe(x))
         self.device.copy(self.lease.stream, copy, x)
         self.lease.kept.append(copy)
-        self.lease.busy = True
+        self.lease.mark.busy = True
         return copy
 
     def from_host(self, targets: Sequence[Any], copies: Sequence[Any]) -> Part[None]:

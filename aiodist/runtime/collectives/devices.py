@@ -10,20 +10,14 @@ from typing import Any
 from aiodist.buffers.arrays import shown
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import Kernel
+from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.errors import ProtocolError
 from aiodist.runtime.collectives import reductions
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root
-from aiodist.runtime.collectives.device_calls import (
-    READY,
-    RECORDED,
-    DeviceCall,
-    DevicePlace,
-    count,
-    device_among,
-    items_of,
-)
-from aiodist.runtime.device import Found, Lease
+from aiodist.runtime.collectives.device_calls import DeviceCall, count, items_of
+from aiodist.runtime.device import READY, RECORDED, Found, Lease
+from aiodist.runtime.device_values import device_among, leaves_of, several
 from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.types import ReduceOp
 
@@ -35,9 +29,9 @@ _SHOWN = 4
 # -- what the group calls -------------------------------------------------------------------------
 
 
-def all_reduce(place: DevicePlace, x: Any, op: ReduceOp, out: Any) -> Call:
+def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     """The reduction of `x`, on every rank."""
-    device = device_among(x, out)
+    device = _device_of_all(x, out)
     if device is None:
         return reductions.all_reduce(place, x, op, out)
     call = Reduction(place, device, "all_reduce", x, op, x if out is None else out)
@@ -45,9 +39,9 @@ def all_reduce(place: DevicePlace, x: Any, op: ReduceOp, out: Any) -> Call:
     return call.start(f"{op}", call.all_reduce, host)
 
 
-def reduce(place: DevicePlace, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
+def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
     """The reduction of `x`, at `dst`."""
-    device = device_among(x, out)
+    device = _device_of_all(x, out)
     if device is None:
         return reductions.reduce(place, x, dst, op, out)
     check_root(place, dst, "dst")
@@ -60,9 +54,9 @@ def reduce(place: DevicePlace, x: Any, dst: int, op: ReduceOp, out: Any) -> Call
     return call.start(f"{op}, dst={dst}", partial(call.reduce, dst), host)
 
 
-def scan(place: DevicePlace, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
+def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
     """The reduction of `x` of the ranks up to this one (`exclusive`: before this one)."""
-    device = device_among(x, out)
+    device = _device_of_all(x, out)
     if device is None:
         return reductions.scan(place, x, op, out, exclusive=exclusive)
     if op.name == "AVG":
@@ -74,16 +68,17 @@ def scan(place: DevicePlace, x: Any, op: ReduceOp, out: Any, *, exclusive: bool)
     return call.start(f"{op}", partial(call.scan, stop), host)
 
 
-def reduce_scatter(place: DevicePlace, xs: Any, op: ReduceOp, out: Any) -> Call:
+def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
     """The reduction of slot `rank` of `xs`: arrays, or one array that is split."""
-    device = device_among(xs, out)
+    device = _device_of_all(xs, out)
     if device is None:
         return reductions.reduce_scatter(place, xs, op, out)
     slots = _slots(place, device, xs)
     own = slots[place.rank]
     listed = isinstance(own, (list, tuple))
     if out is None:
-        made = [device.empty(*device.describe(item)) for item in (own if listed else [own])]
+        stream = place.plane.stream(device)
+        made = [device.empty(stream, *device.describe(item)) for item in (own if listed else [own])]
         out = made if listed else made[0]
     items = [item for slot in slots for item in (slot if listed else [slot])]
     bounds = [0]
@@ -102,6 +97,15 @@ def reduce_scatter(place: DevicePlace, xs: Any, op: ReduceOp, out: Any) -> Call:
 
 
 # -- arrays ---------------------------------------------------------------------------------------
+
+
+def _device_of_all(x: Any, out: Any) -> Device | None:
+    """The device that all arrays are on; None where they are on the host. Raises TypeError where
+    they are not together."""
+    device = device_among(x, out)
+    if device is not None and any(device_of(leaf) is None for leaf in leaves_of([x, out])):
+        raise several()
+    return device
 
 
 def _slots(place: Place, device: Device, xs: Any) -> list[Any]:
@@ -145,17 +149,17 @@ class Joined:
             self.flat = device.flat(target)
             if self.flat is not None and target is not xs[0]:
                 device.copy(lease.stream, self.flat.reshape(device.describe(xs[0])[1]), xs[0])
-                lease.busy = True
+                lease.mark.busy = True
         if self.flat is None:
             lengths = [count(device, x) for x in xs]
-            self.flat = device.flat(device.empty(self.name, (sum(lengths),)))
+            self.flat = device.flat(device.empty(lease.stream, self.name, (sum(lengths),)))
             at = 0
             for x, length in zip(xs, lengths, strict=True):
                 part = self.flat[at : at + length].reshape(device.describe(x)[1])
                 self._parts.append(part)
                 device.copy(lease.stream, part, x)
                 at += length
-            lease.busy = True
+            lease.mark.busy = True
         self.length = count(device, self.flat)
         self.nbytes = self.length * carrier(self.name).itemsize
         lease.kept += [self.flat, *xs, *self._outs]
@@ -173,7 +177,7 @@ class Reduction(DeviceCall):
     """
 
     def __init__(
-        self, place: DevicePlace, device: Device, op: str, x: Any, how: ReduceOp, into: Any
+        self, place: Place, device: Device, op: str, x: Any, how: ReduceOp, into: Any
     ) -> None:
         super().__init__(place, device, op)
         self.how = how
@@ -217,7 +221,7 @@ class Reduction(DeviceCall):
         """Have one flat array for each dtype; what is copied for that is copied by now."""
         names = [self.device.describe(item)[0] for item in items]
         outs = None if self.into is None else items_of(self.into)
-        self.follow()
+        self.lease.follow()
         for name in dict.fromkeys(names):
             chosen = [index for index, other in enumerate(names) if other == name]
             self.joined.append(
@@ -228,9 +232,8 @@ class Reduction(DeviceCall):
                 )
             )
         self.shown = [joined.flat for joined in self.joined]
-        self.shapes = [(joined.length,) for joined in self.joined]
-        if self.lease.busy:
-            self.shown_later()
+        if self.lease.mark.busy:
+            self.lease.shown_later()
 
     def start(
         self,
@@ -250,7 +253,7 @@ class Reduction(DeviceCall):
             yield from run(found, on_lane)
 
         def through_host(on_lane: bool) -> Part[None]:
-            self.follow()
+            self.lease.follow()
             copies = self.to_host(self.x)
             yield from self.settle()
             result = yield from host(copies).start(on_lane)
@@ -304,7 +307,9 @@ class Reduction(DeviceCall):
         self.wait(found, READY)
         results = []
         for index, joined in enumerate(self.joined):
-            result = self.device.flat(self.device.empty(joined.name, (joined.length,)))
+            result = self.device.flat(
+                self.device.empty(self.lease.stream, joined.name, (joined.length,))
+            )
             results.append(result)
             self.lease.kept.append(result)
             operands = [other.arrays[index] for other in found[: max(1, stop)]]
@@ -329,7 +334,7 @@ class Reduction(DeviceCall):
         into = self.device.flat(out)
         staged = None
         if into is None:
-            staged = self.device.empty(*self.device.describe(out))
+            staged = self.device.empty(self.lease.stream, *self.device.describe(out))
             into = self.device.flat(staged)
         self.lease.kept += [out, into]
         self.wait(found, READY)
