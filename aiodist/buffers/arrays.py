@@ -16,8 +16,8 @@ Flat = NDArray[Any]
 """A one-dimensional, contiguous, little-endian array of a carrier dtype."""
 
 Kind = Literal["numpy", "torch", "scalar", "other", "device"]
-"""numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`; in messages, an array of
-a device (where it comes to the host, a torch tensor, or a numpy array if there is no torch)."""
+"""numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`; in messages, an array
+of a device (where it comes to the host, a torch tensor, or a numpy array if there is no torch)."""
 
 
 @lru_cache(maxsize=1024)

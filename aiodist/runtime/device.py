@@ -265,9 +265,12 @@ class Plane:
                 problem,
             )
 
-    def _review(self, *, again: bool = False) -> None:
+    def _review_again(self) -> None:
+        self._reviewing = None
+        self._review()
+
+    def _review(self) -> None:
         """Tell the others of allocations that are gone: they need not have them open."""
-        self._reviewing = None if again else self._reviewing
         if self._context.ended is not None:
             return
         gone = [number for number, device in self._shown.items() if not device.holds(number)]
@@ -278,9 +281,7 @@ class Plane:
                 if peer != self._context.rank and not self._context.has_lost(peer):
                     self._context.tell(peer, kinds.DEVICE, DROP, number)
         if self._shown and self._reviewing is None:
-            self._reviewing = self._context.loop.call_later(
-                REVIEW, lambda: self._review(again=True)
-            )
+            self._reviewing = self._context.loop.call_later(REVIEW, self._review_again)
 
     # -- the end of an operation ------------------------------------------------------------------
 

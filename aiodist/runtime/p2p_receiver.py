@@ -471,12 +471,12 @@ class Receiver:
 
     def _landed(self, message: Message, receiving: Receiving, target: Incoming) -> None:
         """The device is done, too."""
-        if receiving.message is message and receiving.target is target:
-            if not receiving.work.done():
-                target.foreign.finished()
-                receiving.lease = None
-                self._hand_over(message, receiving, target)
-                self._wire.flush()
+        waits = receiving.message is message and receiving.target is target
+        if waits and not receiving.work.done():
+            target.foreign.finished()
+            receiving.lease = None
+            self._hand_over(message, receiving, target)
+            self._wire.flush()
 
     def _hand_over(self, message: Message, receiving: Receiving, target: Incoming) -> None:
         self._consumed(message)

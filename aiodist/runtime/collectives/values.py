@@ -147,8 +147,8 @@ def collect(
         )
         if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
-        places = passage.places(src, offer.first, value)
-        allocate(place, value, src, outs.get(src), describe_out, places)
+        foreign = passage.places(src, offer.first, value)
+        allocate(place, value, src, outs.get(src), describe_out, foreign)
         if offer.data is not None:
             fill(value, offer.data)
         incoming[src] = value
