@@ -11,7 +11,7 @@ from typing import Any
 
 from aiodist.blocking import BlockingGroup
 from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
-from aiodist.runtime.collectives import base, devices, values
+from aiodist.runtime.collectives import base, devices, loans, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
 from aiodist.runtime.seat import Seat
@@ -464,6 +464,22 @@ class Group:
         """
         self._enter()
         return self._context.heap.empty(shape, dtype, like)
+
+    def share(
+        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """Let all ranks use the memory of `x` of rank `src`: a CUDA tensor, or a tree of them,
+        contiguous. A collective; elsewhere `x` is None, and the result the same tensors, mapped.
+
+        Whoever writes to them writes to the one copy that there is, and sees to the order himself.
+        `src` keeps the memory until all others have let go of the last view of it, even if it drops
+        its own tensors or leaves the group. The Work fails with OSError where not all ranks can map
+        it; numbers and strings in a tree travel as in `broadcast`.
+
+        Raises TypeError for arrays of the host, ValueError for tensors that are not contiguous.
+        """
+        self._enter()
+        return self._launch(loans.loan(self._context, x, src), tag, timeout)
 
     # -- threads ----------------------------------------------------------------------------------
 

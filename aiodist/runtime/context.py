@@ -497,9 +497,9 @@ class Context:
             else:
                 self._withdraw(op)
                 op.work.fail(error)
+        self.plane.close()  # it may have a last word
         self.ended = error
         self.heap.close()
-        self.plane.close()
         if self.lane is not None:
             self.lane.close()
         self.lane = self.express = None

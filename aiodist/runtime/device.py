@@ -27,14 +27,15 @@ import msgpack
 from aiodist import devices
 from aiodist.devices.base import Device, Event, Stream
 from aiodist.errors import ProtocolError
+from aiodist.runtime.device_shares import Shares
 from aiodist.runtime.operation import Pause
 from aiodist.wire import kinds
 
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
 
-FLUSH, FLUSHED, DROP, RELEASED, KEPT = range(5)
-"""Words between planes, with a number each; the last two are of `aiodist.runtime.device_shares`."""
+FLUSH, FLUSHED, DROP = range(3)
+"""Words between planes, with a number each. Higher ones are of `aiodist.runtime.device_shares`."""
 
 FIRST_LOOK = 20e-6
 LAST_LOOK = 500e-6
@@ -135,8 +136,7 @@ class Plane:
         self._opened: dict[tuple[int, int], Any] = {}
         self._heard: dict[tuple[int, int], Event] = {}
         self._limbo: dict[int, tuple[Lease, set[int]]] = {}
-        self.on_word: Callable[[int, int, int], None] | None = None
-        """Takes words that are not of here: (peer, word, number)."""
+        self.shares = Shares(context.loop, self._tell)
         self.problem = ""
         """Why the ranks do not read each other's devices, if that has turned out."""
 
@@ -180,7 +180,7 @@ class Plane:
 
         def drained() -> None:
             kept.clear()
-            if self._context.ended is None:
+            if id(device) in self._free:  # not after the end of the group
                 self._free[id(device)].append(events)
 
         if not mark.busy:
@@ -227,8 +227,9 @@ class Plane:
         self._told.update(("event", event[0], peer) for event in events)
         self._told.update(("memory", place[0], peer) for place in places if place[0] in self._shown)
 
-    def open(self, peer: int, words: bytes) -> Found:
-        """What `peer` described. Raises ProtocolError, and OSError where it cannot be had."""
+    def open(self, peer: int, words: bytes, owner: object | None = None) -> Found:
+        """What `peer` described; its arrays and their views keep `owner` alive. Raises
+        ProtocolError, and OSError where it cannot be had."""
         try:
             kind, events, places = msgpack.unpackb(words)
             device = self.device(kind)
@@ -236,7 +237,7 @@ class Plane:
                 raise OSError(f"there is no device of the kind {kind!r} here")
             return Found(
                 [self._event(device, peer, *event) for event in events],
-                [self._array(device, peer, *place) for place in places],
+                [self._array(device, peer, owner, *place) for place in places],
             )
         except (ValueError, TypeError, KeyError) as error:
             raise ProtocolError(f"malformed words of rank {peer} about devices: {error}") from None
@@ -247,12 +248,19 @@ class Plane:
         return self._heard[peer, number]
 
     def _array(
-        self, device: Device, peer: int, number: int, handle: bytes, offset: int, *what: Any
+        self,
+        device: Device,
+        peer: int,
+        owner: object | None,
+        number: int,
+        handle: bytes,
+        offset: int,
+        name: str,
+        length: int,
     ) -> Any:
         if handle and (peer, number) not in self._opened:
             self._opened[peer, number] = device.open(handle)
-        name, length = what
-        return device.at(self._opened[peer, number], offset, name, length)
+        return device.at(self._opened[peer, number], offset, name, length, owner)
 
     def refuse(self, problem: str) -> None:
         """The ranks do not read each other's devices from here on."""
@@ -278,8 +286,7 @@ class Plane:
             del self._shown[number]
             self._told = {told for told in self._told if told[:2] != ("memory", number)}
             for peer in range(self._context.size):
-                if peer != self._context.rank and not self._context.has_lost(peer):
-                    self._context.tell(peer, kinds.DEVICE, DROP, number)
+                self._tell(peer, DROP, number)
         if self._shown and self._reviewing is None:
             self._reviewing = self._context.loop.call_later(REVIEW, self._review_again)
 
@@ -313,19 +320,19 @@ class Plane:
             elif peer in lost:
                 self._flushed(peer, number)
             else:
-                context.tell(peer, kinds.DEVICE, FLUSH, number)
+                self._tell(peer, FLUSH, number)
 
     def heard(self, peer: int, fields: Sequence[Any]) -> None:
         """A word of `peer`. Raises ProtocolError."""
         match fields:
             case [_, _, 0, int(number)]:
-                self.when_drained(lambda: self._answer(peer, number))
+                self.when_drained(lambda: self._tell(peer, FLUSHED, number))
             case [_, _, 1, int(number)]:
                 self._flushed(peer, number)
             case [_, _, 2, int(number)]:
                 self._opened.pop((peer, number), None)
-            case [_, _, 3 | 4 as word, int(number)] if self.on_word is not None:
-                self.on_word(peer, word, number)
+            case [_, _, int(word), int(number)]:
+                self.shares.heard(peer, word, number)
             case _:
                 raise ProtocolError("malformed words about devices")
 
@@ -348,9 +355,10 @@ class Plane:
             slower = min(LAST_LOOK, 1.5 * interval)
             self._context.loop.call_later(interval, self.when_done, events, then, slower)
 
-    def _answer(self, peer: int, number: int) -> None:
-        if self._context.ended is None and not self._context.has_lost(peer):
-            self._context.tell(peer, kinds.DEVICE, FLUSHED, number)
+    def _tell(self, peer: int, word: int, number: int) -> None:
+        context = self._context
+        if peer != context.rank and context.ended is None and not context.has_lost(peer):
+            context.tell(peer, kinds.DEVICE, word, number)
 
     def _flushed(self, peer: int, number: int) -> None:
         if number not in self._limbo:
@@ -365,13 +373,15 @@ class Plane:
         """It reads nothing any more."""
         for number in list(self._limbo):
             self._flushed(peer, number)
+        self.shares.rank_lost(peer)
         for key in [key for key in self._opened if key[0] == peer]:
             del self._opened[key]
         for key in [key for key in self._heard if key[0] == peer]:
             del self._heard[key]
 
     def close(self) -> None:
-        """The group has ended: nothing is let go of that work under way may still need."""
+        """The group ends: nothing is let go of that work under way may still need."""
+        self.shares.close()
         self._opened.clear()
         self._heard.clear()
         self._free.clear()

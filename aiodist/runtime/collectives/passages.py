@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from aiodist.buffers.values import Encoded, Incoming, encode, parse
+from aiodist.devices import device_of
 from aiodist.errors import ProtocolError
 from aiodist.runtime.collectives.base import Part, Place, share
 from aiodist.runtime.device import Found, Lease, Settled
@@ -49,7 +50,13 @@ class Passage:
         self._given: list[tuple[Encoded, int]] = []
         self._found: dict[int, Found] = {}
         self._places: list[Places] = []
+        self._words: Mapping[int, bytes] = {}
         self._direct = False
+
+    @property
+    def direct(self) -> bool:
+        """Whether arrays are read where they lie. The same on all ranks."""
+        return self._direct
 
     @property
     def _lease(self) -> Lease | None:
@@ -71,14 +78,18 @@ class Passage:
         if device is not None:
             self._sources.lease_on(device)
 
-    def guard(self, program: Callable[[bool], Program]) -> Start:
-        """The program, which may fail at any time."""
+    def guard(
+        self, program: Callable[[bool], Program], failed: Callable[[], None] | None = None
+    ) -> Start:
+        """The program, which may fail at any time: then `failed` is called."""
 
         def guarded(on_lane: bool) -> Program:
             try:
                 result = yield from program(on_lane)
             except BaseException:
                 self._sources.abandon()
+                if failed is not None:
+                    failed()
                 raise
             self._sources.finished()
             return result
@@ -126,6 +137,7 @@ class Passage:
     def _open(self, words: Mapping[int, bytes], news: bool, on_lane: bool) -> Part[bool]:
         """Have the arrays of all others, or refuse, all together. What is no news is open."""
         place, plane = self._place, self._plane
+        self._words = words
         problem = plane.problem if news else ""
         for src, theirs in words.items():
             if problem:
@@ -184,6 +196,18 @@ class Passage:
         places = Places(self._plane, self._sources, found)
         self._places.append(places)
         return places
+
+    def mapped(self, src: int, owner: object) -> list[Any]:
+        """The arrays of `src`, where they lie; they and their views keep `owner` alive. They are
+        ready when the operation is done."""
+        (ready, *_), arrays = self._plane.open(src, self._words[src], owner)
+        for array in arrays[:1]:
+            device = device_of(array)
+            assert device is not None
+            lease = self._sources.lease_on(device)
+            lease.mark.busy = True
+            lease.stream.wait(ready)
+        return arrays
 
     def own(self, encoded: Encoded, out: Any) -> Incoming:
         """This rank's own part of a result: never the same memory as what was given."""

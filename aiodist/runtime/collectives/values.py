@@ -247,20 +247,12 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         blobs = yield from share(place, blob, on_lane)
         offers = yield from passage.agree({src: blobs[src]}, 1, on_lane)
         (offer,) = offers[src]
+        meta = yield from metadata(place, src, offer, own, on_lane)
         if own is not None:
-            if isinstance(offer.meta, int):
-                yield from _chain(place, src, [memoryview(own.meta)], [], on_lane)
             if offer.data is None:
                 yield from _data(place, src, offer, own.buffers, [], on_lane)
             yield from passage.land(on_lane)
             return x
-        meta = offer.meta
-        if isinstance(meta, int):
-            if meta > place.max_message_bytes:
-                raise ProtocolError(f"rank {src} offers {meta} bytes of metadata")
-            buffer = bytearray(meta)
-            yield from _chain(place, src, [], [memoryview(buffer)], on_lane)
-            meta = bytes(buffer)
         value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
         if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
@@ -275,6 +267,22 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
 
     nbytes = 0 if own is None else own.nbytes + own.elsewhere
     return Call("broadcast", f"broadcast(src={src})", passage.guard(program), nbytes)
+
+
+def metadata(
+    place: Place, src: int, offer: Offer, own: Encoded | None, on_lane: bool
+) -> Part[bytes]:
+    """The metadata of what `src` offers to all; `own` is that value, there."""
+    if isinstance(offer.meta, bytes):
+        return offer.meta
+    if own is not None:
+        yield from _chain(place, src, [memoryview(own.meta)], [], on_lane)
+        return own.meta
+    if offer.meta > place.max_message_bytes:
+        raise ProtocolError(f"rank {src} offers {offer.meta} bytes of metadata")
+    buffer = bytearray(offer.meta)
+    yield from _chain(place, src, [], [memoryview(buffer)], on_lane)
+    return bytes(buffer)
 
 
 def _data(
