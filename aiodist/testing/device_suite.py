@@ -205,5 +205,76 @@ async def given_up(group: Group, kind: str) -> None:
             pass
 
 
-PROGRAMS = (reductions, moves, order, at_once, given_up)
+async def messages(group: Group, kind: str) -> None:
+    """Point to point, of arrays small and large, into arrays that are given and new ones."""
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    with kit_of(kind) as kit:
+        await warm_up(group, kit)
+        for length in (1, 1000, 300_000):
+            for turn in range(5):
+                x = kit.put(np.full(length, float(group.rank + turn)))
+                if turn % 2:
+                    kit.slow()
+                    kit.fill(x, group.rank + turn)
+                out = kit.put(np.zeros(length)) if turn % 3 else None
+                got = await group.sendrecv(x, after, src=before, tag=turn, out=out)
+                kit.fill(x, -1.0)
+                equal(kit.get(got), np.full(length, float(before + turn)))
+        # From a device to the host, and back.
+        there = np.zeros(5000)
+        sending = group.send(kit.put(np.full(5000, float(group.rank))), after)
+        await asyncio.gather(sending, group.recv(src=before, out=there))
+        equal(there, np.full(5000, float(before)))
+        out = kit.put(np.zeros(5000))
+        await asyncio.gather(group.send(there, after), group.recv(src=before, out=out))
+        equal(kit.get(out), np.full(5000, float((before - 1) % group.size)))
+
+
+async def trees(group: Group, kind: str) -> None:
+    """Trees with arrays on the device and on the host; ranks that give nothing."""
+    await lane_is_there(group)
+    with kit_of(kind) as kit:
+        await warm_up(group, kit)
+        for tag in (None, "tagged"):
+            own = {"w": kit.put(given(group.rank, "float32")), "host": np.arange(group.rank + 1)}
+            for rank, tree in enumerate(await group.all_gather(own, tag=tag)):
+                equal(kit.get(tree["w"]), given(rank, "float32"))
+                equal(tree["host"], np.arange(rank + 1))
+            tree = await group.broadcast(own if group.rank == 0 else None, tag=tag)
+            equal(kit.get(tree["w"]), given(0, "float32"))
+            slots = [[kit.put(given(peer, "int16")), peer] for peer in range(group.size)]
+            x, number = await group.scatter(slots if group.rank == 0 else None, tag=tag)
+            assert number == group.rank
+            equal(kit.get(x), given(group.rank, "int16"))
+
+
+async def sharing(group: Group, kind: str) -> None:
+    """One memory for all, which its owner has dropped."""
+    await lane_is_there(group)
+    with kit_of(kind) as kit:
+        await warm_up(group, kit)
+        x = kit.put(np.zeros(300_000)) if group.rank == 0 else None
+        if group.rank == 0:
+            kit.slow()
+            kit.fill(x, 3.0)
+        got = await group.share({"w": x} if group.rank == 0 else None)
+        x = None
+        equal(kit.get(got["w"]), np.full(300_000, 3.0))
+        await group.barrier()
+        if group.rank == group.size - 1 and kind == "cuda":  # others' stand-ins are read-only
+            kit.fill(got["w"], 4.0)
+            kit.get(got["w"])
+        await group.barrier()
+        equal(kit.get(got["w"]), np.full(300_000, 4.0 if kind == "cuda" else 3.0))
+        got = None
+        while await group.all_reduce(len(group._context.plane.shares._lent), ReduceOp.MAX):
+            pass
+
+
+async def warm_up(group: Group, kit: Kit) -> None:
+    """From here on what comes from a device goes to that of the rank."""
+    await group.all_reduce(kit.put(np.ones(1)), tag="warm-up")
+
+
+PROGRAMS = (reductions, moves, order, at_once, given_up, messages, trees, sharing)
 """All of them: ``async def program(group, kind)``."""

@@ -13,7 +13,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.errors import ProtocolError
-from aiodist.runtime.collectives import reductions
+from aiodist.runtime.collectives import reductions, staging
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root
 from aiodist.runtime.collectives.device_calls import DeviceCall, count, items_of
 from aiodist.runtime.device import READY, RECORDED, Found, Lease
@@ -195,9 +195,10 @@ class Reduction(DeviceCall):
             for item, (name, _) in zip(items, described, strict=True)
         )
         self.lease.kept += [x, into]
+        # The same on all ranks; whether they see each other's devices they have to agree on.
         self.direct = all(device.reduces(how, name) for name, _ in described)
         self.joined: list[Joined] = []
-        if self.direct:
+        if self.direct and not place.plane.problem:
             self._join(items)
 
     def _check(self, items: list[Any]) -> None:
@@ -253,6 +254,13 @@ class Reduction(DeviceCall):
             yield from run(found, on_lane)
 
         def through_host(on_lane: bool) -> Part[None]:
+            elementwise = self.how.function is None or self.how.elementwise
+            if self.nbytes > staging.SECTION and elementwise and self.op != "reduce_scatter":
+                targets = None if self.result is None else items_of(self.result)
+                yield from staging.in_sections(
+                    self.lease, self.place.loop, items_of(self.x), targets, host, on_lane
+                )
+                return
             self.lease.follow()
             copies = self.to_host(self.x)
             yield from self.settle()
