@@ -48,9 +48,22 @@ _events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
 class Event:
     """`aiodist.devices.base.Event`: an interprocess event of torch."""
 
-    def __init__(self, event: Any, handle: bytes) -> None:
+    def __init__(self, event: Any, device: Any, handle: bytes = b"") -> None:
         self.event = event
-        self.handle = handle
+        self._device = device
+        self._handle = handle
+        if not handle:
+            self._number = secrets.randbits(63)
+            _events[self._number] = self
+
+    @property
+    def handle(self) -> bytes:
+        if not self._handle:
+            # Before it is first recorded it is made for the current device.
+            with sys.modules["torch"].cuda.device(self._device):
+                ipc = bytes(self.event.ipc_handle())
+            self._handle = msgpack.packb([_PROCESS, self._number, ipc])
+        return self._handle
 
     def done(self) -> bool:
         return bool(self.event.query())
@@ -70,13 +83,12 @@ class Stream:
 
 
 class Mapping:
-    """An allocation, of another process or of this one, as bytes. Unmapped with its last tensor."""
+    """Memory of an allocation, of another process or of this one, as torch takes it: kept by the
+    tensors made of it. With `context` it is unmapped with the last of them."""
 
     def __init__(
         self, context: Context | None, base: int, nbytes: int, keeps: object | None = None
     ) -> None:
-        self.base = base
-        self.nbytes = nbytes
         self._keeps = keeps
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
@@ -186,21 +198,15 @@ class Device:
         return Stream(self._torch.cuda.Stream(self._device))
 
     def event(self) -> Event:
-        torch = self._torch
-        with torch.cuda.device(self._device):
-            event = torch.cuda.Event(interprocess=True)
-            number = secrets.randbits(63)
-            handle = bytes(event.ipc_handle())
-        made = Event(event, msgpack.packb([_PROCESS, number, handle]))
-        _events[number] = made
-        return made
+        return Event(self._torch.cuda.Event(interprocess=True), self._device)
 
     def open_event(self, handle: bytes) -> Event:
         process, number, ipc = msgpack.unpackb(handle)
         if process == _PROCESS:
             return _events[number]
         try:
-            return Event(self._torch.cuda.Event.from_ipc_handle(self._device, ipc), handle)
+            event = self._torch.cuda.Event.from_ipc_handle(self._device, ipc)
+            return Event(event, self._device, handle)
         except RuntimeError as error:
             raise OSError(f"an event of another process cannot be had: {error}") from error
 
@@ -225,28 +231,32 @@ class Device:
             self._handles.pop(allocation, None)
         return held
 
-    def open(self, handle: bytes) -> Mapping:
+    def _whole(self, memory: Mapping) -> Any:
+        # Without a device, torch would copy it to the host. Memory of another GPU has this device,
+        # too: it is mapped for work on this one.
+        return self._torch.as_tensor(memory, device=self._device)
+
+    def open(self, handle: bytes) -> Any:
         process, host, base, nbytes, ipc = msgpack.unpackb(handle)
         if process == _PROCESS:
-            return Mapping(None, base, nbytes)
+            return self._whole(Mapping(None, base, nbytes))
         if host != _host():
             raise OSError("it is on another host")
         if len(ipc) != HANDLE_BYTES:
             raise OSError("its handle is malformed")
         driver = self._driver()
-        return Mapping(driver, driver.open(ipc), nbytes)
+        return self._whole(Mapping(driver, driver.open(ipc), nbytes))
 
     def at(
-        self, memory: Mapping, offset: int, name: str, length: int, owner: object | None = None
+        self, memory: Any, offset: int, name: str, length: int, owner: object | None = None
     ) -> Any:
         dtype = self._dtype(name)
         stop = offset + length * carrier(name).itemsize
         if not 0 <= offset <= stop <= memory.nbytes:
             raise ValueError(f"bytes {offset} to {stop} of an allocation of {memory.nbytes}")
         if owner is not None:
-            memory = Mapping(None, memory.base, memory.nbytes, (memory, owner))
-        whole = self._torch.as_tensor(memory)  # it keeps `memory`
-        return whole[offset:stop].view(dtype)
+            memory = self._whole(Mapping(None, memory.data_ptr(), memory.nbytes, (memory, owner)))
+        return memory[offset:stop].view(dtype)
 
     # -- work -------------------------------------------------------------------------------------
 
@@ -267,8 +277,6 @@ class Device:
         half = tensors.dtype_name(into.dtype) in _HALF and combine in (torch.add, torch.mul)
 
         def load(operand: Any) -> Any:
-            if operand.device != self._device:
-                operand = operand.to(self._device, non_blocking=True)
             if half:
                 operand = operand.to(torch.float32)
             if op.name in ("LAND", "LOR"):

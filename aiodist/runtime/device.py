@@ -18,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 FLUSH, FLUSHED, DROP = range(3)
 """Words between planes, with a number each. Higher ones are of `aiodist.runtime.device_shares`."""
 
-FIRST_LOOK = 20e-6
-LAST_LOOK = 500e-6
-"""Seconds between two looks whether the device is done: each wait is half as long again."""
+CLOSELY = 3e-3
+"""Seconds for which every turn of the loop has a look whether the device is done."""
+LOOK = 1e-3
+"""Seconds between two looks after that."""
 
 REVIEW = 2.0
 """Seconds between two looks whether allocations that others have opened were freed."""
@@ -345,15 +348,10 @@ class Plane:
             tails.append(tail)
         self.when_done(tails, then)
 
-    def when_done(
-        self, events: Sequence[Event], then: Callable[[], None], interval: float = FIRST_LOOK
-    ) -> None:
+    def when_done(self, events: Sequence[Event], then: Callable[[], None]) -> None:
         """Call `then` when the device has come to `events`: now, or later from the loop."""
-        if all(event.done() for event in events):
+        if Looks(self._context.loop, events, then).look():
             then()
-        else:
-            slower = min(LAST_LOOK, 1.5 * interval)
-            self._context.loop.call_later(interval, self.when_done, events, then, slower)
 
     def _tell(self, peer: int, word: int, number: int) -> None:
         context = self._context
@@ -394,24 +392,54 @@ class Plane:
         self._limbo.clear()
 
 
-class Settled(Pause):
-    """Until the device has come to an event: looked at by the loop's timer, ever less often."""
+class Looks:
+    """Looks at events until the device has come to them: every turn of the loop at first, since no
+    timer is as fine as that, then by a timer."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, event: Event) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, events: Sequence[Event], then: Callable[[], None]
+    ) -> None:
         self._loop = loop
-        self._event = event
-        self._interval = FIRST_LOOK
-        self._timer: asyncio.TimerHandle | None = None
+        self._events = events
+        self._then = then
+        self._began = loop.time()
+        self._next: asyncio.Handle | None = None
 
-    def run(self) -> bool:
-        self.close()
-        if self._event.done():
+    def look(self) -> bool:
+        """Whether it has. If not, `then` is called when it has."""
+        self.stop()
+        if all(event.done() for event in self._events):
             return True
-        self._timer = self._loop.call_later(self._interval, self.resume)
-        self._interval = min(LAST_LOOK, 1.5 * self._interval)
+        if self._loop.time() - self._began < CLOSELY:
+            if sys.platform == "linux":
+                os.sched_yield()  # the peer that is waited for may need the core
+            self._next = self._loop.call_soon(self._again)
+        else:
+            self._next = self._loop.call_later(LOOK, self._again)
         return False
 
+    def _again(self) -> None:
+        if self.look():
+            self._then()
+
+    def stop(self) -> None:
+        """Never call `then`."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+
+class Settled(Pause):
+    """Until the device has come to an event."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, event: Event) -> None:
+        self._looks = Looks(loop, [event], self._resume)
+
+    def _resume(self) -> None:
+        self.resume()
+
+    def run(self) -> bool:
+        return self._looks.look()
+
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._looks.stop()
