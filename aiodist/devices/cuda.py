@@ -274,7 +274,10 @@ class Device:
     ) -> None:
         torch = self._torch
         combine = getattr(torch, _OPERATORS[op.name])
-        half = tensors.dtype_name(into.dtype) in _HALF and combine in (torch.add, torch.mul)
+        # torch adds and multiplies two of half precision in float32, and rounds once, by itself.
+        several = len(operands) > 2 or op.name in ("AVG", "PREMUL_SUM")
+        summed = several and combine in (torch.add, torch.mul)
+        half = summed and tensors.dtype_name(into.dtype) in _HALF
 
         def load(operand: Any) -> Any:
             if half:

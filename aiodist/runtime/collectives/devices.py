@@ -21,8 +21,8 @@ from aiodist.runtime.device_values import device_among, leaves_of, several
 from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.types import ReduceOp
 
-PIECE = 32 << 20
-"""Bytes that are reduced at once: results of half precision need room to be summed in."""
+PIECE = 8 << 20
+"""Bytes that are reduced at once where there are results in between: these stay in cache."""
 _SHOWN = 4
 
 
@@ -277,7 +277,8 @@ class Reduction(DeviceCall):
         if length == 0:
             return
         unit = nbytes // length
-        for start, stop in pieces(0, length, max(1, PIECE // unit)):
+        piece = length if len(operands) <= 2 else max(1, PIECE // unit)
+        for start, stop in pieces(0, length, piece):
             cut = [operand[start:stop] for operand in operands]
             self.device.reduce(self.lease.stream, self.how, cut, into[start:stop], size)
 
