@@ -139,8 +139,9 @@ class Plane:
         self._opened: dict[tuple[int, int], Any] = {}
         self._heard: dict[tuple[int, int], Event] = {}
         self._limbo: dict[int, tuple[Lease, set[int]]] = {}
+        self._closed = False
         self.shares = Shares(context.loop, self._tell)
-        self.problem = ""
+        self.problem = "" if context.endpoint.reads_devices else "transports= leaves it out"
         """Why the ranks do not read each other's devices, if that has turned out."""
 
     # -- of one's own -----------------------------------------------------------------------------
@@ -306,6 +307,9 @@ class Plane:
         if lease.mark.busy:
             lease.device.current().wait(lease.done())
         context = self._context
+        if self._closed:
+            self._linger(lease, peers is None or any(peer != context.rank for peer in peers))
+            return
         number = next(self._numbers)
         asked = set(range(context.size) if peers is None else peers) | {context.rank}
         self._limbo[number] = lease, asked
@@ -385,11 +389,16 @@ class Plane:
         self._free.clear()
         if self._reviewing is not None:
             self._reviewing.cancel()
+        self._closed = True
         for lease, missing in self._limbo.values():
-            # Others cannot answer any more; that of this rank is waited for when it is dropped.
-            if missing - {self._context.rank}:
-                self._context.loop.call_later(LINGER, list(lease.kept).clear)
+            self._linger(lease, bool(missing - {self._context.rank}))
         self._limbo.clear()
+
+    def _linger(self, lease: Lease, read: bool) -> None:
+        """Keep the arrays for a while if others may `read` them: these cannot say so any more.
+        What this rank does with them is waited for when the lease is dropped."""
+        if read:
+            self._context.loop.call_later(LINGER, list(lease.kept).clear)
 
 
 class Looks:

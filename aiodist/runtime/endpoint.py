@@ -224,6 +224,8 @@ class Endpoint:
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
         self.closing = False
+        self.reads_devices = True
+        """Whether this rank may read the devices of others, and they its own."""
         self._identity: Identity | None = None
         self._peers: list[Peer] = []
         self._dial: Dial | None = None

@@ -364,6 +364,8 @@ class Receiver:
         if self._plane is None or (lease is None and not target.has_foreign):
             return None
         found = None
+        if self._plane.problem:
+            message.words = b""
         if message.words:
             try:
                 found = self._plane.open(message.source, message.words)
