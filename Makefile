@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench gpu restarts fuzz crowd clean
+.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench gpu kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ N := 100
 restarts: $(READY)  ## kill and restart the coordinator under load, N times
 	$(BIN)/python tests/faults/restarts.py -n $(N)
 
+chaos: $(READY)  ## kill, stop and add ranks, and restart the coordinator: N faults
+	$(BIN)/python tests/faults/chaos.py -n $(N)
+
 FRAMES := 1000000
 fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks
 	$(BIN)/python tests/faults/attack.py fuzz -n $(FRAMES)
@@ -92,6 +95,12 @@ fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks
 CROWD := 2000
 crowd: $(READY)  ## CROWD connections to each listener that never finish the greeting
 	$(BIN)/python tests/faults/attack.py crowd -n $(CROWD)
+
+kill-times: $(READY)  ## how long survivors take to notice a killed rank, and to go on
+	$(BIN)/python -m benchmarks.kill_times
+
+members: $(READY)  ## what up to 10,000 live members cost a coordinator
+	$(BIN)/python -m benchmarks.members
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -33,7 +33,7 @@ from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.p2p import Envelope
 from aiodist.runtime.work import Work
 from aiodist.session import connect, local
-from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp
+from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
 
 __version__ = "0.1.0"
 
@@ -62,6 +62,7 @@ __all__ = [
     "RankTakenError",
     "ReduceOp",
     "SizeMismatchError",
+    "View",
     "Work",
     "connect",
     "local",

@@ -154,6 +154,33 @@ class BlockingGroup:
         """See `Group.dup`."""
         return BlockingGroup(self._run(self._group.dup, timeout=timeout), self._loop)
 
+    def revoke(self) -> None:
+        """See `Group.revoke`."""
+
+        async def revoke() -> None:
+            self._group.revoke()
+
+        self._run(revoke)
+
+    def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
+        """See `Group.agree`."""
+        verdict: bool = self._run(self._group.agree, flag, timeout=timeout)
+        return verdict
+
+    def shrink(self, *, timeout: float | None = None) -> BlockingGroup:
+        """See `Group.shrink`."""
+        return BlockingGroup(self._run(self._group.shrink, timeout=timeout), self._loop)
+
+    def rendezvous(
+        self, *, min_size: int | None = None, max_size: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingGroup:  # fmt: skip
+        """See `Group.rendezvous`."""
+        group = self._run(
+            self._group.rendezvous, min_size=min_size, max_size=max_size, timeout=timeout
+        )
+        return BlockingGroup(group, self._loop)
+
     def close(self) -> None:
         """See `Group.close`."""
         self._run(self._group.close)

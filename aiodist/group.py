@@ -5,19 +5,34 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 from aiodist.blocking import BlockingGroup
-from aiodist.errors import AiodistError, CollectiveTimeoutError, GroupClosedError
+from aiodist.errors import GroupClosedError
+from aiodist.runtime import deadlines, deriving
 from aiodist.runtime.collectives import base, devices, loans, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
-from aiodist.runtime.seat import Seat
+from aiodist.runtime.recovery import Recovery, check_sizes
+from aiodist.runtime.revoking import revoke
+from aiodist.runtime.seat import Seat, as_member
 from aiodist.runtime.store import Store
-from aiodist.runtime.work import Work
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Member, Op, ReduceOp, Tag
+from aiodist.runtime.views import views
+from aiodist.runtime.work import Work, both
+from aiodist.types import (
+    ANY_SOURCE,
+    ANY_TAG,
+    SUM,
+    AnySource,
+    AnyTag,
+    Member,
+    Op,
+    ReduceOp,
+    Tag,
+    View,
+)
+from aiodist.wire.recovery import Purpose
 
 
 class Group:
@@ -43,21 +58,11 @@ class Group:
         self._loop = seat.loop
         self._name = name
         self._members = tuple(
-            Member(
-                rank=rank,
-                id=member.id,
-                host=member.host,
-                pid=member.pid,
-                name=member.name,
-                metadata=member.metadata,
-                joined_at=member.joined_at,
-            )
-            for rank, member in enumerate(seat.view.members[root] for root in context.ranks)
+            as_member(seat.people[root], rank) for rank, root in enumerate(context.ranks)
         )
-        hosts = [seat.view.members[root].host_id for root in context.ranks]
-        neighbours = [rank for rank, host in enumerate(hosts) if host == hosts[context.rank]]
-        self._local_rank = neighbours.index(context.rank)
-        self._local_size = len(neighbours)
+        self._recovery = Recovery(seat, context, [member.id for member in self._members])
+        self._successor: Group | None = None
+        self._local_rank, self._local_size = seat.neighbours(context.ranks, context.rank)
         self._closing: asyncio.Task[None] | None = None
 
     # -- what it is -------------------------------------------------------------------------------
@@ -278,13 +283,14 @@ class Group:
         up, sends stay pending: nobody's memory grows without bound.
         """
         self._enter()
-        self._check_timeout(timeout)
+        if timeout is not None:
+            deadlines.check_timeout(timeout)
         at_once = self._context.p2p_express.send(x, dst, tag)
         if at_once is not None:
             return at_once
         base.check_root(self._context, dst, "dst")
         work = self._context.p2p.send(x, dst, tag=tag)
-        return self._expire(work, timeout, self._context.op_timeout, (dst,))
+        return deadlines.arm_message(self._context, work, timeout, self._context.op_timeout, (dst,))
 
     def recv(
         self,
@@ -301,7 +307,8 @@ class Group:
         those of the message. No deadline but `timeout`. Cancelling loses no message.
         """
         self._enter()
-        self._check_timeout(timeout)
+        if timeout is not None:
+            deadlines.check_timeout(timeout)
         at_once = self._context.p2p_express.recv(src, tag, out)
         if at_once is not None:
             return at_once
@@ -312,7 +319,7 @@ class Group:
         # Not for each of many receives: the one before it has just polled.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
             context.inline(work, missing)
-        return self._expire(work, timeout, math.inf, missing)
+        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
 
     isend = send
     irecv = recv
@@ -335,7 +342,7 @@ class Group:
         except BaseException:
             sending.cancel()
             raise
-        return _both(self._loop, sending, receiving)
+        return both(self._loop, sending, receiving)
 
     def probe(
         self,
@@ -347,10 +354,10 @@ class Group:
         """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`."""
         self._enter()
         self._check_source(src)
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         work = self._context.p2p.probe(src=src, tag=tag)
         missing = () if src is ANY_SOURCE else (src,)
-        return self._expire(work, timeout, math.inf, missing)
+        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
 
     def iprobe(
         self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
@@ -384,17 +391,7 @@ class Group:
         Independent of this group: it stays usable when this one is revoked or closed by others.
         """
         self._enter()
-        ranks = list(ranks)
-        for rank in ranks:
-            base.check_root(self._context, rank, "each of ranks")
-        if len(set(ranks)) != len(ranks):
-            raise ValueError(f"ranks has a rank twice: {ranks}")
-        if self.rank not in ranks:
-            raise ValueError(
-                f"this is rank {self.rank}, which is not in ranks={ranks}: subgroup is called by "
-                "its members alone (split is called by all)"
-            )
-        return await self._derive("subgroup", ranks, timeout)
+        return await self._derive("subgroup", deriving.members(self._context, ranks), timeout)
 
     async def split(
         self, color: str | int | None, key: int | None = None, *, timeout: float | None = None
@@ -404,18 +401,9 @@ class Group:
         To be called by all ranks. None as color: no group, the result is None.
         """
         self._enter()
-        if color is not None and (isinstance(color, bool) or not isinstance(color, (str, int))):
-            raise TypeError(f"color is a str, an int or None, not {color!r}")
-        if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
-            raise TypeError(f"key is an int or None, not {key!r}")
-        call = values.all_gather(self._context, [color, self.rank if key is None else key], None)
-        work = self._context.launch("split", "split()", call.start, tag=b"split", timeout=timeout)
-        chosen = await work
-        if color is None:
-            return None
-        same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
-        same.sort(key=lambda rank: (chosen[rank][1], rank))
-        return await self._derive(f"split {work.seq} {color!r}", same, timeout)
+        deadlines.check_timeout(timeout)
+        part = await deriving.parts(self._context, color, key, timeout)
+        return None if part is None else await self._derive(*part, timeout)
 
     async def dup(self, *, timeout: float | None = None) -> Group:
         """Another group of the same ranks, whose operations match apart from this one's."""
@@ -423,28 +411,88 @@ class Group:
         return await self._derive("dup", list(range(self.size)), timeout)
 
     async def _derive(self, kind: str, ranks: list[int], timeout: float | None) -> Group:
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         parent = self._context
-        context = Context(
-            self._seat.endpoint,
-            id=parent.derive(kind, ranks),
-            group=f"{self._name}/{kind.split()[0]}",
-            epoch=parent.epoch,
-            ranks=[parent.ranks[rank] for rank in ranks],
-            op_timeout=parent.op_timeout,
-            max_message_bytes=parent.max_message_bytes,
-            allow_pickle=parent.allow_pickle,
-            layout=self._seat.layout([parent.ranks[rank] for rank in ranks]),
+        layout = self._seat.layout([parent.ranks[rank] for rank in ranks])
+        name = f"{self._name}/{kind.split()[0]}"
+        context = await deriving.derive(parent, name, kind, ranks, layout, timeout)
+        return Group(self._seat, context, name=name)
+
+    # -- going on after a loss --------------------------------------------------------------------
+
+    def revoke(self) -> None:
+        """End the group for all ranks: pending and later operations raise `GroupRevokedError`.
+
+        Any one rank may call it; the word is passed on until all who live have heard it. Groups
+        made of this one go on, and so does this rank's membership: `agree`, `shrink` and
+        `rendezvous` are for revoked groups, too. Idempotent.
+        """
+        self._check_loop()
+        revoke(self._context, self.rank)
+
+    async def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
+        """The AND of `flag` over the ranks that are alive: the same on all, whoever dies meanwhile.
+
+        To be called by all ranks, in the order of their other `agree`, `shrink` and `rendezvous`;
+        also of a group that lost ranks or was revoked. The coordinator decides once all ranks that
+        it has not ruled lost have called. Cancelled or out of time on one rank, it fails on all
+        that have not heard the outcome: with `CollectiveAbortedError`, `CollectiveTimeoutError`.
+        While the coordinator is away it waits; `CoordinatorLostError` where that never comes back.
+        """
+        self._check_loop()
+        return await self._recovery.agree(flag, self._seconds(timeout))
+
+    async def shrink(self, *, timeout: float | None = None) -> Group:
+        """The group of the survivors, in the order of their ranks, in the next epoch.
+
+        To be called by all who live; the first call revokes this group. Fails as `agree` does; it
+        can then be called again. After a cancelled call that came too late to stop the others, the
+        next call gives the group that they have.
+        """
+        self._check_loop()
+        return self._gone_on(await self._recovery.go_on(Purpose.SHRINK, self._seconds(timeout)))
+
+    async def rendezvous(
+        self,
+        *,
+        min_size: int | None = None,
+        max_size: int | None = None,
+        timeout: float | None = None,
+    ) -> Group:
+        """The group of the survivors, in the order of their ranks, and of those who wait to join,
+        in the order of their arrival; in the next epoch.
+
+        As `shrink`, but for the group that `connect` gave alone. Takes in as many as wait, up to
+        `max_size` members; where that makes fewer than `min_size`, waits for more, and then until
+        nobody has joined for the group's `join_window`. Both are those of `connect` where not
+        given, and the same on all ranks. Survivors are never turned away.
+        """
+        self._check_loop()
+        self._recovery.check_root("rendezvous")
+        check_sizes(min_size, max_size)
+        seconds = self._seconds(timeout)
+        return self._gone_on(
+            await self._recovery.go_on(Purpose.RENDEZVOUS, seconds, least=min_size, most=max_size)
         )
-        group = Group(self._seat, context, name=context.group)
-        call = base.barrier(context)
-        try:
-            await context.launch(
-                "subgroup", f"subgroup({kind})", call.start, tag=b"made", timeout=timeout
-            )
-        except BaseException:
-            context.close(GroupClosedError("the group was not made", group=context.group))
-            raise
+
+    async def views(self) -> AsyncIterator[View]:
+        """``async for view in group.views()``: who is alive, lost, or waits to join; at once, and
+        after every change, over all epochs, until this rank leaves. For the group that `connect`
+        gave alone. Changes that come faster than they are asked for are seen in one."""
+        self._check_loop()
+        self._recovery.check_root("views")
+        async for view in views(self._seat):
+            yield view
+
+    def _gone_on(self, context: Context) -> Group:
+        self._successor = Group(self._seat, context, name=self._name)
+        return self._successor
+
+    def _newest(self) -> Group:
+        """What has become of this group by now."""
+        group = self
+        while group._successor is not None:
+            group = group._successor
         return group
 
     # -- memory -----------------------------------------------------------------------------------
@@ -505,7 +553,7 @@ class Group:
         if context.ended is None:
             while pending := self._pending():
                 await asyncio.wait(pending)
-            context.close(self._closed_error("the group was closed"))
+            context.close(self._context.error(GroupClosedError, "the group was closed"))
         if context is self._seat.context:
             await self._seat.leave()
 
@@ -517,13 +565,10 @@ class Group:
     def abort(self, reason: str = "aborted") -> None:
         """Leave at once: what is pending fails, here and on the other ranks. Idempotent."""
         self._check_loop()
-        error = self._closed_error(f"the group was aborted: {reason}")
+        error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)
         if self._context is self._seat.context:
             self._seat.abort(reason)
-
-    def _closed_error(self, message: str) -> AiodistError:
-        return GroupClosedError(message, group=self._name, epoch=self.epoch)
 
     async def __aenter__(self) -> Group:
         return self
@@ -543,8 +588,9 @@ class Group:
     # -- checks -----------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        self._check_loop()
-        self._context.check_open()
+        if self._context.ended is not None or asyncio._get_running_loop() is not self._loop:
+            self._check_loop()
+            self._context.check_open()
 
     def _check_loop(self) -> None:
         if asyncio._get_running_loop() is not self._loop:
@@ -556,7 +602,7 @@ class Group:
     def _launch(self, call: base.Call, tag: Tag, timeout: float | None) -> Work[Any]:
         if tag is not None:
             tag = as_tag(tag)
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         return self._context.launch(
             call.op,
             call.text,
@@ -568,77 +614,9 @@ class Group:
         )
 
     def _seconds(self, timeout: float | None) -> float:
-        self._check_timeout(timeout)
+        deadlines.check_timeout(timeout)
         return self._context.op_timeout if timeout is None else timeout
-
-    def _check_timeout(self, timeout: float | None) -> None:
-        if timeout is None:
-            return
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-            raise TypeError(f"timeout is a number of seconds or None, not {timeout!r}")
-        if not timeout > 0:
-            raise ValueError(f"timeout is more than 0 seconds, not {timeout!r}")
 
     def _check_source(self, src: int | AnySource) -> None:
         if src is not ANY_SOURCE:
             base.check_root(self._context, src, "src")
-
-    def _expire(
-        self, work: Work[Any], timeout: float | None, default: float, missing: tuple[int, ...]
-    ) -> Work[Any]:
-        seconds = default if timeout is None else timeout
-        if not work.done() and seconds != math.inf:
-            timer = self._loop.call_later(seconds, self._expired, work, seconds, missing)
-            work.add_done_callback(partial(_disarm, timer))
-        return work
-
-    def _expired(self, work: Work[Any], seconds: float, missing: tuple[int, ...]) -> None:
-        whom = f" by rank {missing[0]}" if missing else ""
-        error = self._context.error(
-            CollectiveTimeoutError,
-            f"not matched{whom} within {seconds:g} s",
-            op=work.op,
-            tag=None if work.tag is ANY_TAG else work.tag,
-            missing=missing,
-        )
-        self._context.p2p.fail(work, error)
-
-
-def _disarm(timer: asyncio.TimerHandle, work: asyncio.Future[Any]) -> None:
-    timer.cancel()
-
-
-def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and a == b
-
-
-def _both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[Any]) -> Work[Any]:
-    """A Work that is done when both are, and fails with the first that does."""
-
-    def withdraw(work: Work[Any]) -> None:
-        sending.cancel()
-        receiving.cancel()
-
-    both: Work[Any] = Work.begin(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
-
-    def check(work: asyncio.Future[Any]) -> None:
-        if both.done():
-            if not work.cancelled():
-                work.exception()
-            return
-        if work.cancelled():
-            both.cancel()
-        elif (error := work.exception()) is not None:
-            sending.cancel()
-            receiving.cancel()
-            both.fail(error)
-        elif sending.done() and receiving.done():
-            both.source = receiving.source
-            both.finish(receiving.result())
-
-    for work in (sending, receiving):
-        if work.done():
-            check(work)
-        else:
-            work.add_done_callback(check)
-    return both

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import secrets
@@ -21,16 +20,16 @@ from aiodist.runtime import finding
 from aiodist.runtime.context import Context
 from aiodist.runtime.control import ControlClient, ControlEvent
 from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.endpoint import Endpoint, Identity
+from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.greeting import Identity
 from aiodist.runtime.seat import Memory, Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
-from aiodist.transports.surroundings import identity_on
+from aiodist.transports.surroundings import chooser_on, identity_on
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import is_loopback, parse_address
-from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.messages import JoinRequest, MemberInfo, View
+from aiodist.wire.messages import JoinRequest, MemberInfo
 from aiodist.wire.proof import membership_key
 
 log = logging.getLogger("aiodist.session")
@@ -146,9 +145,9 @@ def connect(
         contexts = TlsContexts(*ssl)
         ssl = contexts.client
     name_of_group = group or found.group or "world"
-    allowed = transports
-    if allowed is None:
-        allowed = found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
+    if transports is None:
+        transports = found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
+    allowed = registry.names_of(transports)
     return Connecting(
         _Options(
             coordinator=finding.Wanted(
@@ -184,7 +183,8 @@ def connect(
 
 
 class Connecting:
-    """What `connect` returns: await it for the group, or use it as an async context manager."""
+    """What `connect` returns: await it for the group, or use it as an async context manager: that
+    leaves the group at its end, in whatever epoch it is by then."""
 
     def __init__(self, options: _Options) -> None:
         self._options = options
@@ -204,7 +204,7 @@ class Connecting:
         traceback: TracebackType | None,
     ) -> None:
         assert self._group is not None
-        await self._group.__aexit__(kind, error, traceback)
+        await self._group._newest().__aexit__(kind, error, traceback)
 
 
 async def _connect(options: _Options) -> Group:
@@ -226,20 +226,19 @@ async def _connect(options: _Options) -> Group:
         if coordinator is not None:
             await coordinator.stop()
         raise
-    view = seat.view
     context = Context(
         seat.endpoint,
-        id=_context_id(view),
-        group=view.group,
-        epoch=view.epoch,
-        ranks=range(len(view.members)),
+        id=seat.view.context,
+        group=seat.view.group,
+        epoch=seat.view.epoch,
+        ranks=seat.roots,
         op_timeout=options.op_timeout,
         max_message_bytes=options.max_message_bytes,
         allow_pickle=options.allow_pickle,
-        layout=seat.layout(range(len(view.members))),
+        layout=seat.layout(seat.roots),
     )
     seat.context = context
-    return Group(seat, context, name=view.group)
+    return Group(seat, context, name=seat.view.group)
 
 
 async def _join(
@@ -268,17 +267,18 @@ async def _join(
         if control is not None:
             control.abort()
         raise
-    rank = view.rank_of(request.id)
-    own = _reach(view.members[rank], options.transports)
+    own = _reach(view.members[view.rank_of(request.id)], options.transports)
     coordinator_host = parse_address(address).host
+    people: dict[int, MemberInfo] = {}
     endpoint.activate(
-        Identity(rank, len(view.members), _key(options, view)),
-        lambda peer, receiver: _dial(
-            own, view.members[peer], coordinator_host, receiver, options.contexts
+        Identity(view.group, request.id, _bytes_of(options.coordinator.token)),
+        lambda root, receiver: _dial(
+            own, people[root], coordinator_host, receiver, options.contexts
         ),
     )
     return Seat(
-        memories=[_memory(member) for member in view.members],
+        people=people,
+        memory_of=_memory,
         address=address,
         view=view,
         control=control,
@@ -312,7 +312,7 @@ def _request(
     who = identity_on(loop, registry.process_id(loop), registry.host_id())
     return JoinRequest(
         group=options.group,
-        id=secrets.token_hex(16),
+        id=chooser_on(loop).randbytes(16).hex(),
         rank=options.rank,
         size=options.size,
         min_size=options.min_size,
@@ -388,20 +388,11 @@ async def _dial(
 def _meeting_key(token: str | bytes | None, run_id: str, group: str) -> str:
     """Where in a store of others the address of the coordinator is found: it does not show the
     group's name."""
-    secret = token.encode() if isinstance(token, str) else token
-    return f"aiodist/{membership_key(secret, group, 0, (run_id,)).hex()[:32]}"
+    return f"aiodist/{membership_key(_bytes_of(token), group, (run_id,)).hex()[:32]}"
 
 
-def _key(options: _Options, view: View) -> bytes:
-    token = options.coordinator.token
-    secret = token.encode() if isinstance(token, str) else token
-    ids = [member.id for member in view.members]
-    return membership_key(secret, view.group, view.epoch, ids)
-
-
-def _context_id(view: View) -> bytes:
-    ids = [member.id for member in view.members]
-    return hashlib.blake2b(pack_fields(view.group, view.epoch, *ids), digest_size=8).digest()
+def _bytes_of(token: str | bytes | None) -> bytes | None:
+    return token.encode() if isinstance(token, str) else token
 
 
 @asynccontextmanager
@@ -434,7 +425,7 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
                 *(_aborted(group, f"{type(error).__name__}: {error}") for group in groups)
             )
             raise
-        await asyncio.gather(*(group.close() for group in groups))
+        await asyncio.gather(*(group._newest().close() for group in groups))
 
 
 async def _joined(connecting: Connecting) -> Group:
@@ -442,5 +433,5 @@ async def _joined(connecting: Connecting) -> Group:
 
 
 async def _aborted(group: Group, reason: str) -> None:
-    group.abort(reason)
+    group._newest().abort(reason)
     await group._seat.gone()

@@ -49,6 +49,21 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """How a group fares in an epoch: see `Group.views`.
+
+    `members`: those who are alive, by rank. `lost`: rank → why. `left`: the ranks that have left in
+    order. `waiting`: how many wait to be let in by a rendezvous.
+    """
+
+    epoch: int
+    members: tuple[Member, ...]
+    lost: Mapping[int, str] = field(default_factory=dict)
+    left: tuple[int, ...] = ()
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceOp:
     """A reduce operator. Use the constants, `premul_sum`, or `custom`.
 

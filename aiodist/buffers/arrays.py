@@ -125,6 +125,13 @@ def plain(value: Any) -> Flat | None:
     return flat if flat.ndim == 1 else flat.reshape(-1)
 
 
+def window(value: Any, nbytes: int) -> memoryview | None:
+    """The same, as `nbytes` bytes (more than 0), to be used up while `value` lives."""
+    if type(value) is np.ndarray:
+        return value.reshape(-1).view(np.uint8).data if value.flags.carray else None
+    return tensors.window(value, nbytes) if type(value) is tensors.plain_type() else None
+
+
 def writable(value: object, where: Where) -> Array:
     """`value` as an Array whose memory can be written in place.
 

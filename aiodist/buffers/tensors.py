@@ -6,15 +6,28 @@ message, imports it.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
+
+HUGE = 4 << 20
+"""Bytes from which memory comes from numpy: it asks for huge pages then, which torch does not, and
+the first writes to it take a quarter of the time."""
+
+_WRITABLE = 0x200
+"""``PyBUF_WRITE``."""
+_view_of: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+)(("PyMemoryView_FromMemory", ctypes.pythonapi))
 
 _names: dict[Any, str] = {}
 _plain_types: list[type] = []
@@ -99,11 +112,31 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
         ) from error
 
 
+def window(tensor: Any, nbytes: int) -> memoryview | None:
+    """The memory of a plain tensor of `nbytes` bytes (more than 0), as bytes to be written at once:
+    the tensor has to outlive it. None for a tensor that is not contiguous, needs gradients, or has
+    no memory of its own here. Takes half as long as ``tensor.numpy()``."""
+    try:
+        if (
+            not tensor.is_contiguous()
+            or tensor.requires_grad
+            or not tensor.is_cpu
+            or tensor.is_neg()
+            or tensor.is_conj()
+        ):
+            return None
+        return _view_of(tensor.data_ptr(), nbytes, _WRITABLE)
+    except RuntimeError:  # no storage, or not one of its own
+        return None
+
+
 def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
     """An uninitialised CPU tensor. Raises TypeError where this torch does not know the dtype."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype {name!r}: a newer one is needed")
+    if math.prod(shape) * carrier(name).itemsize >= HUGE:
+        return wrap(np.empty(shape, carrier(name)), name)
     if name in CARRIERS:  # torch.empty warns for some of them
         return torch.empty(shape, dtype=getattr(torch, carrier(name).name)).view(dtype)
     return torch.empty(shape, dtype=dtype)

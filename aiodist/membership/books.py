@@ -49,6 +49,13 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Ruling:
+    """Members had time to say whom they cannot reach."""
+
+    group: GroupKey
+
+
+@dataclass(frozen=True, slots=True)
 class Ttl:
     """A key of the store has lived its time."""
 
@@ -65,7 +72,7 @@ class Books:
         self.epochs = Epochs()
         self.groups: dict[GroupKey, Group] = {}
         self.ended: dict[GroupKey, int] = {}
-        self.timers: Timers[Lease | Return | Window | Ttl] = Timers()
+        self.timers: Timers[Lease | Return | Window | Ruling | Ttl] = Timers()
         self._wall_offset = wall_offset
         self._keep = keep
 

@@ -1,15 +1,17 @@
 """One group: who waits to join, who is a member, who was lost; who may come in, and when it forms.
 
 A group forms, has a view, and is deleted when the last member of the view is gone. While members
-of a view are lost or have left, joiners wait; when all are gone, the joiners form the group anew.
+of a view are lost or have left, joiners wait: until the others take them in by a rendezvous, or
+all are gone: then the joiners form the group anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aiodist.membership.ballots import Ballot, Ballots
 from aiodist.membership.store import KeyValueStore
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberInfo, View
@@ -74,6 +76,9 @@ class Group:
     `joiners`, `members` and `leases` (seconds) are by connection, joiners in order of arrival.
     `gave_up`: member id → rank of those who ran out of time since the group began to form.
     `absent`, by rank: members of the view that have not come back since the coordinator started.
+    `gathering`: the ballot of a rendezvous that all have called, and that waits for joiners.
+    `broken`: pairs of members, by id, without a link between them, and why. `watchers`:
+    (connection, request) of those who are told how many joiners wait.
     """
 
     name: str
@@ -90,6 +95,10 @@ class Group:
     lost: dict[int, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     gave_up: dict[str, int | None] = field(default_factory=dict)
+    ballots: Ballots = field(default_factory=Ballots)
+    gathering: Ballot | None = None
+    broken: dict[tuple[str, str], str] = field(default_factory=dict)
+    watchers: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def key(self) -> GroupKey:
@@ -108,11 +117,10 @@ class Group:
                 Failure.SIZE_MISMATCH,
                 f"rank {ask.rank} is outside of a group with {size}: expected 0 to {size.most - 1}",
             )
-        gone = self.lost or self.left or self.absent
-        if self.view is not None and self.size.fixed and not gone:
+        if self.size.fixed and self._is_complete:
             return refusal(
                 Failure.COMPLETE,
-                f"the group is complete and healthy since epoch {self.view.epoch}: all "
+                f"the group is complete and healthy since epoch {self.epoch}: all "
                 f"{self.size.most} ranks are members; use another group name, or end one of them",
             )
         if self.is_full:
@@ -130,6 +138,16 @@ class Group:
         if len(self.joiners) >= MAX_MEMBERS:
             return refusal(Failure.INVALID, f"{MAX_MEMBERS} joiners wait already, the limit")
         return None
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the view; None before there is one."""
+        return None if self.view is None else self.view.epoch
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether the view has all the members that the group wants, and all of them live."""
+        return self.view is not None and len(self.members) >= self.size.most
 
     @property
     def is_full(self) -> bool:
@@ -161,26 +179,31 @@ class Group:
         for conn, joiner in self.joiners.items():
             ask = joiner.ask
             rank = ask.rank if ask.rank is not None and ask.rank < count else next(free)
-            self.members[conn] = MemberInfo(
-                rank=rank,
-                id=ask.id,
-                host=ask.host,
-                pid=ask.pid,
-                name=ask.name,
-                metadata=ask.metadata,
-                joined_at=joiner.since,
-                host_id=ask.host_id,
-                addresses=ask.addresses,
-                lease=ask.lease,
-            )
-        ranked = tuple(sorted(self.members.values(), key=lambda member: member.rank))
+            self.members[conn] = _member(joiner, rank)
         self.joiners = {}
+        return self._of_members(epoch)
+
+    def go_on(self, epoch: int, survivors: Iterable[int], admitted: Iterable[int]) -> View:
+        """Make the next view: the connections `survivors`, which are all the members, in that
+        order, then of the joiners those that are `admitted`."""
+        self.members = {
+            conn: replace(self.members[conn], rank=rank) for rank, conn in enumerate(survivors)
+        }
+        for conn in admitted:
+            self.members[conn] = _member(self.joiners.pop(conn), len(self.members))
+        self.lost = {}
+        self.left = set()
+        return self._of_members(epoch)
+
+    def _of_members(self, epoch: int) -> View:
+        ranked = tuple(sorted(self.members.values(), key=lambda member: member.rank))
         return self.install(View(self.name, epoch, ranked))
 
     def install(self, view: View) -> View:
         """Make `view` that of the group."""
         self.view = view
         self.digest = view.digest
+        self.gathering = None
         self.gave_up = {}
         return view
 
@@ -208,6 +231,15 @@ class Group:
             self.gave_up[joiner.ask.id] = joiner.ask.rank
         return joiner
 
+    def forget(self, conn: int) -> None:
+        """Nothing of a connection that is neither a member's nor a joiner's any more is left."""
+        del self.leases[conn]
+        self.store.drop(conn)
+        if self.gathering is not None and conn in self.gathering.votes:
+            self.gathering = None  # until what is left of it is reviewed
+        self.ballots.gone(conn)
+        self.watchers = {one for one in self.watchers if one[0] != conn}
+
     def waiting_text(self) -> str:
         """Why the group has not taken its joiners yet."""
         if self.view is None:
@@ -230,7 +262,7 @@ class Group:
             "name": self.name,
             "run_id": self.run_id,
             "wanted": str(self.size),
-            "epoch": None if self.view is None else self.view.epoch,
+            "epoch": self.epoch,
             "size": None if self.view is None else len(self.view.members),
             "members": [
                 {
@@ -283,6 +315,22 @@ class Group:
         elif self.size.fixed and len(asked) < self.size.most:
             text += f"; missing: any {self.size.most - len(asked)} (ranks are assigned)"
         return text
+
+
+def _member(joiner: Joiner, rank: int) -> MemberInfo:
+    ask = joiner.ask
+    return MemberInfo(
+        rank=rank,
+        id=ask.id,
+        host=ask.host,
+        pid=ask.pid,
+        name=ask.name,
+        metadata=ask.metadata,
+        joined_at=joiner.since,
+        host_id=ask.host_id,
+        addresses=ask.addresses,
+        lease=ask.lease,
+    )
 
 
 def refusal(kind: Failure, text: str) -> Failed:

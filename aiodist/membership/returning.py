@@ -6,14 +6,15 @@ import enum
 from dataclasses import dataclass
 
 from aiodist.membership.group import Group
-from aiodist.wire.messages import Rejoin, View
+from aiodist.wire.messages import View
+from aiodist.wire.returning import Rejoin
 
 
 class Way(enum.Enum):
     """What a claim to be a member leads to."""
 
     TAKE_SEAT = enum.auto()
-    """It is a member of the view that is known here."""
+    """It is a member of the view that is known here, which may be later than its own."""
 
     RESTORE = enum.auto()
     """Its view is not known here, and newer than what is: it becomes the group's."""
@@ -30,7 +31,8 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
     """What becomes of `claim`, given what is known: the group of that name and run, and the last
     epoch of the one before it that ended (None: of none).
 
-    The higher epoch wins: who says the lower one missed that the group went on without it.
+    The higher epoch wins: who says the lower one missed that the group went on, with it or without
+    it.
     """
     if group is None or group.view is None:
         if ended is not None and claim.epoch <= ended:
@@ -39,6 +41,8 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
     view = group.view
     if claim.epoch > view.epoch:
         return Way.RESTORE
+    if claim.epoch < view.epoch and group.place_of(claim.ask.id) is not None:
+        return Way.TAKE_SEAT
     if claim.epoch < view.epoch:
         return Refused(
             f"it is of epoch {claim.epoch}, and the group has gone on to epoch {view.epoch}"
@@ -54,14 +58,12 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
     return Way.TAKE_SEAT
 
 
-def check_view(claim: Rejoin, view: View, most: int) -> str | None:
-    """What is wrong with the view of a claim; None: nothing. `most`: members the group may have."""
+def check_view(claim: Rejoin, view: View) -> str | None:
+    """What is wrong with the view of a claim; None: nothing."""
     if (view.group, view.epoch, view.digest) != (claim.ask.group, claim.epoch, claim.digest):
         return "the view is not the one that was announced"
     if [member.rank for member in view.members] != list(range(len(view.members))):
         return "the members of a view are sorted by rank, from 0"
-    if len(view.members) > most:
-        return f"a view of {len(view.members)} members in a group of at most {most}"
     if len({member.id for member in view.members}) != len(view.members):
         return "a view has a member id twice"
     return None if _is(view, claim) else f"rank {claim.rank} of the view is another member"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiodist.errors import ProtocolError
 from aiodist.runtime import failures
 from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
+from aiodist.runtime.lane_setup import SETUP_TAG
 from aiodist.runtime.operation import Operation
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
@@ -193,7 +194,7 @@ class Arrivals:
     # -- answers ----------------------------------------------------------------------------------
 
     def _answer(self, dst: int, key: Key, *, entered: bool) -> None:
-        self._say(dst, kinds.STATUS, *key, entered, self._context.doing())
+        self._say(dst, kinds.STATUS, *key, entered, _doing(self._context))
 
     def _admit(self, dst: int, key: Key) -> None:
         self._say(dst, kinds.ADMIT, *key)
@@ -203,3 +204,16 @@ class Arrivals:
         context.endpoint.send(
             context.ranks[dst], pack_fields(kind, context.id, *fields), urgent=True
         )
+
+
+def _doing(context: Context) -> str:
+    """What this rank is doing, in a few words."""
+    for op in context.ops.values():
+        if op.tag == SETUP_TAG:
+            continue
+        tag = "" if op.tag is None else f" tag {op.tag!r}"
+        return f"in {op.work.op}{tag} #{op.seq} for {op.work.elapsed:.1f} s"
+    last = context.last
+    if context.done_at_once is not None:
+        last = "{} tag None #{} done".format(*context.done_at_once)
+    return f"in no collective (last: {last})"

@@ -7,7 +7,6 @@ the verdicts on collectives that others gave up before they were called here.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from aiodist.errors import (
     PeerLostError,
     ProtocolError,
 )
-from aiodist.runtime import deadlines, failures
+from aiodist.runtime import deadlines, failures, revoking
 from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.board import digest_of
 from aiodist.runtime.device import Plane
@@ -91,9 +90,11 @@ class Context:
         self.telling = Telling(self)
         self._fetching: set[int] = set()
         """The ranks of whom the payload of a message is under way."""
-        self._derived: dict[bytes, int] = {}
+        self.derived: dict[bytes, int] = {}
+        """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}
-        self._last = "nothing yet"
+        self.last = "nothing yet"
+        """What became of the last collective, unless that is `done_at_once`."""
         self.done_at_once: tuple[str, int] | None = None
         """The last collective, if it was one without a tag that was done within its call."""
         self.lane: Lane | None = None
@@ -150,6 +151,9 @@ class Context:
         """A collective without a tag, the first steps of whose plan are done, is an operation from
         here on."""
         self.started(work)
+        if self.ended is not None:  # by what came while we looked for a frame
+            work.fail(self.ended)
+            return
         operation = Operation(self, work, None, call, start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         operation.catch_up(done)
@@ -202,6 +206,10 @@ class Context:
                 lane.add(operation)
                 if lane.is_broken and not operation.done:
                     self.failed(operation, self._why_broken())
+            for src, reason in self.lost().items():
+                if not operation.done and operation.needs(src):
+                    error = PeerLostError(f"rank {src} is lost: {reason}", ranks=[src])
+                    self.failed(operation, error)
 
     def _why_broken(self) -> PeerLostError:
         lost = self.lost()
@@ -351,30 +359,10 @@ class Context:
         """An error that says where it happened."""
         return cls(message, group=self.group, epoch=self.epoch, **fields)
 
-    # -- asking what others do --------------------------------------------------------------------
-
-    def inquire(self, op: Operation, peers: Sequence[int]) -> None:
-        """Ask `peers` whether they have entered `op`."""
-        self.tags.keep(op.tag)
-        header = pack_fields(kinds.INQUIRE, self.id, op.tag, op.seq)
-        for peer in peers:
-            self.endpoint.send(self.ranks[peer], header, urgent=True)
-
-    def doing(self) -> str:
-        """What this rank is doing, in a few words."""
-        for op in self.ops.values():
-            if op.tag == SETUP_TAG:
-                continue
-            tag = "" if op.tag is None else f" tag {op.tag!r}"
-            return f"in {op.work.op}{tag} #{op.seq} for {op.work.elapsed:.1f} s"
-        if self.done_at_once is not None:
-            self._last = "{} tag None #{} done".format(*self.done_at_once)
-        return f"in no collective (last: {self._last})"
-
     def _note(self, op: Operation, end: str) -> None:
         if op.tag != SETUP_TAG:
             self.done_at_once = None
-            self._last = f"{op.work.op} tag {op.tag!r} #{op.seq} {end}"
+            self.last = f"{op.work.op} tag {op.tag!r} #{op.seq} {end}"
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -399,6 +387,9 @@ class Context:
             return None
         if kind == kinds.DEVICE:
             self.plane.heard(src, fields)
+            return None
+        if kind == kinds.REVOKE:
+            revoking.heard(self, fields)
             return None
         if kind == kinds.KICK:
             if self.lane is not None:
@@ -455,6 +446,7 @@ class Context:
         if src is None or src in self._gone:
             return
         self._gone[src] = reason
+        self.p2p_express.rank_lost(src)
         self._cut_off(src)
         self.tags.disband()
         self._thaw()
@@ -557,6 +549,9 @@ class Context:
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
         self.started(work)
+        if self.ended is not None:
+            work.fail(self.ended)
+            return
         op = Operation(self, work, None, call, lambda _: program, self.size)
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)
@@ -567,14 +562,6 @@ class Context:
         self.lane.adopt(op)
         if not op.done and seconds != math.inf:
             deadlines.arm(self, op, seconds)
-
-    def derive(self, kind: str, ranks: Sequence[int]) -> bytes:
-        """The id of a child context: the same on all of its ranks, different from all others."""
-        roots = [self.ranks[rank] for rank in ranks]
-        wanted = pack_fields(kind, *roots)
-        # The same ranks may ask again; they count alike, since they call in the same order.
-        count = self._derived[wanted] = self._derived.get(wanted, 0) + 1
-        return hashlib.blake2b(self.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
 
     # -- what point to point asks for -------------------------------------------------------------
 

@@ -11,11 +11,10 @@ import asyncio
 import contextlib
 import copy
 import logging
-import random
 import ssl as tls
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiodist.errors import (
@@ -34,7 +33,9 @@ from aiodist.errors import (
 from aiodist.runtime.control_dial import ATTEMPT_SECONDS, ForeignServiceError, Greeted, dial
 from aiodist.runtime.control_requests import OnReply, Requests
 from aiodist.runtime.control_socket import ControlSocket
+from aiodist.runtime.control_standing import Standing, check_successor
 from aiodist.runtime.lease import renew
+from aiodist.transports.surroundings import chooser_on
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import (
@@ -44,24 +45,21 @@ from aiodist.wire.messages import (
     Failure,
     Goodbye,
     JoinRequest,
-    Later,
     Leave,
     MemberLeft,
     MemberLost,
     Message,
-    Rejoin,
-    Rejoined,
     Status,
     StatusRequest,
     StoreWatch,
     View,
-    ViewWanted,
-    Welcome,
     Withdraw,
     Withdrawn,
     decode_message,
     encode_message,
 )
+from aiodist.wire.recovery import WatchWaiting
+from aiodist.wire.returning import Later, Rejoined, ViewWanted
 
 __all__ = [
     "ControlClient",
@@ -108,29 +106,6 @@ class CoordinatorBack:
 ControlEvent = MemberLost | MemberLeft | Draining | CoordinatorGone | CoordinatorBack
 
 
-@dataclass(slots=True)
-class _Seat:
-    """What this member is, to be told to a coordinator that comes back."""
-
-    ask: JoinRequest
-    view: View
-    rank: int
-    digest: bytes
-    lost: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)
-
-    def claim(self, *, with_view: bool) -> Rejoin:
-        return Rejoin(
-            self.ask,
-            self.rank,
-            self.view.epoch,
-            self.digest,
-            tuple(sorted(self.lost)),
-            tuple(sorted(self.left)),
-            self.view if with_view else None,
-        )
-
-
 class StoreValueError(AiodistError, ValueError):
     """`add` met a value that is no decimal number of at most 64 bits."""
 
@@ -171,9 +146,10 @@ class ControlClient:
         self._token = token
         self._ssl = ssl
         self._loop = asyncio.get_running_loop()
+        self._chooser = chooser_on(self._loop)
         self._group: str | None = None
         self._ask: JoinRequest | None = None
-        self._seat: _Seat | None = None
+        self._standing: Standing | None = None
         self._requests = Requests(self._loop)
         self._ended: AiodistError | None = None
         self._gone = CoordinatorGone("")
@@ -243,7 +219,7 @@ class ControlClient:
             raise
         finally:
             self._requests.drop(number)
-            if self._seat is None:
+            if self._standing is None:
                 self._ask = None
         if not isinstance(reply, View):
             raise self.unexpected(reply)
@@ -260,6 +236,12 @@ class ControlClient:
         self._check_open()
         return await self._requests.ask(message, timeout)
 
+    def begin(self, message: Message) -> asyncio.Future[Message]:
+        """Send a request now, or once the coordinator is back: its reply, which fails as `request`
+        does."""
+        self._check_open()
+        return self._requests.begin(message)
+
     async def status(self, timeout: float | None = 10.0) -> dict[str, Any]:
         """What the coordinator knows, as plain data: see `Coordinator.status`. Raises as `request`
         does."""
@@ -268,10 +250,16 @@ class ControlClient:
             raise self.unexpected(reply)
         return dict(reply.status)
 
-    def subscribe(self, message: StoreWatch, on_reply: OnReply) -> int:
+    def subscribe(self, message: StoreWatch | WatchWaiting, on_reply: OnReply) -> int:
         """Send a request that has many replies; the last one is an error, if there is an end."""
         self._check_open()
         return self._requests.watch(message, on_reply)
+
+    def tell(self, message: Message) -> None:
+        """Send a message that has no reply, now or once the coordinator is back; nothing happens
+        when it is gone for good."""
+        if self.is_open:
+            self._requests.tell(message)
 
     def unsubscribe(self, number: int) -> None:
         """End a subscription. Idempotent."""
@@ -292,7 +280,7 @@ class ControlClient:
             await self.request(Leave(), timeout)
         except (TimeoutError, CoordinatorLostError):
             return False
-        self._seat = self._ask = None
+        self._standing = self._ask = None
         return True
 
     def close(self) -> None:
@@ -375,29 +363,29 @@ class ControlClient:
         if number == 0:
             self._on_told(message)
             return
+        # At once: the connection may break before whoever waits for it has a turn.
         if isinstance(message, View) and self._ask is not None:
-            # At once: the connection may break before whoever waits for it has a turn.
-            try:
-                rank = message.rank_of(self._ask.id)
-            except KeyError:
-                raise ProtocolError("a view without this member") from None
-            self._seat = _Seat(self._ask, message, rank, message.digest)
+            if self._standing is None:
+                self._standing = Standing(self._ask, message)
+            else:
+                self._standing.take(message)
+        elif self._standing is not None:
+            self._standing.hears(self._requests.of(number), message)
         answer = self._error(message) if isinstance(message, Failed) else message
         self._requests.answer(number, answer)
 
     def _on_told(self, message: Message) -> None:
         match message:
             case MemberLost(epoch, ranks):
-                news = self._news(epoch, ranks, lost=True)
-                self._tell(MemberLost(epoch, news, message.reason))
+                self._tell(MemberLost(epoch, self._news(message, ranks), message.reason))
             case MemberLeft(epoch, ranks):
-                self._tell(MemberLeft(epoch, self._news(epoch, ranks, lost=False)))
+                self._tell(MemberLeft(epoch, self._news(message, ranks)))
             case Draining():
                 self._tell(message)
             case Goodbye():
                 self._gone = CoordinatorGone("it was shut down", orderly=True)
             case Evicted(reason):
-                text = f"it ruled this member lost: {reason}"
+                text = f"it ruled this rank lost: {reason}"
                 self._gone = CoordinatorGone(text, evicted=True, final=True)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is no message to be told unasked")
@@ -412,14 +400,11 @@ class ControlClient:
                 {"message": f"on_event failed with {event!r}", "exception": error}
             )
 
-    def _news(self, epoch: int, ranks: tuple[int, ...], *, lost: bool) -> tuple[int, ...]:
-        """Those of `ranks` that were not known to be gone; now they are."""
-        seat = self._seat
-        if seat is None or epoch != seat.view.epoch:
+    def _news(self, told: MemberLost | MemberLeft, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of `ranks` that were not known to be gone."""
+        if self._standing is None:
             return ranks
-        news = {*ranks} - seat.lost - seat.left
-        (seat.lost if lost else seat.left).update(news)
-        return tuple(sorted(news))
+        return self._standing.news(told.epoch, ranks, lost=isinstance(told, MemberLost))
 
     def _end(self, error: AiodistError) -> None:
         if self._ended is not None:
@@ -449,7 +434,7 @@ class ControlClient:
         self._requests.send = None
         gone, self._gone = self._gone, CoordinatorGone("")
         reason = gone.reason or str(error) or type(error).__name__
-        joined = self._seat is not None or self._ask is not None
+        joined = self._standing is not None or self._ask is not None
         final = gone.evicted or not (self._welcome.returns and joined)
         if self._ended is None and not final:
             self._gone = CoordinatorGone(reason)
@@ -460,11 +445,9 @@ class ControlClient:
                 self._coming_back.add_done_callback(self._is_back)
                 self._tell(CoordinatorGone(reason, gone.orderly))
             return
-        self._end(
-            CoordinatorLostError(
-                f"the coordinator at {self.address} is gone: {reason}", group=self._group
-            )
-        )
+        lost = GroupClosedError if gone.evicted else CoordinatorLostError
+        text = f"the coordinator at {self.address} is gone: {reason}"
+        self._end(lost(text, group=self._group))
         self._tell(CoordinatorGone(reason, gone.orderly, gone.evicted, final))
 
     def _is_back(self, task: asyncio.Task[None]) -> None:
@@ -482,7 +465,7 @@ class ControlClient:
         said = ""
         while True:
             # Not all at once: there may be thousands.
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pause * self._chooser.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
             try:
                 greeted = await dial(
@@ -508,13 +491,13 @@ class ControlClient:
     async def _register(self, greeted: Greeted) -> None:
         """Become what this was, at a coordinator that was found. Raises OSError, TimeoutError,
         AiodistError where another attempt may help."""
-        kept = self._check_successor(greeted.welcome)
+        kept = check_successor(self.address, self._welcome, greeted.welcome)
         self._sock = sock = greeted.sock
         if self._ask is not None:
             sock.give_up_after(self._ask.lease)
-        if self._seat is not None:
-            reply = await self._rejoin(self._seat, sock)
-            epoch = self._seat.view.epoch
+        if self._standing is not None:
+            reply = await self._rejoin(self._standing, sock)
+            epoch = self._standing.view.epoch
             self._on_told(MemberLost(epoch, reply.lost, "it was ruled lost meanwhile"))
             self._on_told(MemberLeft(epoch, reply.left))
         self._listen_to(sock)
@@ -530,27 +513,10 @@ class ControlClient:
             )
         self._requests.send = sock.send
         self._requests.say_again()
-        if self._seat is not None:
+        if self._standing is not None:
             self._tell(CoordinatorBack(kept))
 
-    def _check_successor(self, welcome: Welcome) -> bool:
-        """Whether it is the same coordinator, or has what that one wrote down. Raises JoinError
-        for one that cannot have taken its place."""
-        before = self._welcome
-        if welcome.coordinator == before.coordinator:
-            if welcome.incarnation >= before.incarnation:
-                return True
-            what = f"a stale one, its start {welcome.incarnation} of {before.incarnation}"
-        elif welcome.incarnation == 1:
-            return False
-        else:
-            what = "a foreign one, with a state file of its own"
-        raise ForeignServiceError(
-            f"the coordinator at {self.address} is {what}: expected "
-            f"{before.coordinator[:8]}…, or one that starts from nothing"
-        )
-
-    async def _rejoin(self, seat: _Seat, sock: ControlSocket) -> Rejoined:
+    async def _rejoin(self, standing: Standing, sock: ControlSocket) -> Rejoined:
         """Be a member again. Raises OSError, TimeoutError, AiodistError; CancelledError where it
         is no member any more, and has ended."""
         broken: asyncio.Future[Message] = self._loop.create_future()
@@ -559,7 +525,7 @@ class ControlClient:
         with_view = False
         async with asyncio.timeout(REJOIN_SECONDS):
             while True:
-                claim = seat.claim(with_view=with_view)
+                claim = standing.claim(with_view=with_view)
                 number, reply = self._requests.start(claim, send=sock.send, max_body=MAX_REPLY)
                 try:
                     await asyncio.wait({reply, broken}, return_when=asyncio.FIRST_COMPLETED)
@@ -569,7 +535,7 @@ class ControlClient:
                 if isinstance(message, Rejoined):
                     return message
                 if isinstance(message, Later):
-                    await asyncio.sleep(FIRST_PAUSE * random.uniform(1.0, 3.0))
+                    await asyncio.sleep(FIRST_PAUSE * self._chooser.uniform(1.0, 3.0))
                 elif isinstance(message, ViewWanted):
                     with_view = True
                 else:

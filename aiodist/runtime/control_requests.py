@@ -27,9 +27,10 @@ from aiodist.wire.messages import (
     StoreWatch,
     encode_message,
 )
+from aiodist.wire.recovery import WatchWaiting
 
 _WRITES = (StoreSet, StoreAdd, StoreCompareSet, StoreDelete)
-_STORE = (*_WRITES, StoreGet, StoreWait)
+_STORE = (*_WRITES, StoreGet, StoreWait, StoreWatch)
 
 OnReply = Callable[[Message | AiodistError], None]
 
@@ -47,7 +48,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    message: StoreWatch
+    message: StoreWatch | WatchWaiting
     on_reply: OnReply
 
 
@@ -60,6 +61,7 @@ class Requests:
         self._numbers = itertools.count(1)
         self._requests: dict[int, _Request] = {}
         self._watches: dict[int, _Watch] = {}
+        self._told: list[bytes] = []
         self._places = asyncio.Semaphore(MAX_WRITES)
 
     def start(
@@ -99,13 +101,32 @@ class Requests:
                 if reply.cancelled():
                     self._give_up(number)
 
+    def begin(self, message: Message) -> asyncio.Future[Message]:
+        """Send a request: its reply, which nobody has to wait for."""
+        number, reply = self.start(message)
+        reply.add_done_callback(lambda _: self.drop(number))
+        return reply
+
+    def tell(self, message: Message) -> None:
+        """Send, now or once connected, what has no reply."""
+        data = encode_message(message)
+        if self.send is not None:
+            self.send(data)
+        else:
+            self._told.append(data)
+
+    def of(self, number: int) -> Message | None:
+        """The request of that number, if its reply is waited for."""
+        request = self._requests.get(number)
+        return None if request is None else request.message
+
     def drop(self, number: int) -> None:
         """Nobody waits for the reply any more."""
         request = self._requests.pop(number, None)
         if request is not None and isinstance(request.message, _WRITES):
             self._places.release()
 
-    def watch(self, message: StoreWatch, on_reply: OnReply) -> int:
+    def watch(self, message: StoreWatch | WatchWaiting, on_reply: OnReply) -> int:
         """Send a request that has many replies, the last one maybe an error: its number."""
         number = next(self._numbers)
         data = encode_message(message, number)
@@ -148,26 +169,34 @@ class Requests:
                 request.sent = True
                 self.send(request.data)
         for number, watch in self._watches.items():
-            self.send(encode_message(replace(watch.message, again=True), number))
+            message = watch.message
+            if isinstance(message, StoreWatch):
+                message = replace(message, again=True)
+            self.send(encode_message(message, number))
+        # Behind the requests: what is told may be about them.
+        told, self._told = self._told, []
+        for data in told:
+            self.send(data)
 
     def fail_store(self, error: AiodistError) -> None:
         """The store is not what it was."""
-        self._fail(error, lambda request: isinstance(request.message, _STORE))
+        self._fail(error, lambda message: isinstance(message, _STORE))
 
     def fail(self, error: AiodistError) -> None:
         """No reply will come any more."""
-        self._fail(error, lambda request: True)
+        self._fail(error, lambda message: True)
 
-    def _fail(self, error: AiodistError, which: Callable[[_Request], bool]) -> None:
+    def _fail(self, error: AiodistError, which: Callable[[Message], bool]) -> None:
         for number, request in list(self._requests.items()):
-            if which(request):
+            if which(request.message):
                 self.drop(number)
                 if not request.reply.done():
                     request.reply.set_exception(copy.copy(error))
                     request.reply.exception()  # seen: whoever waits gets it, nobody else has to
-        watches, self._watches = self._watches, {}
-        for watch in watches.values():
-            watch.on_reply(copy.copy(error))
+        for number, watch in list(self._watches.items()):
+            if which(watch.message):
+                del self._watches[number]
+                watch.on_reply(copy.copy(error))
 
     def _give_up(self, number: int) -> None:
         request = self._requests.get(number)

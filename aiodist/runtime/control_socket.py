@@ -127,7 +127,7 @@ class ControlSocket:
     def _after_flush(self, error: Exception | None) -> None:
         if error is not None:
             # Not from inside of send: its caller may be about to wait for the answer.
-            self._loop.call_soon(self._fail, error)
+            self._loop.call_soon(self._last_words, error)
         elif bool(self._out) != self._writing:
             self._writing = not self._writing
             if self._writing:
@@ -154,6 +154,22 @@ class ControlSocket:
         if not data:
             self._fail(ConnectionResetError("the coordinator closed the connection"))
             return
+        self._take(data)
+
+    def _last_words(self, error: Exception) -> None:
+        """Nothing can be sent any more. What the coordinator said last still counts."""
+        while self._is_open:
+            try:
+                with self._lock:
+                    data = self._sock.recv(READ_BYTES)
+            except OSError:  # there is no more, or not now
+                break
+            if not data:
+                break
+            self._take(data)
+        self._fail(error)
+
+    def _take(self, data: bytes) -> None:
         try:
             for frame in self._decoder.feed(data):
                 if self._is_open:

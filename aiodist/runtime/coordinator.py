@@ -40,7 +40,8 @@ from aiodist.runtime.strangers import Strangers
 from aiodist.transports.sockets import Acceptor
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_REPLY
-from aiodist.wire.messages import Goodbye, Message, ViewWanted, encode_message
+from aiodist.wire.messages import Goodbye, Message, encode_message
+from aiodist.wire.returning import ViewWanted
 
 logger = logging.getLogger("aiodist.coordinator")
 

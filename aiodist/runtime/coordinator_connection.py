@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -118,7 +119,9 @@ class Connection(asyncio.Protocol):
         if backlog > MAX_BACKLOG:
             self.fail(f"it does not read: {backlog} bytes wait for it, the limit is {MAX_BACKLOG}")
         else:
-            self._transport.write(data)
+            # uvloop's may be closed without saying so yet; `connection_lost` is about to come.
+            with contextlib.suppress(RuntimeError):
+                self._transport.write(data)
 
     def close(self, reason: str) -> None:
         """Close once what was sent is out, or after a while."""

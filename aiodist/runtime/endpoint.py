@@ -1,20 +1,22 @@
 """One rank's links to its peers: made when first needed, shared by all groups of a membership.
 
-An endpoint belongs to one membership: one group in one epoch. Groups derived from it (subgroup,
-split, dup) are further contexts on the same links.
+An endpoint lives as long as the membership, over all its epochs. It knows its peers by *root*, a
+number of its own: in the order in which it met them, so that in the first epoch it is the rank.
+Each epoch of the group, and each group made of it (subgroup, split, dup) is a context on the same
+links, with a number that other contexts do not have: no frame is taken for another epoch's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import struct
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
-from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Greeter, Greeting, Nonces
+from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
 from aiodist.runtime.progress import Progress
 from aiodist.runtime.strangers import Strangers
@@ -23,7 +25,7 @@ from aiodist.transports.base import Done, Link, Receiver
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.proof import Role, check_proof, make_proof
+from aiodist.wire.proof import mark_of
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -37,8 +39,6 @@ MAX_CLOSED = 4096
 
 MIN_STRANGERS = 256
 """So many connections that have not shown who they are there may always be."""
-_LINK = struct.Struct(">II")
-"""Ranks of the side that proves, and of the other."""
 
 Dial = Callable[[int, Receiver], Awaitable[Link]]
 
@@ -47,6 +47,7 @@ class Inbox(Protocol):
     """Takes the frames of one group: a context."""
 
     ended: AiodistError | None
+    ranks: tuple[int, ...]
 
     @property
     def id(self) -> bytes: ...
@@ -63,24 +64,6 @@ class Inbox(Protocol):
     def close(self, error: AiodistError) -> None: ...
 
 
-class Identity(NamedTuple):
-    """Who this endpoint is, among how many. `key`: what only the members of this epoch know."""
-
-    rank: int
-    size: int
-    key: bytes
-
-    def prove(self, role: Role, peer: int, nonces: Nonces) -> bytes:
-        """What shows rank `peer` that this is who it is."""
-        return make_proof(self.key, role, *nonces, _LINK.pack(self.rank, peer))
-
-    def check(self, role: Role, peer: int, mac: bytes, nonces: Nonces) -> bool:
-        """Whether `mac` shows that the other side is rank `peer`."""
-        if not 0 <= peer < self.size or peer == self.rank:
-            return False
-        return check_proof(mac, self.key, role, *nonces, _LINK.pack(peer, self.rank))
-
-
 class Outgoing(NamedTuple):
     """A frame that waits for its link."""
 
@@ -95,11 +78,13 @@ class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
 
     __slots__ = (
-        "_early_bytes", "_endpoint", "_queue", "_target", "attached", "dialing", "link", "rank",
+        "_early_bytes", "_endpoint", "_queue", "_target", "attached", "dialing", "id", "link",
+        "rank",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, rank: int) -> None:
+    def __init__(self, endpoint: Endpoint, rank: int, id: str) -> None:
         self.rank = rank
+        self.id = id
         self.link: Link | None = None
         self.attached = asyncio.Event()
         self.dialing: asyncio.Task[None] | None = None
@@ -163,7 +148,8 @@ class Peer:
         self._target = None
         if fields[1] in endpoint.closed_contexts:
             # Nobody takes it here any more, and the peer may not know.
-            link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
+            if fields[0] != kinds.REVOKE:
+                link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
             return None
         cost = nbytes + len(header) + 100
         self._early_bytes += cost
@@ -194,8 +180,10 @@ class Peer:
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:
             self._target = None
-            reason = "it left the group" if error is None else f"connection lost ({error})"
-            self._endpoint.lose(self.rank, reason)
+            if error is None:
+                self._endpoint.lose(self.rank, "it left the group")
+            else:
+                self._endpoint.cut(self.rank, f"connection lost ({error})")
 
     def settle(self, stray: Stray) -> None:
         """A stray frame has found its group."""
@@ -226,27 +214,65 @@ class Endpoint:
         self.closing = False
         self.reads_devices = True
         """Whether this rank may read the devices of others, and they its own."""
+        self.rank = -1
+        """This rank's own root."""
+        self.on_broken: Callable[[int, str], None] = lambda root, reason: None
+        """Called for a peer to whom there is no link any more, though it did not take its leave."""
         self._identity: Identity | None = None
-        self._peers: list[Peer] = []
+        self._expecting = False
+        self._peers: dict[int, Peer] = {}
+        self._roots: dict[str, int] = {}
+        self._marks: dict[bytes, int] = {}
+        self._numbers = itertools.count()
         self._dial: Dial | None = None
         self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
         self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
 
-    @property
-    def rank(self) -> int:
-        assert self._identity is not None
-        return self._identity.rank
-
     def activate(self, identity: Identity, dial: Dial) -> None:
-        """The membership is known: from now on peers are answered and can be reached."""
+        """This rank is a member; `dial` makes links. `admit` says who the others are."""
         self._identity = identity
         self._dial = dial
-        self._peers = [Peer(self, rank) for rank in range(identity.size)]
-        self._strangers.most = max(MIN_STRANGERS, 2 * identity.size)
+
+    def admit(self, ids: Sequence[str]) -> tuple[int, ...]:
+        """The members `ids` are answered and can be reached from now on: their roots."""
+        assert self._identity is not None
+        self._expected = max(self._expected, len(ids))
+        self._strangers.most = max(MIN_STRANGERS, 2 * len(ids))
+        roots = []
+        for member_id in ids:
+            root = self._roots.get(member_id)
+            if root is None:
+                root = self._roots[member_id] = next(self._numbers)
+                self._peers[root] = Peer(self, root, member_id)
+                self._marks[mark_of(member_id)] = root
+                if member_id == self._identity.id:
+                    self.rank = root
+            roots.append(root)
+        self._proceed()
+        return tuple(roots)
+
+    def expect(self, expecting: bool) -> None:
+        """Whether peers may already know members that are not known here."""
+        self._expecting = expecting
+        self._proceed()
+
+    def _proceed(self) -> None:
         for greeter in list(self._greeters):
             greeter.proceed()
+
+    def forget(self, root: int) -> None:
+        """A peer that is lost, and that no context has a place for, is no peer any more."""
+        peer = self._peers.pop(root)
+        del self._roots[peer.id], self._marks[mark_of(peer.id)]
+        self.lost.pop(root, None)
+        if peer.dialing is not None:
+            peer.dialing.cancel()
+        if peer.link is not None:
+            self.moved.add(peer.link.sent_bytes, peer.link.received_bytes)
+        for context_id, strays in list(self._strays.items()):
+            self._strays[context_id] = [stray for stray in strays if stray.rank != root]
 
     # -- for contexts -----------------------------------------------------------------------------
 
@@ -263,7 +289,7 @@ class Endpoint:
     def remove(self, context: Inbox, reason: str = CLOSED) -> None:
         """Drop further frames for `context`, and tell those who may wait for some of ours."""
         farewell = pack_fields(kinds.FAREWELL, context.id, reason[:1000])
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.send(farewell)  # behind all that was sent before
         self.contexts.pop(context.id, None)
@@ -310,7 +336,7 @@ class Endpoint:
 
     def poll(self) -> None:
         """Take in what has arrived."""
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.poll()
 
@@ -320,7 +346,7 @@ class Endpoint:
     @property
     def payload_bytes(self) -> tuple[int, int]:
         """Payload bytes sent and received so far, over all links and through shared memory."""
-        links = [peer.link for peer in self._peers if peer.link is not None]
+        links = [peer.link for peer in self._peers.values() if peer.link is not None]
         return (
             sum([link.sent_bytes for link in links], self.moved.sent),
             sum([link.received_bytes for link in links], self.moved.received),
@@ -354,14 +380,14 @@ class Endpoint:
                 link = await self._dial(peer.rank, greeting)
                 greeting.begin(link)
                 answered = await greeting.answered
-                if not answered and self.rank > peer.rank:
-                    # Both dialled at once, and the connection of the lower rank is kept.
+                if not answered and self._identity.id > peer.id:
+                    # Both dialled at once, and the connection of the lower id is kept.
                     await peer.attached.wait()
         except Exception as error:  # also an address that makes no sense: the others must hear
             if link is not None and peer.link is not link:
                 link.close()
             if peer.link is None:
-                self.lose(peer.rank, f"not reachable: {str(error) or 'no answer to hello'}")
+                self.cut(peer.rank, f"not reachable: {str(error) or 'no answer to hello'}")
         except asyncio.CancelledError:
             # Superseded by the peer's own connection, or the endpoint was closed.
             if link is not None and peer.link is not link:
@@ -369,7 +395,7 @@ class Endpoint:
             raise
         else:
             if peer.link is None:
-                self.lose(peer.rank, f"it refuses connections ({greeting.why})")
+                self.cut(peer.rank, f"it refuses connections ({greeting.why})")
         finally:
             peer.dialing = None
 
@@ -386,8 +412,9 @@ class Endpoint:
             greeter.link.close()
             return
         if peer.dialing is not None:
-            # Both dialled at once: the connection of the lower rank is kept.
-            if self.rank < rank:
+            # Both dialled at once: the connection of the lower id is kept.
+            assert self._identity is not None
+            if self._identity.id < peer.id:
                 greeter.link.close()
                 return
             peer.dialing.cancel()
@@ -395,7 +422,7 @@ class Endpoint:
         greeter.link.send(pack_fields(kinds.HELLO_ACK, proof), urgent=True)
         peer.attach(greeter.link)
 
-    def forget(self, greeter: Greeter) -> None:
+    def dismiss(self, greeter: Greeter) -> None:
         self._greeters.pop(greeter, None)
         self._strangers.discard(greeter)
 
@@ -403,7 +430,7 @@ class Endpoint:
 
     def lose(self, rank: int, reason: str) -> None:
         """`rank` is gone: fail what needs it, in every context."""
-        if rank in self.lost or self.closing or rank == self.rank:
+        if rank in self.lost or self.closing or rank == self.rank or rank not in self._peers:
             return
         self.lost[rank] = reason
         log.debug("rank %d is lost: %s", rank, reason)
@@ -413,6 +440,12 @@ class Endpoint:
         for context in list(self.contexts.values()):
             context.rank_lost(rank, reason)
 
+    def cut(self, rank: int, reason: str) -> None:
+        """There is no link to `rank`, dead or alive."""
+        if rank in self._peers and rank not in self.lost and not self.closing:
+            self.on_broken(rank, reason)
+        self.lose(rank, reason)
+
     def left(self, rank: int) -> None:
         """`rank` has left in order: once all that it sent is in, it is gone."""
         link = self._peers[rank].link
@@ -421,7 +454,9 @@ class Endpoint:
 
     async def connected(self, timeout: float) -> None:
         """Wait until there are links for all that was sent; `timeout` seconds at most."""
-        dialing = [peer.dialing for peer in self._peers if peer.dialing and peer.has_queued]
+        dialing = [
+            peer.dialing for peer in self._peers.values() if peer.dialing and peer.has_queued
+        ]
         if dialing:
             await asyncio.wait(dialing, timeout=timeout)
 
@@ -429,7 +464,7 @@ class Endpoint:
         """Send what is queued, say goodbye, close."""
         self.closing = True
         await self._stop_tasks()
-        links = [peer.link for peer in self._peers if peer.link is not None]
+        links = [peer.link for peer in self._peers.values() if peer.link is not None]
         if links:
             await asyncio.gather(*(link.finish(timeout) for link in links))
 
@@ -437,7 +472,7 @@ class Endpoint:
         """Leave at once, telling the peers why. Await `aborted` next."""
         self.closing = True
         farewell = pack_fields(kinds.FAREWELL, b"", reason[:1000])
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.send(farewell, urgent=True)
 
@@ -450,7 +485,7 @@ class Endpoint:
         self.closing = True
         for greeter in self._greeters:
             greeter.link.close_in_child()
-        for peer in self._peers:
+        for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.close_in_child()
 
@@ -462,12 +497,19 @@ class Endpoint:
         for greeter in list(self._greeters):
             greeter.link.close()
 
-    def identify(self, rank: int, mac: bytes, nonces: Nonces) -> bytes | None:
-        """Who connected shows that it is rank `rank`: our own proof for it. None: the membership
-        is not known yet. Raises ProtocolError for somebody else."""
+    def identify(self, mark: bytes, mac: bytes, nonces: Nonces) -> tuple[int, bytes] | None:
+        """Who connected shows that it is the member with this mark: its root, and our own proof
+        for it. None while it may be one that is not known here yet. Raises ProtocolError for
+        somebody else."""
         identity = self._identity
         if identity is None:
             return None
-        if not identity.check("dialler", rank, mac, nonces):
+        root = self._marks.get(mark)
+        if root is None:
+            if self._expecting:
+                return None
+            raise ProtocolError("who connected is no member that is known here")
+        their_id = self._peers[root].id
+        if root == self.rank or not identity.check("dialler", their_id, mac, nonces):
             raise ProtocolError("who connected did not show that it is a member")
-        return identity.prove("listener", rank, nonces)
+        return root, identity.prove("listener", their_id, nonces)

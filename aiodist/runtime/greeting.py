@@ -14,10 +14,10 @@ from aiodist.errors import ProtocolError
 from aiodist.transports.base import Link
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, unpack_fields
-from aiodist.wire.proof import NONCE_BYTES
+from aiodist.wire.proof import NONCE_BYTES, Role, check_proof, make_proof, mark_of, membership_key
 
 if TYPE_CHECKING:
-    from aiodist.runtime.endpoint import Endpoint, Identity, Peer
+    from aiodist.runtime.endpoint import Endpoint, Peer
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -26,6 +26,27 @@ HANDSHAKE_TIMEOUT = 10.0
 
 Nonces = tuple[bytes, bytes]
 """Of the side that connected, and of the other."""
+
+
+class Identity:
+    """Who this endpoint is: member `id` of `group`, with `token`."""
+
+    def __init__(self, group: str, id: str, token: bytes | None = None) -> None:
+        self.group = group
+        self.id = id
+        self.mark = mark_of(id)
+        self._token = token
+
+    def prove(self, role: Role, peer: str, nonces: Nonces) -> bytes:
+        """What shows member `peer` that this is who it is."""
+        return make_proof(self._key(peer), role, *nonces, self.id.encode())
+
+    def check(self, role: Role, peer: str, mac: bytes, nonces: Nonces) -> bool:
+        """Whether `mac` shows that the other side is member `peer`."""
+        return check_proof(mac, self._key(peer), role, *nonces, peer.encode())
+
+    def _key(self, peer: str) -> bytes:
+        return membership_key(self._token, self.group, sorted((self.id, peer)))
 
 
 class Greeter:
@@ -39,7 +60,7 @@ class Greeter:
         self._endpoint = endpoint
         self._theirs = b""
         self._ours = secrets.token_bytes(NONCE_BYTES)
-        self._shown: tuple[int, bytes] | None = None
+        self._shown: tuple[bytes, bytes] | None = None
         self._timer = endpoint.loop.call_later(HANDSHAKE_TIMEOUT, self._expired)
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
@@ -64,15 +85,15 @@ class Greeter:
         """Judge the proof, once it has come and the membership is known."""
         if self._shown is None:
             return
-        rank, mac = self._shown
+        mark, mac = self._shown
         self._timer.cancel()
         try:
-            proof = self._endpoint.identify(rank, mac, (self._theirs, self._ours))
+            found = self._endpoint.identify(mark, mac, (self._theirs, self._ours))
         except ProtocolError as error:
             self.link.close(error)
             return
-        if proof is not None:
-            self._endpoint.greeted(self, rank, proof)
+        if found is not None:
+            self._endpoint.greeted(self, *found)
 
     def drop(self) -> None:
         """Close at once, without a word."""
@@ -80,7 +101,7 @@ class Greeter:
 
     def closed(self, link: Link, error: BaseException | None) -> None:
         self._timer.cancel()
-        self._endpoint.forget(self)
+        self._endpoint.dismiss(self)
         if isinstance(error, ProtocolError):
             log.warning("connection of %s closed: %s", link.peer_name, error)
 
@@ -117,7 +138,7 @@ class Greeting:
             return None
         self._done = True
         nonces = (self._ours, self._theirs)
-        if not self._identity.check("listener", self._peer.rank, fields[1], nonces):
+        if not self._identity.check("listener", self._peer.id, fields[1], nonces):
             raise ProtocolError(f"who answered did not show that it is rank {self._peer.rank}")
         return None
 
@@ -126,8 +147,8 @@ class Greeting:
             link.close()  # superseded
         elif not self._done:
             identity = self._identity
-            mac = identity.prove("dialler", self._peer.rank, (self._ours, self._theirs))
-            link.send(pack_fields(kinds.PROOF, identity.rank, mac), urgent=True)
+            mac = identity.prove("dialler", self._peer.id, (self._ours, self._theirs))
+            link.send(pack_fields(kinds.PROOF, identity.mark, mac), urgent=True)
         else:
             # At once: the peer's first frames may be right behind its answer.
             self._peer.attach(link)
@@ -153,10 +174,10 @@ def _nonce(value: Any) -> bytes:
     return value
 
 
-def _shown(fields: list[Any]) -> tuple[int, bytes]:
-    """Rank and proof."""
+def _shown(fields: list[Any]) -> tuple[bytes, bytes]:
+    """Mark and proof."""
     if len(fields) != 3 or fields[0] != kinds.PROOF:
         raise ProtocolError("not a proof")
-    if type(fields[1]) is not int or type(fields[2]) is not bytes:
-        raise ProtocolError("a proof is of a rank, and bytes")
+    if type(fields[1]) is not bytes or type(fields[2]) is not bytes:
+        raise ProtocolError("a mark and a proof are bytes")
     return fields[1], fields[2]

@@ -234,7 +234,9 @@ class PointToPoint:
             return
         self._gone.add(src)
         failing = self._sender.lose(src)
-        failing += [receiving.work for receiving in self._receiver.lose(src)]
+        for receiving in self._receiver.lose(src):
+            receiving.let_go()
+            failing.append(receiving.work)
         for work in failing:
             self._pending.pop(work, None)
             work.fail(self._peer_lost(work, text, (src,)))
@@ -247,6 +249,9 @@ class PointToPoint:
         self._closed = error
         for peer in range(self._size):
             self._sender.lose(peer)
+        for operation in self._pending.values():
+            if isinstance(operation, Receiving):
+                operation.let_go()
         self._receiver.close()
         self._wire.waiting.clear()
         pending, self._pending = self._pending, {}

@@ -9,7 +9,7 @@ goes the ordinary way, of which this is the case where nothing is in between.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class P2PExpress:
         # By dtype and shape. None: such arrays are nothing for here.
         self._sent: dict[tuple[Any, Any], Form | None] = {}
         self._due: dict[tuple[Any, Any], Form | None] = {}
-        self._kind: type | None = None  # of links for here
+        self._links: dict[int, FramedLink] = {}
         self.in_vain = False
         """Whether the last receive has waited, and nothing has come."""
         self._came: dict[bytes, Form | None] = {}  # by metadata
@@ -88,16 +88,17 @@ class P2PExpress:
         link = self._link(dst)
         if link is None:
             return None
-        flat = arrays.plain(x)
-        if flat is None:
+        data = arrays.window(x, form.spec.nbytes)
+        if data is None:
             return None
         if tag is not form.tag:
             form.use(as_tag(tag))
         p2p = self._p2p
         if not p2p.pay(dst, form.tag, form.price):
             return None
-        if not link.post(form.head, flat.view(np.uint8).data, form.nbytes):
+        if not link.post(form.head, data, form.nbytes):
             p2p.repay(dst, form.tag, form.price)
+            self._links.pop(dst, None)  # there may be another by now
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
         if self._context.trace is not None:
@@ -127,28 +128,28 @@ class P2PExpress:
         if out is None:
             if form is None:
                 return None
-            array = arrays.empty(form.spec.kind, form.spec.name, form.spec.shape, "value")
-            flat, value = array.base.reshape(-1), array.value
+            value = arrays.empty(form.spec.kind, form.spec.name, form.spec.shape, "value").value
         else:
             due = self._form(self._due, out)
             if due is None:
                 return None
-            plain = arrays.plain(out)
-            if plain is None:
-                return None
-            flat = plain
             # A sender may have tensors where this rank has numpy arrays.
             if form is None or form.spec[1:] != due.spec[1:]:
                 form = due
         expected = last_tag if key is None else key
         if expected is not form.tag:
             form.use(expected)
-        into = flat.view(np.uint8).data
+        into = arrays.window(value, form.spec.nbytes)
+        if into is None:
+            return None
         work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.spec.nbytes)
         progress = self._progress
         found: bool | None = False
         for _ in range(TRIES):
-            if not (link.is_clear and p2p.is_free(src, expected, key)) or progress.is_due():
+            if not link.is_clear:
+                self._links.pop(src, None)
+                return None
+            if not p2p.is_free(src, expected, key) or progress.is_due():
                 return None
             found = progress.look(link, form.head, into, crowded=self._crowded)
             if found is not False:
@@ -173,16 +174,22 @@ class P2PExpress:
 
     def _link(self, peer: Any) -> FramedLink | None:
         """The link to another rank, where it is one for here."""
-        context = self._context
-        if type(peer) is not int or not 0 <= peer < context.size or context.has_lost(peer):
+        if type(peer) is not int:
             return None
-        link = context.link(peer)
-        kind = type(link)
-        if kind is not self._kind:  # isinstance takes a microsecond
-            if not issubclass(kind, FramedLink):
+        link = self._links.get(peer)
+        if link is None:
+            context = self._context
+            if not 0 <= peer < context.size or context.has_lost(peer):
                 return None
-            self._kind = kind
-        return cast(FramedLink, link)
+            found = context.link(peer)
+            if not isinstance(found, FramedLink):
+                return None
+            link = self._links[peer] = found
+        return link
+
+    def rank_lost(self, peer: int) -> None:
+        """There is nothing more to say to `peer`, whether or not there is a link."""
+        self._links.pop(peer, None)
 
     def _form(self, forms: dict[tuple[Any, Any], Form | None], x: Any) -> Form | None:
         cls = type(x)

@@ -421,14 +421,13 @@ class Receiver:
         target, receiving.target = receiving.target, None
         if target is None:
             return
-        foreign: Places | None = target.foreign
         if target is message.body and receiving.out is not None:
             if message.words and not message.fetched:
                 message.body = message.landing = None  # it is read anew
             else:
                 self._make_private(message, target)
-        if foreign is not None and receiving.out is not None:
-            foreign.let_go()
+        if receiving.out is not None and target.foreign is not None:
+            target.foreign.let_go()
 
     def _make_private(self, message: Message, target: Incoming) -> None:
         """Have what came, and comes, in memory of its own, no longer in a user's."""

@@ -1,6 +1,7 @@
 """A rank's seat in a group: its connection to the coordinator, its endpoint, its listeners.
 
-All groups made from one `connect` share a seat; it is given up when the first of them is closed.
+All groups made from one `connect` share a seat, over all epochs; it is given up when the group of
+the newest epoch is closed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiodist.errors import GroupClosedError
@@ -24,7 +25,10 @@ from aiodist.runtime.lane import Layout, Sharing
 from aiodist.runtime.store import Store
 from aiodist.schedules.teams import teams_of
 from aiodist.transports.base import Listener
-from aiodist.wire.messages import MemberLeft, MemberLost, View
+from aiodist.types import Member
+from aiodist.wire.limits import MAX_TEXT
+from aiodist.wire.messages import MemberInfo, MemberLeft, MemberLost, View
+from aiodist.wire.recovery import Unreachable
 
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
@@ -65,26 +69,61 @@ class Seat:
         listeners: Sequence[Listener],
         coordinator: Coordinator | None,
         op_timeout: float,
-        memories: Sequence[Memory],
+        people: dict[int, MemberInfo],
+        memory_of: Callable[[MemberInfo], Memory],
         events: Iterable[ControlEvent] = (),
     ) -> None:
-        """`memories`: of each rank. `events`: what the coordinator has told since the view."""
+        """`people`: the members by their root, to be kept up here. `memory_of`: what memory each
+        can share. `events`: what the coordinator has told since the view."""
         self.loop = asyncio.get_running_loop()
         self.address = address
         self.view = view
+        self.roots: tuple[int, ...] = ()
+        self.people = people
+        self.lost: dict[int, str] = {}
+        self.left: set[int] = set()
+        self.changed: set[Callable[[], None]] = set()
+        """Called when members of the view are lost or leave, when there is another, at the end."""
         self.control = control
         self.endpoint = endpoint
         self.store = Store(control, timeout=op_timeout)
         self.context: Context | None = None
-        self._memories = memories
+        self._memory_of = memory_of
+        self._memories: dict[int, Memory] = {}
+        self._ahead: list[MemberLost | MemberLeft] = []
         self._listeners = list(listeners)
         self._coordinator = coordinator
         self._op_timeout = op_timeout
         self._leaving: asyncio.Task[None] | None = None
+        self.adopt(view)
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
+        endpoint.on_broken = self._on_broken
         _seats.add(self)
+
+    def adopt(self, view: View) -> tuple[int, ...]:
+        """`view` is the newest: the roots of its members, by rank."""
+        before, left = self.roots, {self.roots[rank] for rank in self.left}
+        self.roots = self.endpoint.admit([member.id for member in view.members])
+        for root, member in zip(self.roots, view.members, strict=True):
+            self.people[root] = member
+            self._memories[root] = self._memory_of(member)
+        for root in before:
+            if root not in self.roots and root not in self.endpoint.lost and root not in left:
+                # The coordinator was away when we were to hear of it.
+                self.endpoint.lose(root, f"epoch {view.epoch} began without it")
+        used = {*self.roots}.union(*[context.ranks for context in self.endpoint.contexts.values()])
+        for root in [root for root in self.endpoint.lost if root not in used]:
+            self.endpoint.forget(root)
+            del self.people[root], self._memories[root]
+        self.view = view
+        self.lost, self.left = {}, set()
+        ahead, self._ahead = self._ahead, []
+        for event in ahead:
+            self._on_event(event)
+        self._tell_changed()
+        return self.roots
 
     def layout(self, ranks: Iterable[int]) -> Layout:
         """How the collectives of `ranks` may share memory, and which of them."""
@@ -95,16 +134,28 @@ class Seat:
             return Layout(Sharing.NONE, teams)
         return Layout(Sharing.WOKEN if Sharing.WOKEN in ways else Sharing.POLLED, teams)
 
+    def neighbours(self, ranks: Sequence[int], rank: int) -> tuple[int, int]:
+        """The place of `rank` among those of `ranks` that are of its host, and their number."""
+        hosts = [self.people[root].host_id for root in ranks]
+        here = [one for one, host in enumerate(hosts) if host == hosts[rank]]
+        return here.index(rank), len(here)
+
     def _on_event(self, event: ControlEvent) -> None:
-        if isinstance(event, MemberLost):
+        if isinstance(event, (MemberLost, MemberLeft)):
+            if event.epoch > self.view.epoch:  # the view has come, and is about to be adopted
+                self._ahead.append(event)
+                return
             for rank in event.ranks:
-                self.endpoint.lose(rank, event.reason)
-        elif isinstance(event, MemberLeft):
-            for rank in event.ranks:
-                self.endpoint.left(rank)
+                if isinstance(event, MemberLost):
+                    self.lost[rank] = event.reason
+                    self.endpoint.lose(self.roots[rank], event.reason)
+                else:
+                    self.left.add(rank)
+                    self.endpoint.left(self.roots[rank])
+            self._tell_changed()
         elif isinstance(event, CoordinatorGone):
             if event.evicted:
-                self._evicted(event.reason)
+                self._evicted(f"the coordinator says: {event.reason}")
             elif self._leaving is None:
                 log.warning(
                     "group %r: the coordinator at %s is %s (%s): operations go on, membership "
@@ -123,9 +174,23 @@ class Seat:
                 "" if event.kept else ", without its state file: the group's store is empty now",
             )
 
+    def _on_broken(self, root: int, reason: str) -> None:
+        """There is no link to a peer any more: the coordinator rules who is lost."""
+        if self._leaving is None and self.control.is_open and root in self.roots:
+            self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT]))
+
+    def _tell_changed(self) -> None:
+        for call in list(self.changed):
+            call()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has left, or is about to."""
+        return self._leaving is not None
+
     def _evicted(self, reason: str) -> None:
         error = GroupClosedError(
-            f"this rank was ruled lost by the coordinator: {reason}",
+            f"this rank is a member no more: {reason}",
             group=self.view.group,
             epoch=self.view.epoch,
         )
@@ -143,6 +208,7 @@ class Seat:
         """Say goodbye to peers and coordinator, and close everything. Idempotent."""
         if self._leaving is None:
             self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
+            self._tell_changed()
         await asyncio.shield(self._leaving)
 
     async def _leave(self) -> None:
@@ -167,6 +233,7 @@ class Seat:
         self._close_contexts(self._end_with())
         self._close_listeners()
         self._leaving = self.loop.create_task(self._stop(), name="aiodist abort")
+        self._tell_changed()
 
     async def _stop(self) -> None:
         # Peers first: they hear the reason from us, not that we vanished from the coordinator.
@@ -196,6 +263,19 @@ class Seat:
             context.ended = error
         self.endpoint.close_in_child()
         self.control.close_fds_after_fork()
+
+
+def as_member(info: MemberInfo, rank: int | None = None) -> Member:
+    """What users are told of a member; `rank`: in a group made of its own."""
+    return Member(
+        rank=info.rank if rank is None else rank,
+        id=info.id,
+        host=info.host,
+        pid=info.pid,
+        name=info.name,
+        metadata=info.metadata,
+        joined_at=info.joined_at,
+    )
 
 
 def _sharing(memories: Sequence[Memory]) -> Sharing:

@@ -138,3 +138,35 @@ class Work(asyncio.Future[T], Generic[T]):
             state = "failed" if self._exception is not None else "done"
         number = "" if self.seq is None else f" #{self.seq}"
         return f"<Work {self.op} tag={self.tag!r}{number} {state}>"
+
+
+def both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[Any]) -> Work[Any]:
+    """A Work that is done when both are, and fails with the first that does."""
+
+    def withdraw(work: Work[Any]) -> None:
+        sending.cancel()
+        receiving.cancel()
+
+    both: Work[Any] = Work.begin(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
+
+    def check(work: asyncio.Future[Any]) -> None:
+        if both.done():
+            if not work.cancelled():
+                work.exception()
+            return
+        if work.cancelled():
+            both.cancel()
+        elif (error := work.exception()) is not None:
+            sending.cancel()
+            receiving.cancel()
+            both.fail(error)
+        elif sending.done() and receiving.done():
+            both.source = receiving.source
+            both.finish(receiving.result())
+
+    for work in (sending, receiving):
+        if work.done():
+            check(work)
+        else:
+            work.add_done_callback(check)
+    return both

@@ -118,6 +118,11 @@ def _partition_coordinator(simulation: Simulation, disaster: Disaster) -> None:
     simulation.network.later_by(disaster.seconds, simulation.network.heal)
 
 
+def _restart_coordinator(simulation: Simulation, disaster: Disaster) -> None:
+    how = ("reset", "close", "silent")[disaster.choice % 3]
+    simulation.restart_coordinator(disaster.seconds / 10, how)
+
+
 DISASTERS: dict[str, Callable[[Simulation, Disaster], None]] = {
     "kill": _kill,
     "kill while sending": _kill_while_sending,
@@ -129,5 +134,6 @@ DISASTERS: dict[str, Callable[[Simulation, Disaster], None]] = {
     "cut off one rank": _partition_one,
     "cut off two ranks from each other": _partition_two,
     "cut off the coordinator": _partition_coordinator,
+    "restart the coordinator": _restart_coordinator,
 }
 """By name. More can be added: they are drawn like the others."""

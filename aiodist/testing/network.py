@@ -121,6 +121,18 @@ class Network:
             self.nodes[host] = Node(self, host)
         return self.nodes[host]
 
+    def another(self, host: str) -> Node:
+        """A new process on the host of one that has ended. Who still has a connection to that one,
+        since its host was silent, learns that it is broken."""
+        before = self.nodes[host]
+        assert not before.alive
+        node = self.nodes[host] = Node(self, host)
+        for other in self.nodes.values():
+            for sock in other.sockets:
+                if sock.outgoing is not None and sock.outgoing.target.node is before:
+                    self.later(node, other, sock.broken_by_peer)
+        return node
+
     # ---- faults ----
 
     def partition(self, some: Iterable[Node], others: Iterable[Node]) -> None:

@@ -31,7 +31,9 @@ class Child:
 
 @dataclass(frozen=True)
 class Scenario:
-    """All that a seed decides. `cancels`: step → the rank that gives it up. `hurries`: step → its
+    """All that a seed decides. `durable`: the coordinator has a state file. `moves`: how ranks get
+    from each epoch to the next: they "leave" and meet in another group, or go on by "shrink" or
+    "rendezvous". `cancels`: step → the rank that gives it up. `hurries`: step → its
     deadline in seconds. `pauses`: (rank, step) → seconds before the call. `wrongs`: step → the rank
     that calls it with another shape."""
 
@@ -40,7 +42,9 @@ class Scenario:
     conditions: Conditions
     lease: float
     op_timeout: float
+    durable: bool
     epochs: int
+    moves: tuple[str, ...]
     steps: tuple[Step, ...]
     cancels: dict[int, int]
     hurries: dict[int, float]
@@ -51,9 +55,12 @@ class Scenario:
     disasters: tuple[Disaster, ...]
 
     def __str__(self) -> str:
+        moves = ", ".join(self.moves[: self.epochs - 1])
         lines = [
             f"seed {self.seed}: {self.size} ranks, {len(self.steps)} collectives and "
-            f"{len(self.mail.messages)} messages in each of {self.epochs} epochs",
+            f"{len(self.mail.messages)} messages in each of {self.epochs} epochs"
+            + (f" ({moves} in between)" if moves else "")
+            + (", a state file" if self.durable else ""),
             f"  {self.conditions}, lease {self.lease:g} s, op_timeout {self.op_timeout:g} s",
             f"  {len(self.cancels)} cancels, {len(self.hurries)} deadlines, {len(self.pauses)} "
             "pauses",
@@ -85,7 +92,9 @@ def scenario(seed: int | str) -> Scenario:
         ),
         lease=chooser.choice([2.0, 6.0, 15.0]),
         op_timeout=30.0,
+        durable=chooser.random() < 0.5,
         epochs=chooser.choice([1, 1, 2, 3]),
+        moves=tuple(chooser.choice(["leave", "shrink", "rendezvous"]) for _ in range(3)),
         steps=steps,
         cancels={number: chooser.randrange(size) for number in some(0.1)},
         hurries={number: chooser.choice([0.001, 0.05, 0.5]) for number in some(0.05)},

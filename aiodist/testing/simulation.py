@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -26,6 +28,8 @@ Program = Callable[..., Awaitable[Any]]
 
 COORDINATOR = "10.0.0.1"
 PORT = 29500
+RECOVERY = 1.0
+"""Seconds in which a coordinator that came back without a state file forms no group."""
 LIMIT = 3600.0
 """Seconds of virtual time after which a run counts as hanging."""
 
@@ -49,8 +53,9 @@ class InvariantError(AssertionError):
 class Simulation:
     """A coordinator and `size` ranks, each on a host of its own.
 
-    `seed` decides all that is random; `options` are those of `aiodist.connect`. `loop`, `network`,
-    `faults` (see `FaultInjector.fail_at`) and `history` are for tests to use.
+    `seed` decides all that is random; `durable`: the coordinator has a state file; `options` are
+    those of `aiodist.connect`. `loop`, `network`, `faults` (see `FaultInjector.fail_at`) and
+    `history` are for tests to use.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Simulation:
         *,
         seed: int | str = 0,
         conditions: Conditions | None = None,
+        durable: bool = False,
         **options: Any,
     ) -> None:
         self.size = size
@@ -74,6 +80,9 @@ class Simulation:
         self.extra_problems: Callable[[], list[str]] = list
         self._options = {"transports": ("tcp",), **options}
         self._served: Coordinator | None = None
+        self._durable = durable
+        self._folder = ""
+        self._restarts = 0
 
     # ---- running ----
 
@@ -98,6 +107,9 @@ class Simulation:
         """Run these coroutines, each on the node of that rank, beside a coordinator: their
         outcomes, in order. For programs that connect by themselves; else as `run`."""
         with ExitStack() as stack:
+            if self._durable:
+                self._folder = stack.enter_context(tempfile.TemporaryDirectory())
+            stack.callback(self._let_go)
             stack.callback(self.loop.close)
             outcomes = self._complete(self._play(mains), limit)
             self._reap()
@@ -110,7 +122,7 @@ class Simulation:
         return connect(self.address, **{**wanted, **self._options, **options})
 
     async def _play(self, mains: Mapping[int, Coroutine[Any, Any, Any]]) -> list[Any]:
-        await self.coordinator.spawn(self._serve(), "coordinator")
+        await self.coordinator.spawn(self._serve(0.0), "coordinator")
         ended: list[asyncio.Future[Any]] = []
         for rank, main in mains.items():
             node = self.nodes[rank]
@@ -124,9 +136,42 @@ class Simulation:
             await self.coordinator.spawn(self._served.stop(), "stop")
         return outcomes
 
-    async def _serve(self) -> None:
-        self._served = Coordinator(self.address, token=self._options.get("token"))
-        await self._served.start()
+    async def _serve(self, recovery: float) -> None:
+        served = Coordinator(
+            self.address,
+            token=self._options.get("token"),
+            state=f"{self._folder}/state" if self._folder else None,
+            recovery=recovery,
+        )
+        self._served = served
+        await served.start()
+
+    def restart_coordinator(self, seconds: float, how: str = "reset") -> None:
+        """Kill the coordinator (see `Node.kill`); after `seconds` another one comes to its address,
+        with its state file if there is one. Nothing happens where it is away already."""
+        if not self.coordinator.alive:
+            return
+        self.coordinator.kill(how)
+        for task in self.coordinator.tasks:  # it never ends, and nobody keeps it
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == (
+                inspect.CORO_CREATED
+            ):
+                coroutine.close()
+        self._restarts += 1
+        self._let_go()
+        self.network.later_by(seconds, self._come_back)
+
+    def _come_back(self) -> None:
+        self.coordinator = self.network.another(COORDINATOR)
+        # Members come first: without a state file, who joins may be taken for one of them.
+        self.coordinator.spawn(self._serve(0.0 if self._folder else RECOVERY), "coordinator")
+
+    def _let_go(self) -> None:
+        """What the system does with the files of a process that has ended."""
+        if self._served is not None and self._served._journal is not None:
+            self._served._journal.close_after_fork()
 
     def _hook(self, scope: aiodist.trace.Scope, point: str, work: Any, value: Any) -> None:
         self.history(scope, point, work, value)
@@ -186,7 +231,9 @@ class Simulation:
         alive = {node.name: node.alive for node in self.network.nodes.values()}
         gc.collect()  # a failed Work that nobody has seen says so when it goes
         problems = [*self.problems, *self.loop.errors]
-        if not all(alive.values()):  # the dead have no time to look at their errors
+        if self._restarts or not all(
+            alive.values()
+        ):  # the dead have no time to look at their errors
             problems = [text for text in problems if "never retrieved" not in text]
         stopped = {node.name: node.stopped_seconds for node in self.network.nodes.values()}
         problems += self.history.problems(is_alive=alive.__getitem__, stopped=stopped.__getitem__)

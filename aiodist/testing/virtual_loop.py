@@ -19,6 +19,9 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+SLOWEST_DISK = 0.01
+"""Most seconds that a write to a disk takes, or whatever else is done by threads."""
+
 
 class DeadlockError(RuntimeError):
     """Nothing is ready, and no timer is set: what still waits would wait for ever."""
@@ -206,6 +209,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual = VirtualSelector(Random(f"loop {seed}"))
         self._virtual.idle_error = self._stuck
         self.errors: list[str] = []
+        self.chooser = Random(f"library {seed}")
+        """Where the library gets what nobody can guess."""
         super().__init__(self._virtual)
         self.set_exception_handler(self._note_error)
         self.make_socket: Callable[[int, int, int], socket.socket] | None = None
@@ -308,9 +313,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where)]
 
     def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., Any], *args: Any
-    ) -> Any:
-        raise RuntimeError(f"{func!r} would run in a thread: there are none on a virtual loop")
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """What threads do is done after a moment; not at all, if the process ends before."""
+        done: asyncio.Future[T] = self.create_future()
+        self.call_later(self.chooser.uniform(0.0, SLOWEST_DISK), self._execute, done, func, args)
+        return done
+
+    @staticmethod
+    def _execute(done: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
+        if done.cancelled():
+            return
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
 
     def _make_self_pipe(self) -> None: ...
 

@@ -19,6 +19,7 @@ from aiodist.errors import (
     CollectiveTimeoutError,
     CoordinatorLostError,
     GroupClosedError,
+    GroupRevokedError,
     JoinError,
     MismatchError,
     PeerLostError,
@@ -31,6 +32,7 @@ from aiodist.testing.mail import exchange
 from aiodist.testing.scenario import Scenario
 from aiodist.testing.simulation import Simulation
 from aiodist.testing.steps import Array, Call, Step
+from aiodist.testing.voting import Voting
 
 SENTINEL = -0x5EED
 SLACK = 0.05
@@ -47,6 +49,7 @@ POSSIBLE = (
     CollectiveTimeoutError,
     CoordinatorLostError,
     GroupClosedError,
+    GroupRevokedError,
     PeerLostError,
 )
 """What operations of ranks that call the same may fail with."""
@@ -62,6 +65,7 @@ class Run:
         self.simulation = Simulation(
             scenario.size,
             seed=scenario.seed,
+            durable=scenario.durable,
             conditions=scenario.conditions,
             lease=scenario.lease,
             op_timeout=scenario.op_timeout,
@@ -74,6 +78,7 @@ class Run:
         self.outcomes: list[Any] = []
         self._buffers: list[tuple[Array, str]] = []
         self._members: dict[bytes, tuple[str, ...]] = {}
+        self.voting = Voting(self)
 
     def play(self) -> None:
         """Raises HangError, DeadlockError, InvariantError."""
@@ -94,23 +99,34 @@ class Run:
 
     async def _rank(self, rank: int) -> None:
         chooser = Random(f"rank {self.scenario.seed} {rank}")
+        group: Group | None = None
+        name = ""
         for number in range(self.scenario.epochs):
             try:
-                # Whoever comes back finds those who have come back, too.
-                group = await self.simulation.connecting(
-                    rank if number == 0 else None,
-                    size=None if number else self.scenario.size,
-                    min_size=1 if number else None,
-                    max_size=self.scenario.size if number else None,
-                    group=f"work {number}",
-                )
+                if group is None:
+                    name = name or f"work {number}"
+                    # Whoever comes back finds those who have come back, too.
+                    first = name == "work 0"
+                    group = await self.simulation.connecting(
+                        rank if number == 0 else None,
+                        size=self.scenario.size if first else None,
+                        min_size=None if first else 1,
+                        max_size=None if first else self.scenario.size,
+                        group=name,
+                    )
             except (JoinError, CoordinatorLostError, GroupClosedError) as error:
                 if not self.disturbed:
                     self.problems.append(f"rank {rank} cannot join: {error!r}")
                 return
-            await self._epoch(group, chooser, number)
+            assert group is not None
+            self.voting.see(group)
+            move = self.scenario.moves[number] if number + 1 < self.scenario.epochs else "leave"
+            group = await self._epoch(group, chooser, move)
+            if move == "leave":
+                name = ""
 
-    async def _epoch(self, group: Group, chooser: Random, number: int) -> None:
+    async def _epoch(self, group: Group, chooser: Random, move: str) -> Group | None:
+        """Work, and go on by `move`: the next group, or None where this rank has left."""
         failures: list[BaseException] = []
         for outcome in await asyncio.gather(
             self._program(group, chooser, failures, self.scenario.steps),
@@ -123,11 +139,14 @@ class Run:
         if failures and chooser.random() < 0.4:
             group.abort("something failed")
             await group._seat.gone()
-            return
+            return None
+        if move != "leave":
+            return await self.voting.go_on(group, move, bool(failures), chooser)
         try:
             await self._last_meeting(group, bool(failures))
         finally:
             await group.close()
+        return None
 
     async def _last_meeting(self, group: Group, has_failed: bool) -> None:
         """All is over; nothing may be left in the engine."""
@@ -248,7 +267,11 @@ class Run:
     @property
     def disturbed(self) -> bool:
         """Whether anything happened by which a rank may seem lost."""
-        return bool(self.scenario.disasters)
+        # A coordinator that comes back with its state file is not to be noticed.
+        return any(
+            disaster.kind != "restart the coordinator" or not self.scenario.durable
+            for disaster in self.scenario.disasters
+        )
 
     def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
         """Note an error that has no cause. Returns whether somebody is lost by it."""

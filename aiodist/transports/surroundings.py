@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 from typing import NamedTuple
 
@@ -39,3 +40,9 @@ def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str) -> Ide
         return Identity(*own())
     pid = os.getpid()
     return Identity(process, host, pid, f"{socket.gethostname()}:{pid}")
+
+
+def chooser_on(loop: asyncio.AbstractEventLoop) -> random.Random:
+    """Where what nobody can guess comes from."""
+    own: random.Random | None = getattr(loop, "chooser", None)
+    return random.SystemRandom() if own is None else own

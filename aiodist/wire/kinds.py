@@ -3,7 +3,7 @@
 ========== =================================================================================
 HELLO      [kind, magic, version, nonce]: the first frame, of who connects
 CHALLENGE  [kind, nonce]: the answer
-PROOF      [kind, my rank, proof]: I have the key of the membership, see `aiodist.wire.proof`
+PROOF      [kind, my mark, proof]: I am a member, see `aiodist.wire.proof`
 HELLO_ACK  [kind, proof]: so have I; from now on, frames of the membership
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
 GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
@@ -19,6 +19,7 @@ KICK       [kind, context]: wake up, what you wait for in shared memory may be t
 REGION     [kind, context, number, address, key, nbytes]: an array of mine to be mapped
 MAPPED     [kind, context, number]: I have mapped your array
 UNMAP      [kind, context, number]: my array is gone
+REVOKE     [kind, context, rank]: rank has revoked the group
 DEVICE     [kind, context, word, number]: about work on devices, see `aiodist.runtime.device`
 FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
 ========== =================================================================================
@@ -53,4 +54,5 @@ MAPPED: Final = 15
 UNMAP: Final = 16
 CHALLENGE: Final = 17
 PROOF: Final = 18
-DEVICE: Final = 24
+REVOKE: Final = 19
+DEVICE: Final = 20

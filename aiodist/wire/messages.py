@@ -99,7 +99,9 @@ _CLASSES: dict[int, type[Message]] = {}
 _M = TypeVar("_M")
 
 
-def _message(code: int) -> Callable[[type[_M]], type[_M]]:
+def control_message(code: int) -> Callable[[type[_M]], type[_M]]:
+    """Decorates a dataclass that is a control message of type `code`."""
+
     def register(cls: type[_M]) -> type[_M]:
         cls.code = code  # type: ignore[attr-defined]
         _CLASSES[code] = cls  # type: ignore[assignment]
@@ -111,7 +113,7 @@ def _message(code: int) -> Callable[[type[_M]], type[_M]]:
 # Greeting: Hello →, ← Challenge, Proof →, ← Welcome (or Failed, and the end).
 
 
-@_message(1)
+@control_message(1)
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
     """The first message of a connection, from the member. `nonce`: 32 random bytes."""
@@ -121,7 +123,7 @@ class Hello(Message):
     version: Annotated[int, integer(0, 2**31)] = PROTOCOL_VERSION
 
 
-@_message(2)
+@control_message(2)
 @dataclass(frozen=True, slots=True)
 class Challenge(Message):
     """The coordinator's greeting. `token_needed`: the member has to prove that it has the token."""
@@ -132,7 +134,7 @@ class Challenge(Message):
     version: Annotated[int, integer(0, 2**31)] = PROTOCOL_VERSION
 
 
-@_message(3)
+@control_message(3)
 @dataclass(frozen=True, slots=True)
 class Proof(Message):
     """The member's answer: see `aiodist.wire.proof`. Empty where no token is needed."""
@@ -140,7 +142,7 @@ class Proof(Message):
     mac: Nonce
 
 
-@_message(4)
+@control_message(4)
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """The member is let in. `mac`: the coordinator's own proof. `seen_host`: the host part of the
@@ -157,7 +159,7 @@ class Welcome(Message):
     returns: Annotated[bool, flag]
 
 
-@_message(5)
+@control_message(5)
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
     """The reply to a request that failed."""
@@ -169,7 +171,7 @@ class Failed(Message):
 # Membership.
 
 
-@_message(10)
+@control_message(10)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(Message):
     """Become a member of `group`. Replies: View once the group is complete, or Failed.
@@ -215,7 +217,7 @@ class MemberInfo:
     lease: Annotated[float, seconds(0.05)] = 15.0
 
 
-@_message(11)
+@control_message(11)
 @dataclass(frozen=True, slots=True)
 class View(Message):
     """The members of an epoch, by rank. The same for all: find yourself by `id`."""
@@ -237,15 +239,20 @@ class View(Message):
         ids = [member.id for member in self.members]
         return hashlib.blake2b(pack_fields(self.group, self.epoch, *ids), digest_size=16).digest()
 
+    @property
+    def context(self) -> bytes:
+        """What names the group of this view in frames, and in votes."""
+        return self.digest[:8]
 
-@_message(12)
+
+@control_message(12)
 @dataclass(frozen=True, slots=True)
 class Withdraw(Message):
     """Stop waiting for the group to become complete. Reply: Withdrawn, or nothing but the View
     that is already on its way."""
 
 
-@_message(13)
+@control_message(13)
 @dataclass(frozen=True, slots=True)
 class Withdrawn(Message):
     """How far the group had come, for the error text."""
@@ -253,25 +260,25 @@ class Withdrawn(Message):
     text: Text
 
 
-@_message(14)
+@control_message(14)
 @dataclass(frozen=True, slots=True)
 class Leave(Message):
     """Leave the group, or stop waiting for it. Reply: Left."""
 
 
-@_message(15)
+@control_message(15)
 @dataclass(frozen=True, slots=True)
 class Left(Message):
     """The sender of Leave is a member no more."""
 
 
-@_message(16)
+@control_message(16)
 @dataclass(frozen=True, slots=True)
 class Renew(Message):
     """A sign of life. No reply. (Every other message is one too.)"""
 
 
-@_message(17)
+@control_message(17)
 @dataclass(frozen=True, slots=True)
 class MemberLost(Message):
     """Told to the others: `ranks` of `epoch` are dead, or silent for longer than their lease."""
@@ -281,7 +288,7 @@ class MemberLost(Message):
     reason: Text
 
 
-@_message(18)
+@control_message(18)
 @dataclass(frozen=True, slots=True)
 class MemberLeft(Message):
     """Told to the others: `ranks` of `epoch` have left in order."""
@@ -290,7 +297,7 @@ class MemberLeft(Message):
     ranks: Ranks
 
 
-@_message(19)
+@control_message(19)
 @dataclass(frozen=True, slots=True)
 class Evicted(Message):
     """Told to a member that was ruled lost, before its connection is closed."""
@@ -298,65 +305,25 @@ class Evicted(Message):
     reason: Text
 
 
-@_message(20)
+@control_message(20)
 @dataclass(frozen=True, slots=True)
 class Draining(Message):
     """The coordinator is about to stop: it takes no joins and waits for its groups to end."""
 
 
-@_message(21)
+@control_message(21)
 @dataclass(frozen=True, slots=True)
 class Goodbye(Message):
     """The coordinator stops now."""
 
 
-@_message(24)
-@dataclass(frozen=True, slots=True)
-class Rejoin(Message):
-    """To a coordinator that came back, or over a new connection: I am rank `rank` of the view with
-    this epoch and digest. `ask`: what it had asked for; `lost`, `left`: ranks of which it was told.
-
-    Replies: Rejoined; ViewWanted, then it is said again with `view`; Later, then it is said again
-    after a moment; Evicted: it is no member any more.
-    """
-
-    ask: Annotated[JoinRequest, struct(JoinRequest)]
-    rank: Rank
-    epoch: Annotated[int, integer(1, 2**61)]
-    digest: Annotated[bytes, blob(16)]
-    lost: Ranks
-    left: Ranks
-    view: Annotated[View | None, optional(struct(View))] = None
-
-
-@_message(25)
-@dataclass(frozen=True, slots=True)
-class Rejoined(Message):
-    """A member again. `lost`, `left`: all ranks that are gone from its view."""
-
-    lost: Ranks
-    left: Ranks
-
-
-@_message(26)
-@dataclass(frozen=True, slots=True)
-class ViewWanted(Message):
-    """The coordinator does not know the view: say it."""
-
-
-@_message(27)
-@dataclass(frozen=True, slots=True)
-class Later(Message):
-    """Another member has been asked for the view: come again."""
-
-
-@_message(22)
+@control_message(22)
 @dataclass(frozen=True, slots=True)
 class StatusRequest(Message):
     """Ask what the coordinator knows. Reply: Status. Members and others may ask."""
 
 
-@_message(23)
+@control_message(23)
 @dataclass(frozen=True, slots=True)
 class Status(Message):
     """What the coordinator knows, as plain data: see `Membership.status`."""
@@ -367,7 +334,7 @@ class Status(Message):
 # The store of the sender's group. Replies: Result or Failed.
 
 
-@_message(30)
+@control_message(30)
 @dataclass(frozen=True, slots=True)
 class StoreGet(Message):
     """Result: the value, or None."""
@@ -375,7 +342,7 @@ class StoreGet(Message):
     key: Key
 
 
-@_message(31)
+@control_message(31)
 @dataclass(frozen=True, slots=True)
 class StoreSet(Message):
     """Result: None. `ttl`: seconds after which the key is deleted; None keeps it."""
@@ -385,7 +352,7 @@ class StoreSet(Message):
     ttl: Lifetime = None
 
 
-@_message(32)
+@control_message(32)
 @dataclass(frozen=True, slots=True)
 class StoreWait(Message):
     """Result: None, once all the keys exist at the same time."""
@@ -393,7 +360,7 @@ class StoreWait(Message):
     keys: Annotated[tuple[str, ...], sequence(text(MAX_KEY, 1), MAX_WAIT_KEYS)]
 
 
-@_message(33)
+@control_message(33)
 @dataclass(frozen=True, slots=True)
 class StoreAdd(Message):
     """Result: the sum of `amount` and the number the key holds in decimal (0 where absent)."""
@@ -403,7 +370,7 @@ class StoreAdd(Message):
     ttl: Lifetime = None
 
 
-@_message(34)
+@control_message(34)
 @dataclass(frozen=True, slots=True)
 class StoreCompareSet(Message):
     """Set the key to `desired` if it holds `expected` (None: is absent). Result: whether it was."""
@@ -414,7 +381,7 @@ class StoreCompareSet(Message):
     ttl: Lifetime = None
 
 
-@_message(35)
+@control_message(35)
 @dataclass(frozen=True, slots=True)
 class StoreDelete(Message):
     """Result: whether the key existed."""
@@ -422,7 +389,7 @@ class StoreDelete(Message):
     key: Key
 
 
-@_message(36)
+@control_message(36)
 @dataclass(frozen=True, slots=True)
 class StoreWatch(Message):
     """Result: None, then a StoreChanged for every change, until StoreCancel.
@@ -435,7 +402,7 @@ class StoreWatch(Message):
     again: Annotated[bool, flag] = False
 
 
-@_message(37)
+@control_message(37)
 @dataclass(frozen=True, slots=True)
 class StoreCancel(Message):
     """End the wait or watch with this request number. No reply."""
@@ -443,7 +410,7 @@ class StoreCancel(Message):
     request: Request
 
 
-@_message(38)
+@control_message(38)
 @dataclass(frozen=True, slots=True)
 class StoreChanged(Message):
     """A watched key was set to `value`, or deleted (None)."""
@@ -452,7 +419,7 @@ class StoreChanged(Message):
     value: OptionalValue = field(repr=False)
 
 
-@_message(39)
+@control_message(39)
 @dataclass(frozen=True, slots=True)
 class Result(Message):
     """What a store request gives."""

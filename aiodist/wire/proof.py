@@ -3,8 +3,10 @@
 Each side sends 32 random bytes; the proof is HMAC-SHA256 (RFC 2104) of both, keyed with the
 secret. The role is part of it, so that a proof cannot be played back to the side that made it.
 
-Members show the coordinator the token. Peers show each other the key of their membership, which
-comes from the token and from the ids of all members: 128 random bits each, that only members know.
+Members show the coordinator the token. Peers show each other the key of the two of them, which
+comes from the token and from both member ids: 128 random bits each, that only members know. They
+learn the ids of those who join later from the coordinator. Who one is, is said by a mark, from
+which the id cannot be told.
 """
 
 from __future__ import annotations
@@ -45,7 +47,12 @@ def check_proof(
     return hmac.compare_digest(mac, expected)
 
 
-def membership_key(token: bytes | None, group: str, epoch: int, ids: Iterable[str]) -> bytes:
-    """The secret that the members of one epoch of a group share, by their `ids` in rank order."""
-    said = b"aiodist membership\0" + pack_fields(group, epoch, *ids)
+def membership_key(token: bytes | None, group: str, ids: Iterable[str]) -> bytes:
+    """The secret that those share who have the token, and know these ids of one group."""
+    said = b"aiodist membership\0" + pack_fields(group, *ids)
     return hmac.new(token or b"", said, hashlib.sha256).digest()
+
+
+def mark_of(member_id: str) -> bytes:
+    """What a member calls itself before it is known who listens: 8 bytes."""
+    return hashlib.sha256(b"aiodist mark\0" + member_id.encode()).digest()[:8]

@@ -9,7 +9,7 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.runtime import progress
+from aiodist.runtime import deadlines, progress
 from aiodist.runtime.link_express import LinkExpress
 
 
@@ -190,7 +190,7 @@ async def test_who_asks_gets_an_answer(groups):
         first = ranks[0].all_reduce(x.copy())
         context = ranks[0]._context
         operation = context.ops[None, first.seq]
-        context.inquire(operation, [1])
+        deadlines.inquire(context, operation)
         await until(lambda: operation.seen)  # "not entered": rank 1 keeps the question
         second = ranks[1].all_reduce(x.copy())
         await asyncio.gather(first, second)

@@ -26,7 +26,8 @@ def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
 async def nobody_looks() -> None:
     """Until nothing is waited for that is queued on a device."""
     async with asyncio.timeout(10):
-        while any(isinstance(thing, Looks) for thing in gc.get_objects()):
+        loop = asyncio.get_running_loop()
+        while any(type(it) is Looks and it._loop is loop for it in gc.get_objects()):
             gc.collect()
             await asyncio.sleep(0)
 

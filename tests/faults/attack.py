@@ -23,7 +23,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.wire import kinds, messages
+from aiodist.wire import kinds, messages, returning
 from aiodist.wire.frames import Decoder, encode, pack_fields, prefix
 from aiodist.wire.proof import make_proof
 
@@ -141,8 +141,8 @@ class Fuzzer:
                 messages.Leave(),
                 messages.Renew(),
                 messages.StatusRequest(),
-                messages.Rejoin(ask, rng.randrange(4), view.epoch, view.digest, (1,), (), view),
-                messages.Rejoin(ask, rng.randrange(4), view.epoch, data[:16], (), (2,)),
+                returning.Rejoin(ask, rng.randrange(4), view.epoch, view.digest, (1,), (), view),
+                returning.Rejoin(ask, rng.randrange(4), view.epoch, data[:16], (), (2,)),
                 messages.StoreGet(key),
                 messages.StoreSet(key, data, rng.choice([None, 0.01])),
                 messages.StoreAdd(key, rng.randrange(-(2**63), 2**63)),

@@ -13,7 +13,7 @@ import aiodist
 from aiodist.wire import kinds
 from aiodist.wire.frames import encode, pack_fields, prefix
 
-HELLO = pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "world", 1, 1, "x" * 32, "y" * 32)
+HELLO = pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "world", "x" * 32, "y" * 32)
 
 
 def door(group):
@@ -47,12 +47,10 @@ HOSTILE = {
     "no hello": encode(pack_fields(kinds.MESSAGE, b"12345678", None, 0, 0, b"barrier()")),
     "not a member": encode(HELLO),
     "another group": encode(
-        pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "other", 1, 1, "x", "y")
+        pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "other", "x", "y")
     ),
-    "another version": encode(pack_fields(kinds.HELLO, kinds.MAGIC, 99, "world", 1, 1, "x", "y")),
-    "odd types": encode(
-        pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "world", 1, "1", 2, None)
-    ),
+    "another version": encode(pack_fields(kinds.HELLO, kinds.MAGIC, 99, "world", "x", "y")),
+    "odd types": encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "world", 2, None)),
 }
 
 
@@ -121,6 +119,8 @@ def test_random_frames_of_strangers(run):
         pack_fields(kinds.STATUS, b"CONTEXT", None, 0, 1, "x"),
         pack_fields(kinds.P2P, b"CONTEXT", 77),
         pack_fields(kinds.TAGS, b"CONTEXT", 0, 0, [], []),
+        pack_fields(kinds.REVOKE, b"CONTEXT", 3),
+        pack_fields(kinds.REVOKE, b"CONTEXT"),
     ],
 )
 def test_a_member_that_sends_garbage_is_lost_to_those_who_got_it(run, caplog, header):

@@ -10,13 +10,14 @@ import pytest
 
 import aiodist
 from aiodist.errors import ProtocolError
-from aiodist.runtime.endpoint import Endpoint, Identity
+from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.greeting import Identity
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.tcp import TcpTransport
 from aiodist.wire import kinds
 from aiodist.wire.frames import Decoder, encode, pack_fields, unpack_fields
 from aiodist.wire.messages import Result, StoreChanged, StoreCompareSet, StoreSet
-from aiodist.wire.proof import check_proof, make_proof, membership_key
+from aiodist.wire.proof import check_proof, mark_of
 
 TOKEN = "the-secret-token"
 PAYLOAD = b"the-secret-payload"
@@ -52,16 +53,15 @@ def test_a_stranger_hears_nothing_of_the_group(run: Any, caplog: Any) -> None:
         async with aiodist.local(2, **options) as ranks:  # type: ignore[arg-type]
             await asyncio.gather(*(rank.barrier() for rank in ranks))
             view = ranks[0]._seat.view
-            ids = [member.id for member in view.members]
             # It knows all but the token.
-            key = membership_key(b"guessed", view.group, view.epoch, ids)
+            ids = [member.id for member in view.members]
             nonce = bytes(range(32))
             hello = encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, nonce))
-            for rank in (-1, 0, 1, 2, 2**40):
-                mac = make_proof(key, "dialler", nonce, bytes(32))
-                heard = await overheard(
-                    ranks[0], [hello, encode(pack_fields(kinds.PROOF, rank, mac))]
-                )
+            for own in (*ids, "somebody"):
+                identity = Identity(view.group, own, b"guessed")
+                mac = identity.prove("dialler", ids[0], (nonce, bytes(32)))
+                proof = encode(pack_fields(kinds.PROOF, identity.mark, mac))
+                heard = await overheard(ranks[0], [hello, proof])
                 [challenge] = Decoder().feed(heard)
                 kind, theirs = unpack_fields(challenge.header)
                 assert (kind, len(theirs)) == (kinds.CHALLENGE, 32)
@@ -69,14 +69,15 @@ def test_a_stranger_hears_nothing_of_the_group(run: Any, caplog: Any) -> None:
 
     run(main())
     assert "did not show that it is a member" in caplog.text
+    assert "no member that is known here" in caplog.text
 
 
 class Door:
-    """An endpoint behind a TCP listener, and whom it knows under which key."""
+    """An endpoint behind a TCP listener, of the member `id` of "a" and "b"."""
 
-    def __init__(self, rank: int, key: bytes) -> None:
+    def __init__(self, id: str, token: bytes) -> None:
         self.endpoint = Endpoint(asyncio.get_running_loop())
-        self.identity = Identity(rank, 2, key)
+        self.identity = Identity(NAME, id, token)
         self.address = ""
 
     async def open(self) -> None:
@@ -88,6 +89,7 @@ class Door:
             return await TcpTransport().dial(peer, receiver)
 
         self.endpoint.activate(self.identity, dial)
+        self.endpoint.admit(["a", "b"])
 
     async def close(self) -> None:
         await self.endpoint.finish(1)
@@ -97,7 +99,7 @@ class Door:
 @pytest.mark.parametrize("same", [True, False])
 def test_peers_show_each_other_the_key(run: Any, same: bool) -> None:
     async def main() -> None:
-        doors = [Door(0, b"key"), Door(1, b"key" if same else b"another")]
+        doors = [Door("a", b"token"), Door("b", b"token" if same else b"another")]
         for door in doors:
             await door.open()
         doors[0].activate(doors[1].address)
@@ -132,8 +134,7 @@ def test_an_impostor_hears_nothing_of_the_group(run: Any) -> None:
 
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        key = membership_key(TOKEN.encode(), NAME, 1, ["a", "b"])
-        door = Door(0, key)
+        door = Door("a", TOKEN.encode())
         await door.open()
         door.activate(f"tcp://127.0.0.1:{port}")
         door.endpoint.send(1, pack_fields(kinds.KICK, NAME.encode()))
@@ -144,24 +145,23 @@ def test_an_impostor_hears_nothing_of_the_group(run: Any) -> None:
         _hello, proof, after = heard
         assert after == b""
         [frame] = Decoder().feed(proof)
-        kind, rank, mac = unpack_fields(frame.header)
-        assert (kind, rank, len(mac)) == (kinds.PROOF, 0, 32)
+        kind, mark, mac = unpack_fields(frame.header)
+        assert (kind, mark, len(mac)) == (kinds.PROOF, mark_of("a"), 32)
         await door.close()
 
     run(main())
 
 
 def test_a_proof_is_of_one_rank_to_another() -> None:
-    one, two, three = (Identity(rank, 3, b"key") for rank in range(3))
+    one, two, three = (Identity(NAME, id, b"token") for id in ("a", "b", "c"))
     nonces = (bytes(32), bytes(range(32)))
-    mac = one.prove("dialler", 1, nonces)
-    assert two.check("dialler", 0, mac, nonces)
-    assert not two.check("dialler", 2, mac, nonces)
-    assert not three.check("dialler", 0, mac, nonces)
-    assert not two.check("listener", 0, mac, nonces)
-    assert not two.check("dialler", 0, mac, nonces[::-1])  # type: ignore[arg-type]
-    assert not two.check("dialler", 1, two.prove("dialler", 1, nonces), nonces)
-    assert not two.check("dialler", 3, mac, nonces)
+    mac = one.prove("dialler", "b", nonces)
+    assert two.check("dialler", "a", mac, nonces)
+    assert not two.check("dialler", "c", mac, nonces)
+    assert not three.check("dialler", "a", mac, nonces)
+    assert not two.check("listener", "a", mac, nonces)
+    assert not one.check("dialler", "b", mac, nonces)  # sent back to who made it
+    assert not two.check("dialler", "a", mac, nonces[::-1])  # type: ignore[arg-type]
     assert check_proof(b"", b"key", "dialler", *nonces) is False
 
 
@@ -171,7 +171,7 @@ def test_too_many_that_wait_for_the_membership(run: Any) -> None:
         listener = await TcpTransport().listen(endpoint.accept, host="127.0.0.1")
         host, _, port = listener.address.removeprefix("tcp://").rpartition(":")
         hello = encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, bytes(32)))
-        proof = encode(pack_fields(kinds.PROOF, 0, bytes(32)))
+        proof = encode(pack_fields(kinds.PROOF, bytes(8), bytes(32)))
         callers = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
         closed = 0
         for reader, writer in callers:

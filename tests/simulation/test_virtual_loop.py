@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from aiodist.testing import DeadlockError, Process, VirtualLoop
+from aiodist.testing.virtual_loop import SLOWEST_DISK
 
 
 @pytest.fixture
@@ -45,10 +47,19 @@ def test_waiting_for_nothing_is_an_error_that_names_who_waits(loop):
         loop.run_until_complete(task)
 
 
-def test_there_are_no_threads_and_no_sockets_without_a_network(loop):
+def test_what_threads_do_is_done_in_the_one_there_is(loop):
     async def main():
-        with pytest.raises(RuntimeError, match="thread"):
-            await asyncio.to_thread(print)
+        began = loop.time()
+        assert await asyncio.to_thread(threading.get_ident) == threading.get_ident()
+        assert 0 < loop.time() - began <= SLOWEST_DISK
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(divmod, 1, 0)
+
+    loop.run_until_complete(main())
+
+
+def test_there_are_no_sockets_without_a_network(loop):
+    async def main():
         with pytest.raises(OSError, match="no network"):
             loop.new_socket(2, 1)
 

@@ -218,9 +218,9 @@ def test_an_evicted_member_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) 
         await process.join(size=1, lease=0.05)
         event = await process.event()
         assert event == CoordinatorGone(
-            "it ruled this member lost: no sign of life for 0.05 s", evicted=True, final=True
+            "it ruled this rank lost: no sign of life for 0.05 s", evicted=True, final=True
         )
-        with pytest.raises(CoordinatorLostError, match="ruled this member lost"):
+        with pytest.raises(GroupClosedError, match="ruled this rank lost"):
             await process.store.get("k")
 
 

@@ -15,6 +15,7 @@ import pytest
 from aiodist.errors import (
     CollectiveTimeoutError,
     CoordinatorLostError,
+    GroupClosedError,
     GroupCompleteError,
     JoinTimeoutError,
 )
@@ -234,7 +235,7 @@ def test_who_was_evicted_does_not_come_back(play: Play, machine: Machine) -> Non
         while not event.final:
             event = await told(two, CoordinatorGone)
         assert event.evicted
-        with pytest.raises(CoordinatorLostError, match="ruled this member lost"):
+        with pytest.raises(GroupClosedError, match="ruled this rank lost"):
             await two.store.get("k")
         await machine.restart()
         await told(one, CoordinatorBack)

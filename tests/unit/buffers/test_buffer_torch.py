@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiodist.buffers import arrays, tensors, tokens
 from aiodist.buffers.custom import CustomKernel
-from aiodist.buffers.dtypes import CARRIERS, TORCH
+from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Operand, split_slots
 from aiodist.buffers.values import copy_value, describe, encode, into, parse
@@ -352,3 +352,14 @@ def test_results_may_carry_gradients() -> None:
 def test_empty_makes_tensors_without_warning() -> None:
     array = arrays.empty("torch", "complex32", (2, 0), "x")
     assert array.value.dtype == torch.complex32
+
+
+@pytest.mark.parametrize("name", sorted(TORCH))
+def test_large_tensors_are_like_small_ones(name: str) -> None:
+    length = tensors.HUGE // carrier(name).itemsize
+    for shape in ((length,), (2, length // 2), (length - 1,)):
+        tensor = tensors.empty(torch, name, shape)
+        assert tensor.dtype == getattr(torch, name)
+        assert tuple(tensor.shape) == shape
+        assert tensor.is_contiguous()
+        tensor.view(torch.uint8)[...] = 0

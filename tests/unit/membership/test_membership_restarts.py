@@ -14,21 +14,18 @@ from aiodist.wire.messages import (
     Evicted,
     Failed,
     JoinRequest,
-    Later,
     Leave,
     Left,
     MemberLeft,
     MemberLost,
-    Rejoin,
-    Rejoined,
     Renew,
     Result,
     StoreAdd,
     StoreGet,
     View,
-    ViewWanted,
     encode_message,
 )
+from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 LEASE = 4.0
 

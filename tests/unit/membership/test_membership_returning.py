@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership import Membership, Received, books, machine
+from aiodist.membership import Membership, Received, books, rejoining
 from aiodist.membership.records import Ended, Gone, decode_records, encode_record
 from aiodist.wire.messages import (
     Evicted,
     Failed,
     Failure,
     JoinRequest,
-    Later,
     Leave,
     MemberLeft,
     MemberLost,
-    Rejoin,
-    Rejoined,
     Result,
     StoreAdd,
     StoreChanged,
@@ -29,9 +26,9 @@ from aiodist.wire.messages import (
     StoreSet,
     StoreWatch,
     View,
-    ViewWanted,
     Withdraw,
 )
+from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 
 class Member:
@@ -223,7 +220,6 @@ def test_a_view_has_to_make_sense(world: Any) -> None:
     restart(world, state=False)
     for members, text in (
         ((second, first), "sorted by rank"),
-        ((first, second, replace(first, rank=2)), "at most 2"),
         ((first, replace(first, rank=1)), "a member id twice"),
     ):
         view = View("g", 1, members)
@@ -441,7 +437,7 @@ def test_a_view_that_was_missed_comes_with_who_left(world: Any) -> None:
 
 
 def test_what_is_asked_for_is_bounded(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MAX_ASKED", 1)
+    monkeypatch.setattr(rejoining, "MAX_ASKED", 1)
     one, two = form(world)
     restart(world, state=False)
     other = replace(one.ask, group="h")

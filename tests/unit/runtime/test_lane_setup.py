@@ -48,6 +48,21 @@ def set_ups(monkeypatch) -> Iterator[list[lane_setup.LaneSetup]]:
     return begun
 
 
+@pytest.fixture
+def rank_1_may_go_on(monkeypatch) -> asyncio.Event:
+    """Until this is set, rank 1 gets no further than to offer its memory."""
+    may_go_on = asyncio.Event()
+    real = lane_setup.LaneSetup._fetch
+
+    async def fetch(self, own, offers):
+        if self._context.rank == 1:
+            await may_go_on.wait()
+        return await real(self, own, offers)
+
+    monkeypatch.setattr(lane_setup.LaneSetup, "_fetch", fetch)
+    return may_go_on
+
+
 def turn():
     """One turn of the loop."""
     return asyncio.sleep(0)
@@ -105,7 +120,7 @@ def test_calls_while_it_settles_keep_order_and_values(run, length):
     run(main())
 
 
-def test_calls_held_back_can_be_cancelled_and_time_out(run):
+def test_calls_held_back_can_be_cancelled_and_time_out(run, rank_1_may_go_on):
     async def main():
         async with aiodist.local(2, **SHM) as ranks:
             first = [group.barrier() for group in ranks]
@@ -115,6 +130,7 @@ def test_calls_held_back_can_be_cancelled_and_time_out(run):
             held = [ranks[0].barrier(), ranks[0].all_reduce(1), ranks[0].all_gather("x")]
             assert [work.seq for work in held] == [None] * 3
             assert held[1].cancel()
+            rank_1_may_go_on.set()
             assert await ranks[1].barrier() is None
             with pytest.raises(aiodist.CollectiveAbortedError):
                 await ranks[1].all_reduce(1)
@@ -266,20 +282,11 @@ def test_closing_does_not_wait_for_ranks_that_never_share(run):
     run(main())
 
 
-def test_a_call_that_waits_for_a_set_up_that_does_not_end(run, monkeypatch):
-    """Rank 1 got no further than to offer its memory; rank 0 waits for its answer."""
+def test_a_call_that_waits_for_a_set_up_that_does_not_end(run, rank_1_may_go_on):
+    """Rank 0 waits for rank 1's answer."""
 
     async def main():
         async with aiodist.local(2, **SHM) as ranks:
-            never = asyncio.get_running_loop().create_future()
-            real = lane_setup.LaneSetup._fetch
-
-            async def fetch(self, own, offers):
-                if self._context.rank == 1:
-                    await never
-                return await real(self, own, offers)
-
-            monkeypatch.setattr(lane_setup.LaneSetup, "_fetch", fetch)
             await everyone(ranks, lambda g: g.barrier())
             while not ranks[0]._context._setup.settling:
                 await turn()
@@ -287,7 +294,7 @@ def test_a_call_that_waits_for_a_set_up_that_does_not_end(run, monkeypatch):
                 await ranks[0].barrier(timeout=0.1)
             assert caught.value.missing == (1,)
             assert "in no collective" in caught.value.last_seen[1]
-            never.set_result(None)
+            rank_1_may_go_on.set()
             with pytest.raises(aiodist.CollectiveTimeoutError, match="rank 0 gave up"):
                 await ranks[1].barrier()
             await everyone(ranks, lambda g: g.barrier())

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.wire import messages as m
+from aiodist.wire import recovery as r
+from aiodist.wire import returning
 from aiodist.wire.frames import Decoder, Frame, pack_fields
 from aiodist.wire.limits import MAX_REPLY, MAX_VALUE
 
@@ -41,6 +43,24 @@ infos = st.builds(
 )
 
 BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
+    r.Vote: st.builds(
+        r.Vote,
+        context=st.binary(max_size=8),
+        number=st.integers(0, 2**62),
+        purpose=st.sampled_from(r.Purpose),
+        flag=st.booleans(),
+        members=addresses,
+        least=sizes,
+        most=sizes,
+    ),
+    r.GiveUpVote: st.builds(
+        r.GiveUpVote, st.binary(max_size=8), st.integers(0, 2**62), st.sampled_from(r.Cause), texts
+    ),
+    r.Verdict: st.builds(r.Verdict, st.booleans(), addresses, epochs),
+    r.Void: st.builds(r.Void, st.sampled_from(r.Cause), texts, names, trees),
+    r.WatchWaiting: st.builds(r.WatchWaiting),
+    r.Waiting: st.builds(r.Waiting, ranks),
+    r.Unreachable: st.builds(r.Unreachable, names, texts),
     m.Hello: st.builds(m.Hello, blobs, names, st.integers(0, 9)),
     m.Challenge: st.builds(m.Challenge, blobs, st.booleans()),
     m.Proof: st.builds(m.Proof, blobs),
@@ -89,8 +109,8 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.Result: st.builds(m.Result, st.none() | st.booleans() | numbers | blobs),
 }
 views = st.none() | BY_TYPE[m.View]
-BY_TYPE[m.Rejoin] = st.builds(
-    m.Rejoin,
+BY_TYPE[returning.Rejoin] = st.builds(
+    returning.Rejoin,
     BY_TYPE[m.JoinRequest],
     ranks,
     epochs.map(lambda epoch: min(epoch, 2**61)),
@@ -98,12 +118,19 @@ BY_TYPE[m.Rejoin] = st.builds(
     st.lists(ranks, max_size=3).map(tuple),
     st.lists(ranks, max_size=3).map(tuple),
     views,
+    st.lists(
+        st.builds(r.Heard, st.binary(max_size=8), st.integers(0, 2**62), void=BY_TYPE[r.Void])
+        | st.builds(r.Heard, st.binary(max_size=8), st.integers(0, 2**62), BY_TYPE[r.Verdict]),
+        max_size=2,
+    ).map(tuple),
 )
-BY_TYPE[m.Rejoined] = st.builds(
-    m.Rejoined, st.lists(ranks, max_size=3).map(tuple), st.lists(ranks, max_size=3).map(tuple)
+BY_TYPE[returning.Rejoined] = st.builds(
+    returning.Rejoined,
+    st.lists(ranks, max_size=3).map(tuple),
+    st.lists(ranks, max_size=3).map(tuple),
 )
-BY_TYPE[m.ViewWanted] = st.just(m.ViewWanted())
-BY_TYPE[m.Later] = st.just(m.Later())
+BY_TYPE[returning.ViewWanted] = st.just(returning.ViewWanted())
+BY_TYPE[returning.Later] = st.just(returning.Later())
 any_message = st.one_of(*BY_TYPE.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.wire.proof import check_proof, make_proof, membership_key
+from aiodist.wire.proof import check_proof, make_proof, mark_of, membership_key
 
 ONE, TWO = bytes(32), b"2" * 32
 
@@ -28,14 +28,18 @@ def test_short_nonces_prove_nothing() -> None:
     assert not check_proof(mac, b"secret", "member", ONE, b"")
 
 
-def test_a_membership_has_a_key_of_its_own() -> None:
-    key = membership_key(b"token", "g", 1, ["a", "b"])
-    assert key == membership_key(b"token", "g", 1, ["a", "b"])
+def test_members_have_a_key_of_their_own() -> None:
+    key = membership_key(b"token", "g", ["a", "b"])
+    assert key == membership_key(b"token", "g", ["a", "b"])
     others = [
-        membership_key(None, "g", 1, ["a", "b"]),
-        membership_key(b"token", "h", 1, ["a", "b"]),
-        membership_key(b"token", "g", 2, ["a", "b"]),
-        membership_key(b"token", "g", 1, ["b", "a"]),
-        membership_key(b"token", "g", 1, ["ab"]),
+        membership_key(None, "g", ["a", "b"]),
+        membership_key(b"token", "h", ["a", "b"]),
+        membership_key(b"token", "g", ["b", "a"]),
+        membership_key(b"token", "g", ["ab"]),
     ]
-    assert len({key, *others}) == 6
+    assert len({key, *others}) == 5
+
+
+def test_a_mark_tells_members_apart() -> None:
+    assert mark_of("a") == mark_of("a") != mark_of("b")
+    assert len(mark_of("a")) == 8

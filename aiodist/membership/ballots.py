@@ -1,0 +1,170 @@
+"""The ballots of one group: votes of members that agree, or go on without those that are lost.
+
+A ballot is known by a context (a group in one epoch, or one made of it) and a number, and has one
+outcome. It is decided once all of its voters that are alive have voted. Who is alive is for the
+coordinator to say, so that the outcome is the same for all, whoever dies meanwhile. Who may still
+come back to a coordinator that was away is waited for: it may have heard of an outcome.
+
+Outcomes are remembered, for those who did not hear them before their connection broke, and for
+those who vote late on what is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from aiodist.wire.limits import MAX_TEXT
+from aiodist.wire.messages import Failed, Failure, MemberInfo
+from aiodist.wire.recovery import MAX_BALLOTS, Cause, Purpose, Verdict, Void, Vote
+
+BallotKey = tuple[bytes, int]
+"""(context, number)."""
+
+Members = dict[int, MemberInfo]
+"""Living members, by connection."""
+
+Outcome = Verdict | Void
+
+REMEMBERED = 1024
+"""Outcomes that are remembered for each group."""
+
+
+@dataclass(slots=True)
+class Ballot:
+    """`voters`: the ids of all, in their order (empty: the whole group). `votes`: by connection,
+    the request and the vote, of those who are alive."""
+
+    key: BallotKey
+    voters: tuple[str, ...]
+    votes: dict[int, tuple[int, Vote]] = field(default_factory=dict)
+
+    def electorate(self, members: Members) -> list[int]:
+        """The connections of the voters that are alive, in their order."""
+        if not self.voters:
+            return sorted(members, key=lambda conn: members[conn].rank)
+        by_id = {member.id: conn for conn, member in members.items()}
+        return [by_id[one] for one in self.voters if one in by_id]
+
+    def waits_for(self, absent: Iterable[MemberInfo]) -> list[str]:
+        """The ids of its voters among members that may come back."""
+        return [one.id for one in absent if not self.voters or one.id in self.voters]
+
+    @property
+    def purpose(self) -> Purpose:
+        """What is voted on."""
+        [(_, vote), *_] = self.votes.values()
+        return vote.purpose
+
+    @property
+    def flag(self) -> bool:
+        return all(vote.flag for _, vote in self.votes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome for one voter that has nothing to wait for."""
+
+    conn: int
+    request: int
+    reply: Outcome | Failed
+
+
+class Ballots:
+    """All ballots of one group that somebody waits for, and what came of those before."""
+
+    def __init__(self) -> None:
+        self._ballots: dict[BallotKey, Ballot] = {}
+        self._outcomes: dict[BallotKey, Outcome] = {}
+
+    def cast(self, members: Members, conn: int, request: int, vote: Vote) -> list[Answer]:
+        """Member `conn` votes: who hears what of it now."""
+        wrong = self._refuse(members, conn, vote)
+        if wrong is not None:
+            return [Answer(conn, request, wrong)]
+        key = (vote.context, vote.number)
+        known = self._outcomes.get(key)
+        if known is not None:
+            return [Answer(conn, request, known)]
+        ballot = self._ballots.setdefault(key, Ballot(key, vote.members))
+        ballot.votes[conn] = (request, vote)
+        asked = {one.call for _, one in ballot.votes.values()}
+        if len(asked) > 1 or vote.members != ballot.voters:
+            ids = {members[one].id: its.call for one, (_, its) in ballot.votes.items()}
+            text = "the ranks called different things, or differ in who they are"
+            void = Void(Cause.MISMATCH, text, members[conn].id, ids)
+            return self.close(ballot, void)
+        return []
+
+    def give_up(
+        self,
+        members: Members,
+        absent: Iterable[MemberInfo],
+        conn: int,
+        key: BallotKey,
+        cause: Cause,
+        text: str,
+    ) -> list[Answer]:
+        """`conn`, which has voted, waits no more. Nothing happens where there is nothing to void:
+        the outcome is on its way."""
+        ballot = self._ballots.get(key)
+        if ballot is None or conn not in ballot.votes:
+            return []
+        missing = [members[one].id for one in ballot.electorate(members) if one not in ballot.votes]
+        missing += ballot.waits_for(absent)
+        void = Void(cause, text[:MAX_TEXT], members[conn].id, dict.fromkeys(missing, ""))
+        return self.close(ballot, void)
+
+    def gone(self, conn: int) -> None:
+        """Nothing comes over `conn` any more: its member is lost, or votes again over another."""
+        for key, ballot in list(self._ballots.items()):
+            ballot.votes.pop(conn, None)
+            if not ballot.votes:
+                del self._ballots[key]
+
+    def decided(self, members: Members, absent: Iterable[MemberInfo]) -> Iterator[Ballot]:
+        """The ballots in which all living voters have voted; each is to be taken by `close`."""
+        for ballot in list(self._ballots.values()):
+            is_open = self._ballots.get(ballot.key) is ballot  # not closed with one before it
+            complete = is_open and ballot.votes.keys() >= {*ballot.electorate(members)}
+            if complete and not ballot.waits_for(absent):
+                yield ballot
+
+    def of_another_view(self, context: bytes) -> Iterator[Ballot]:
+        """The ballots of the whole group that are not of the view that `context` names."""
+        for key, ballot in list(self._ballots.items()):
+            if not ballot.voters and key[0] != context:
+                yield ballot
+
+    def close(self, ballot: Ballot, outcome: Outcome | None) -> list[Answer]:
+        """The ballot is over, with this outcome (None: a view, which is the group's)."""
+        del self._ballots[ballot.key]
+        if outcome is None:
+            return []
+        self._remember(ballot.key, outcome)
+        return [Answer(conn, request, outcome) for conn, (request, _) in ballot.votes.items()]
+
+    def learn(self, key: BallotKey, outcome: Outcome) -> list[Answer]:
+        """A member has heard that outcome: so it is that of all."""
+        ballot = self._ballots.get(key)
+        if ballot is not None:
+            return self.close(ballot, outcome)
+        self._remember(key, outcome)
+        return []
+
+    def _remember(self, key: BallotKey, outcome: Outcome) -> None:
+        self._outcomes.pop(key, None)
+        self._outcomes[key] = outcome
+        if len(self._outcomes) > REMEMBERED:
+            del self._outcomes[next(iter(self._outcomes))]
+
+    def _refuse(self, members: Members, conn: int, vote: Vote) -> Failed | None:
+        own = members[conn].id
+        if vote.members and own not in vote.members:
+            return Failed(Failure.INVALID, "a vote among others: the sender is none of the voters")
+        if vote.purpose is Purpose.RENDEZVOUS and vote.members:
+            return Failed(Failure.INVALID, "a rendezvous is of the whole group")
+        open_ones = sum([conn in ballot.votes for ballot in self._ballots.values()])
+        if open_ones >= MAX_BALLOTS:
+            return Failed(Failure.INVALID, f"{MAX_BALLOTS} votes are under way, the limit")
+        return None

@@ -1,0 +1,226 @@
+"""Going on after a loss, as the coordinator does it: ballots, the next epoch, broken links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from aiodist.membership.ballots import Answer, Ballot
+from aiodist.membership.books import Ruling, Window
+from aiodist.membership.group import Group
+from aiodist.membership.rulings import losers
+from aiodist.wire.messages import Message
+from aiodist.wire.recovery import (
+    Cause,
+    GiveUpVote,
+    Heard,
+    Purpose,
+    Unreachable,
+    Verdict,
+    Void,
+    Vote,
+    Waiting,
+    WatchWaiting,
+)
+
+RULING_SECONDS = 0.5
+"""After a report of a broken link, how long others may say which of theirs are broken."""
+
+MOST_WATCHING = 64
+"""Most watches of one member."""
+
+RecoveryMessage = Vote | GiveUpVote | WatchWaiting | Unreachable
+
+
+class Owner(Protocol):
+    """What the machine does for recovery."""
+
+    def send(self, conn: int, request: int, message: Message) -> None: ...
+
+    def go_on(
+        self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]
+    ) -> None: ...
+
+    def give_view(self, group: Group, conn: int, request: int) -> None: ...
+
+    def next_epoch(self, group: Group) -> int: ...
+
+    def evict(self, group: Group, reasons: dict[int, str]) -> None: ...
+
+    def set_timer(self, timer: Window | Ruling, seconds: float) -> None: ...
+
+    def cancel_timer(self, timer: Window | Ruling) -> None: ...
+
+
+class Recovery:
+    """The part of the state machine that keeps no state of its own: that is the groups'."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def handle(self, group: Group, conn: int, request: int, message: RecoveryMessage) -> None:
+        """A member of `group` says something."""
+        match message:
+            case Vote():
+                self._tell(group.ballots.cast(group.members, conn, request, message))
+                self.review(group)
+            case GiveUpVote(context, number, cause, text):
+                key = (context, number)
+                absent = group.absent.values()
+                self._tell(group.ballots.give_up(group.members, absent, conn, key, cause, text))
+                if group.gathering is not None and group.gathering.key == key:
+                    group.gathering = None
+                    self._owner.cancel_timer(Window(group.key))
+            case WatchWaiting():
+                if sum([one == conn for one, _ in group.watchers]) < MOST_WATCHING:
+                    group.watchers.add((conn, request))
+                self._owner.send(conn, request, Waiting(len(group.joiners)))
+            case _:
+                self._report(group, conn, message)
+
+    # Ballots.
+
+    def review(self, group: Group) -> None:
+        """Somebody has voted, is back, or is gone: carry out what is decided now."""
+        if group.view is None:
+            return
+        self._answer_late(group, group.view.context)
+        for ballot in group.ballots.decided(group.members, group.absent.values()):
+            if ballot.purpose is not Purpose.AGREE and group.broken:
+                self.rule(group)  # which reviews the rest
+                return
+            self._carry_out(group, ballot)
+
+    def learn(self, group: Group, heard: Iterable[Heard]) -> None:
+        """What a member was told by the coordinator before."""
+        for one in heard:
+            if one.outcome is not None:
+                self._tell(group.ballots.learn((one.context, one.number), one.outcome))
+
+    def _answer_late(self, group: Group, context: bytes) -> None:
+        """Who votes in a view that is over has not heard of the next one, of which it is a
+        member: the coordinator was away when it was told. That view is the answer."""
+        for ballot in group.ballots.of_another_view(context):
+            if ballot.purpose is not Purpose.AGREE:
+                group.ballots.close(ballot, None)
+                for conn, (request, _) in ballot.votes.items():
+                    self._owner.give_view(group, conn, request)
+            elif not group.absent:  # who may know the verdict
+                self._void(group, ballot, "the group went on")
+
+    def _carry_out(self, group: Group, ballot: Ballot) -> None:
+        if ballot.purpose is Purpose.RENDEZVOUS:
+            self._gather(group, ballot)
+        elif ballot.purpose is Purpose.SHRINK and not ballot.voters:
+            self._go_on(group, ballot, [])
+        else:
+            assert group.view is not None
+            epoch = group.view.epoch
+            ids: tuple[str, ...] = ()
+            if ballot.purpose is Purpose.SHRINK:
+                epoch = self._owner.next_epoch(group)
+                voters = ballot.electorate(group.members)
+                ids = tuple([group.members[conn].id for conn in voters])
+            self._tell(group.ballots.close(ballot, Verdict(ballot.flag, ids, epoch)))
+
+    def _go_on(self, group: Group, ballot: Ballot, admitted: Sequence[int]) -> None:
+        survivors = {conn: ballot.votes[conn][0] for conn in ballot.electorate(group.members)}
+        group.ballots.close(ballot, None)
+        assert group.view is not None
+        over = f"epoch {group.view.epoch} is over: the group went on"
+        for other in group.ballots.of_another_view(b""):
+            self._void(group, other, over)
+        if admitted:  # before the view: who has that sees only those who wait for the next one
+            self._tell_waiting(group, len(group.joiners) - len(admitted))
+        self._owner.go_on(group, survivors, admitted)
+
+    def _void(self, group: Group, ballot: Ballot, text: str) -> None:
+        by = group.members[next(iter(ballot.votes))].id
+        self._tell(group.ballots.close(ballot, Void(Cause.CANCELLED, text, by)))
+
+    # Rendezvous.
+
+    def joiners_changed(self, group: Group) -> None:
+        """Somebody waits to join, or does not any more."""
+        if group.view is None:
+            return
+        self._tell_waiting(group, len(group.joiners))
+        if (ballot := group.gathering) is None:
+            return
+        least, most = self._bounds(group, ballot)
+        count = len(group.members) + len(group.joiners)
+        if count >= most:
+            self._go_on(group, ballot, self._first(group, most))
+        elif count >= least:
+            self._owner.set_timer(Window(group.key), group.size.window)
+        else:
+            self._owner.cancel_timer(Window(group.key))
+
+    def window_over(self, group: Group) -> None:
+        """Nobody has joined for the join window."""
+        if (ballot := group.gathering) is not None:
+            least, most = self._bounds(group, ballot)
+            if len(group.members) + len(group.joiners) >= least:
+                self._go_on(group, ballot, self._first(group, most))
+
+    def _gather(self, group: Group, ballot: Ballot) -> None:
+        """All members have called rendezvous: take in who waits, or wait for more."""
+        if group.gathering is ballot:
+            return
+        least, most = self._bounds(group, ballot)
+        if len(group.members) + len(group.joiners) >= least:
+            self._go_on(group, ballot, self._first(group, most))
+        else:
+            group.gathering = ballot
+
+    def _bounds(self, group: Group, ballot: Ballot) -> tuple[int, int]:
+        """How many members the next epoch has, at least and at most."""
+        [(_, vote), *_] = ballot.votes.values()
+        return vote.least or group.size.least, vote.most or group.size.most
+
+    def _first(self, group: Group, most: int) -> list[int]:
+        """The joiners for whom there is room, in order of arrival."""
+        return list(group.joiners)[: max(0, most - len(group.members))]
+
+    def _tell_waiting(self, group: Group, count: int) -> None:
+        message = Waiting(count)
+        for conn, request in sorted(group.watchers):
+            self._owner.send(conn, request, message)
+
+    # Broken links.
+
+    def _report(self, group: Group, conn: int, report: Unreachable) -> None:
+        own = group.members[conn].id
+        known = {member.id for member in (*group.members.values(), *group.absent.values())}
+        if report.id in known and report.id != own:
+            if not group.broken:
+                self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
+            group.broken[min(own, report.id), max(own, report.id)] = report.reason
+
+    def rule(self, group: Group) -> None:
+        """Turn out as few as can be, so that the rest can reach each other."""
+        if group.absent:  # who may be gone, and may have more to report
+            self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
+            return
+        self._owner.cancel_timer(Ruling(group.key))
+        broken, group.broken = group.broken, {}
+        conns = {member.id: conn for conn, member in group.members.items()}
+        ranks = {member.id: member.rank for member in group.members.values()}
+        broken = {pair: why for pair, why in broken.items() if conns.keys() >= {*pair}}
+        reasons: dict[int, str] = {}
+        for one in losers(broken, ranks.__getitem__):
+            links = {
+                first if one == second else second: why
+                for (first, second), why in broken.items()
+                if one in (first, second)
+            }
+            told = ", ".join(f"rank {ranks[other]}" for other in links)
+            reasons[conns[one]] = f"no link between it and {told} ({next(iter(links.values()))})"
+        if reasons:
+            self._owner.evict(group, reasons)
+        else:
+            self.review(group)
+
+    def _tell(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            self._owner.send(answer.conn, answer.request, answer.reply)

@@ -1,0 +1,184 @@
+"""Members that come back, to a coordinator that was away or over a new connection, as the
+coordinator takes them in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aiodist.membership.books import Books, Window
+from aiodist.membership.group import Group, GroupKey, Size, describe
+from aiodist.membership.recovery import Recovery
+from aiodist.membership.returning import Refused, Way, check_view, judge
+from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberLeft, Message, View
+from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
+
+ANSWER_SECONDS = 2.0
+"""How long a member that was asked for its view may take before another one is asked."""
+
+MAX_ASKED = 4096
+"""Most groups at once whose view a member was asked for."""
+
+BEFORE = "it was ruled lost before it came back, or before the coordinator did"
+
+
+class Machine(Protocol):
+    """What the machine does for members that come back."""
+
+    def has_seat(self, conn: int) -> bool: ...
+
+    def take_seat(self, group: Group, conn: int, rank: int, lease: float) -> None: ...
+
+    def unseat(self, group: Group, conn: int) -> None: ...
+
+    def give_view(self, group: Group, conn: int, request: int) -> None: ...
+
+    def judge_joiners(self, group: Group) -> None: ...
+
+    def give_up(self, group: Group, reasons: dict[int, str]) -> None: ...
+
+    def evict(self, group: Group, reasons: dict[int, str]) -> None: ...
+
+    def turn_away(self, conn: int, reason: str) -> None: ...
+
+    def send(self, conn: int, request: int, message: Message) -> None: ...
+
+    def note(self, event: str, group: Group, **fields: object) -> None: ...
+
+    def refused(self, event: str, ask: JoinRequest, **fields: object) -> None: ...
+
+
+class Rejoining:
+    """The part of the state machine that judges claims to be a member."""
+
+    def __init__(self, machine: Machine, books: Books, recovery: Recovery) -> None:
+        self._machine = machine
+        self._books = books
+        self._recovery = recovery
+        self._asked: dict[GroupKey, tuple[int, float]] = {}
+
+    def gone(self, conn: int) -> None:
+        """`conn` is closed: it will not say what it was asked."""
+        for key, (asked, _) in list(self._asked.items()):
+            if asked == conn:
+                del self._asked[key]
+
+    def handle(self, conn: int, request: int, claim: Rejoin) -> None:
+        key = (claim.ask.group, claim.ask.run_id)
+        group = self._books.groups.get(key)
+        size = Size.of(claim.ask)
+        if self._machine.has_seat(conn):
+            failed = Failed(Failure.INVALID, "this connection has joined already")
+            self._machine.send(conn, request, failed)
+            return
+        if isinstance(size, Failed):
+            self._machine.send(conn, request, size)
+            return
+        way = judge(group, self._books.ended.get(key), claim)
+        if isinstance(way, Refused):
+            self._refuse_claim(conn, claim, way.reason)
+            return
+        if way is Way.RESTORE:
+            if not self._has_view(conn, request, claim, size):
+                return
+            assert claim.view is not None
+            group = self._adopt(key, size, claim.view, claim.ask)
+        assert group is not None and group.view is not None
+        rank = group.place_of(claim.ask.id)
+        assert rank is not None
+        self._recovery.learn(group, claim.heard)
+        self._machine.take_seat(group, conn, rank, claim.ask.lease)
+        if claim.epoch == group.view.epoch:
+            self._learn(group, conn, claim)
+            lost, left = tuple(sorted(group.lost)), tuple(sorted(group.left))
+            self._machine.send(conn, request, Rejoined(lost, left))
+        else:  # it votes to go on, and gets the view that it missed
+            self._machine.send(conn, request, Rejoined((), ()))
+        self._machine.judge_joiners(group)
+        self._recovery.review(group)
+
+    def _refuse_claim(self, conn: int, claim: Rejoin, reason: str) -> None:
+        self._machine.refused("return refused", claim.ask, reason=reason)
+        self._machine.turn_away(conn, reason)
+
+    def _has_view(self, conn: int, request: int, claim: Rejoin, size: Size) -> bool:
+        """Whether a claim brings the view that it is about; else one member is asked for it."""
+        key = (claim.ask.group, claim.ask.run_id)
+        if claim.view is not None:
+            wrong = check_view(claim, claim.view)
+            if wrong is not None:
+                self._machine.send(conn, request, Failed(Failure.INVALID, wrong))
+            return wrong is None
+        asked, until = self._asked.get(key, (conn, 0.0))
+        if asked == conn or until <= self._books.now:
+            self._asked[key] = (conn, self._books.now + ANSWER_SECONDS)
+            if len(self._asked) > MAX_ASKED:
+                del self._asked[next(iter(self._asked))]
+            self._machine.send(conn, request, ViewWanted())
+        else:
+            self._machine.send(conn, request, Later())
+        return False
+
+    def _adopt(self, key: GroupKey, size: Size, view: View, ask: JoinRequest) -> Group:
+        """Take over the view of a member, newer than what is known of its group."""
+        self._asked.pop(key, None)
+        stay: dict[str, tuple[int, float]] = {}
+        group = self._books.groups.get(key)
+        if group is None:
+            group = self._books.open(key, size, describe(ask))
+        else:
+            stay = self._part(group, view)
+        self._books.timers.cancel(Window(key))
+        group.size = size
+        self._books.formed(group, view)
+        self._books.expect(group, view)
+        self._machine.note("restored", group, epoch=view.epoch, size=len(view.members))
+        for member in view.members:
+            if member.id in stay:
+                conn, lease = stay[member.id]
+                self._machine.take_seat(group, conn, member.rank, lease)
+        for joiner in list(group.joiners.values()):
+            rank = group.place_of(joiner.ask.id)
+            if rank is not None:  # it missed that it was let in
+                del group.joiners[joiner.conn]
+                self._machine.take_seat(group, joiner.conn, rank, joiner.ask.lease)
+                self._machine.give_view(group, joiner.conn, joiner.request)
+        return group
+
+    def _part(self, group: Group, view: View) -> dict[str, tuple[int, float]]:
+        """The members of an older view leave their seats, until those who are of `view`, too, take
+        theirs: connection and lease of these, by id. The others missed that the group went on."""
+        ids = {member.id for member in view.members}
+        stay: dict[str, tuple[int, float]] = {}
+        reason = f"its group goes on in epoch {view.epoch}, of which it is no member"
+        members, group.members = group.members, {}
+        for conn, member in members.items():
+            if member.id in ids:
+                stay[member.id] = (conn, group.leases[conn])
+            else:
+                self._machine.turn_away(conn, reason)
+                self._machine.unseat(group, conn)
+        if not stay:
+            group.store.clear()
+        return stay
+
+    def _learn(self, group: Group, conn: int, claim: Rejoin) -> None:
+        """Take over what a member knows of others that are gone: it was told by a coordinator."""
+        for rank in sorted({*claim.lost} - {*group.lost} - group.left - {claim.rank}):
+            if rank in group.absent:
+                self._machine.give_up(group, {rank: BEFORE})
+            elif (other := group.conn_of(rank)) is not None:
+                self._machine.evict(group, {other: BEFORE})
+        news = sorted({*claim.left} & {*group.absent})
+        if news:
+            assert group.view is not None
+            members = []
+            for rank in news:
+                member = self._books.take_absent(group, rank)
+                assert member is not None
+                members.append(member)
+                group.left.add(rank)
+            self._books.gone(group, members, None)
+            message = MemberLeft(group.view.epoch, tuple(news))
+            for other in group.members:
+                if other != conn:
+                    self._machine.send(other, 0, message)

@@ -1,0 +1,104 @@
+"""Contexts made of others: subgroups, splits, duplicates, and next epochs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.errors import GroupClosedError
+from aiodist.runtime.collectives import base, values
+from aiodist.runtime.context import Context
+from aiodist.runtime.lane import Layout
+from aiodist.wire.frames import pack_fields
+
+
+def another(
+    context: Context, *, id: bytes, group: str, epoch: int, ranks: Sequence[int], layout: Layout
+) -> Context:
+    """A context of the roots `ranks` with the settings of this one."""
+    return Context(
+        context.endpoint,
+        id=id,
+        group=group,
+        epoch=epoch,
+        ranks=ranks,
+        op_timeout=context.op_timeout,
+        max_message_bytes=context.max_message_bytes,
+        allow_pickle=context.allow_pickle,
+        layout=layout,
+    )
+
+
+async def derive(
+    parent: Context,
+    group: str,
+    kind: str,
+    ranks: Sequence[int],
+    layout: Layout,
+    timeout: float | None,
+) -> Context:
+    """The context of a group of some ranks of `parent`, once all of them have called this."""
+    context = another(
+        parent,
+        id=_id_of(parent, kind, ranks),
+        group=group,
+        epoch=parent.epoch,
+        ranks=[parent.ranks[rank] for rank in ranks],
+        layout=layout,
+    )
+    call = base.barrier(context)
+    try:
+        await context.launch(
+            "subgroup", f"subgroup({kind})", call.start, tag=b"made", timeout=timeout
+        )
+    except BaseException:
+        context.close(GroupClosedError("the group was not made", group=group))
+        raise
+    return context
+
+
+def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
+    """The id of a child context: the same on all of its ranks, different from all others."""
+    wanted = pack_fields(kind, *ranks)
+    # The same ranks may ask again; they count alike, since they call in the same order.
+    count = parent.derived[wanted] = parent.derived.get(wanted, 0) + 1
+    return hashlib.blake2b(parent.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
+
+
+def members(parent: Context, ranks: Sequence[int]) -> list[int]:
+    """The ranks of a subgroup. Raises TypeError and ValueError for what is none of this rank."""
+    ranks = list(ranks)
+    for rank in ranks:
+        base.check_root(parent, rank, "each of ranks")
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"ranks has a rank twice: {ranks}")
+    if parent.rank not in ranks:
+        raise ValueError(
+            f"this is rank {parent.rank}, which is not in ranks={ranks}: subgroup is called by "
+            "its members alone (split is called by all)"
+        )
+    return ranks
+
+
+async def parts(
+    parent: Context, color: str | int | None, key: int | None, timeout: float | None
+) -> tuple[str, list[int]] | None:
+    """The ranks that gave the same color, ordered by (key, rank), and what that part is called;
+    None for the color None. Raises TypeError."""
+    if color is not None and (isinstance(color, bool) or not isinstance(color, (str, int))):
+        raise TypeError(f"color is a str, an int or None, not {color!r}")
+    if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
+        raise TypeError(f"key is an int or None, not {key!r}")
+    call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
+    work: Any = parent.launch("split", "split()", call.start, tag=b"split", timeout=timeout)
+    chosen = await work
+    if color is None:
+        return None
+    same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
+    same.sort(key=lambda rank: (chosen[rank][1], rank))
+    return f"split {work.seq} {color!r}", same
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b

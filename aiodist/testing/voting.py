@@ -1,0 +1,73 @@
+"""How ranks of random programs go on after a loss, and whether they agree on it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from aiodist.errors import AiodistError, CollectiveTimeoutError
+from aiodist.group import Group
+
+if TYPE_CHECKING:
+    from aiodist.testing.workload import Run
+
+PATIENCE = 600.0
+"""Seconds that a vote may take: ranks come to it from operations that have deadlines."""
+
+
+class Voting:
+    """What all ranks of a run heard: each verdict and each view has to be the same for all."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._verdicts: dict[tuple[bytes, int], bool] = {}
+        self._views: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def see(self, group: Group) -> None:
+        """A rank is in this epoch of a group."""
+        ids = tuple(member.id for member in group.members)
+        known = self._views.setdefault((group.name, group.epoch), ids)
+        if known != ids and not self._may_be_two:
+            self._run.problems.append(f"{group!r} has other members elsewhere: {ids}, {known}")
+
+    @property
+    def _may_be_two(self) -> bool:
+        """Whether two groups may have served under one name, for a moment: see the guarantees."""
+        return self._run.disturbed and not self._run.scenario.durable
+
+    async def go_on(
+        self, group: Group, move: str, has_failed: bool, chooser: Random
+    ) -> Group | None:
+        """The next epoch of `group`, by "shrink" or "rendezvous"; None where this rank is out."""
+        if has_failed and chooser.random() < 0.5:
+            group.revoke()
+        what = "agree"
+        try:
+            await self._agree(group, not has_failed)
+            what = move
+            if move == "shrink":
+                following = await group.shrink(timeout=PATIENCE)
+            else:
+                following = await group.rendezvous(min_size=1, timeout=PATIENCE)
+        except AiodistError as error:
+            if isinstance(error, CollectiveTimeoutError):
+                self._run.problems.append(f"{group!r}: {what} hangs: {error!r}")
+            self._run.blame(group, error, what, expected=False)
+            await self._leave(group)
+            return None
+        self.see(following)
+        if following.epoch <= group.epoch:
+            self._run.problems.append(f"{following!r} comes after {group!r}")
+        return following
+
+    async def _agree(self, group: Group, flag: bool) -> None:
+        verdict = await group.agree(flag, timeout=PATIENCE)
+        key = (group._context.id, group._recovery._number)
+        if self._verdicts.setdefault(key, verdict) != verdict:
+            self._run.problems.append(f"{group!r}: agree gave True and False")
+        if verdict and not flag:
+            self._run.problems.append(f"{group!r}: agree gave True against this rank's vote")
+
+    async def _leave(self, group: Group) -> None:
+        group.abort("it cannot go on")
+        await group._seat.gone()

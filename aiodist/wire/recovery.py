@@ -1,0 +1,154 @@
+"""Control messages of recovery: votes of ranks that go on after a loss, and what comes of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from aiodist.wire import schema
+from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
+from aiodist.wire.messages import (
+    Epoch,
+    Message,
+    NonEmptyName,
+    OptionalSize,
+    Text,
+    control_message,
+)
+from aiodist.wire.schema import (
+    blob,
+    checked,
+    integer,
+    one_of,
+    optional,
+    sequence,
+    struct,
+    text,
+    tree,
+)
+
+MAX_BALLOTS = 256
+"""Most ballots that one member may have under way."""
+
+Ids = Annotated[tuple[str, ...], sequence(text(MAX_NAME, 1), MAX_MEMBERS)]
+ContextId = Annotated[bytes, blob(8)]
+Number = Annotated[int, integer(0, 2**62)]
+
+
+class Purpose(enum.StrEnum):
+    """What a ballot decides."""
+
+    AGREE = "agree"
+    SHRINK = "shrink"
+    RENDEZVOUS = "rendezvous"
+
+
+class Cause(enum.StrEnum):
+    """Why a ballot is void. The values are reasons of `aiodist.runtime.failures.Verdict`."""
+
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    MISMATCH = "mismatch"
+
+
+@control_message(50)
+@dataclass(frozen=True, slots=True)
+class Vote(Message):
+    """Vote in the ballot `number` of `context`: a group in one epoch, or one made of it.
+
+    `members`: the ids of all who vote (empty: all members of the sender's group). `least` and
+    `most` are for a rendezvous. Replies, once all living voters have voted: for an agreement, and
+    where the context is not the coordinator's group itself, Verdict; else the View of the next
+    epoch. Void where it was given up, or voters voted on different things.
+    """
+
+    context: ContextId
+    number: Number
+    purpose: Annotated[Purpose, one_of(Purpose)]
+    flag: Annotated[bool, schema.flag] = True
+    members: Ids = ()
+    least: OptionalSize = None
+    most: OptionalSize = None
+
+    @property
+    def call(self) -> str:
+        """What was called, in words: the same of all voters."""
+        if self.purpose is Purpose.RENDEZVOUS:
+            return f"rendezvous(min_size={self.least}, max_size={self.most})"
+        return f"{self.purpose}()"
+
+
+@control_message(51)
+@dataclass(frozen=True, slots=True)
+class GiveUpVote(Message):
+    """Void the ballot, if it is not decided yet. No reply but that to the vote."""
+
+    context: ContextId
+    number: Number
+    cause: Annotated[Cause, one_of(Cause)]
+    text: Text = ""
+
+
+@control_message(52)
+@dataclass(frozen=True, slots=True)
+class Verdict(Message):
+    """The ballot is decided: the AND of the flags of all who are alive. Of a shrink also `members`,
+    who are alive, in the order of the vote, and `epoch`, the next of the group's name; of an
+    agreement none, and that of the group."""
+
+    flag: Annotated[bool, schema.flag]
+    members: Ids
+    epoch: Epoch
+
+
+@control_message(53)
+@dataclass(frozen=True, slots=True)
+class Void(Message):
+    """The ballot is not decided, and never will be. `by`: the id of the member because of whom.
+    `details`, by member id: who is missing, or what each called."""
+
+    cause: Annotated[Cause, one_of(Cause)]
+    text: Text
+    by: NonEmptyName
+    details: Annotated[Mapping[str, Any], tree(None)] = field(default_factory=dict)
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What came of a ballot, as a member was told."""
+
+    context: ContextId
+    number: Number
+    verdict: Annotated[Verdict | None, optional(struct(Verdict))] = None
+    void: Annotated[Void | None, optional(struct(Void))] = None
+
+    @property
+    def outcome(self) -> Verdict | Void | None:
+        return self.verdict or self.void
+
+
+@control_message(54)
+@dataclass(frozen=True, slots=True)
+class WatchWaiting(Message):
+    """Replies: Waiting at once, and again for every change, until StoreCancel."""
+
+
+@control_message(55)
+@dataclass(frozen=True, slots=True)
+class Waiting(Message):
+    """How many joiners wait for the next rendezvous."""
+
+    count: Annotated[int, integer(0, MAX_MEMBERS)]
+
+
+@control_message(56)
+@dataclass(frozen=True, slots=True)
+class Unreachable(Message):
+    """The sender's link to member `id` of its group broke, and could not be made again. No reply;
+    the coordinator rules who of the two is lost."""
+
+    id: NonEmptyName
+    reason: Text

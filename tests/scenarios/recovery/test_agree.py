@@ -1,0 +1,136 @@
+"""One verdict for all, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiodist
+
+
+@pytest.mark.parametrize(
+    ("flags", "verdict"),
+    [([True, True, True], True), ([True, False, True], False), ([False] * 3, False)],
+)
+def test_the_and_of_all_flags(run, stage, flags, verdict):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            verdicts = await asyncio.gather(
+                *[group.agree(flag) for group, flag in zip(ranks, flags, strict=True)]
+            )
+            assert verdicts == [verdict] * 3
+
+    run(main())
+
+
+def test_the_dead_have_no_say(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(4)
+            voted = asyncio.ensure_future(ranks[0].agree(False))
+            others = [asyncio.ensure_future(group.agree(True)) for group in ranks[1:3]]
+            await asyncio.sleep(0)
+            voted.cancel()  # of a process that is killed, nothing more is heard
+            ranks[0]._seat.control.tell = lambda message: None
+            await cast.kill(ranks[0])
+            for _ in iter(lambda: list(cast.coordinator.status()["groups"][0]["lost"]), ["0"]):
+                await asyncio.sleep(0)
+            await cast.kill(ranks[3])
+            assert await asyncio.gather(*others) == [True, True]
+
+    run(main())
+
+
+def test_after_losses_and_after_a_revoke(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            await cast.kill(ranks.pop())
+            assert await everyone(ranks, lambda group: group.agree(True)) == [True, True]
+            ranks[1].revoke()
+            assert await everyone(ranks, lambda group: group.agree(False)) == [False, False]
+
+    run(main())
+
+
+def test_groups_made_of_a_group_agree_by_themselves(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            pair = await everyone(ranks[1:], lambda group: group.subgroup([2, 1]))
+            pair_verdicts = everyone(pair, lambda group: group.agree(group.rank == 0))
+            verdicts = everyone(ranks, lambda group: group.agree(True))
+            assert await asyncio.gather(pair_verdicts, verdicts) == [[False] * 2, [True] * 3]
+
+    run(main())
+
+
+def test_out_of_time_on_one_is_so_for_all(run, stage):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            patient = asyncio.ensure_future(ranks[1].agree(True))
+            for call in (ranks[0].agree(True, timeout=0.05), patient):
+                with pytest.raises(aiodist.CollectiveTimeoutError, match="rank 2") as late:
+                    await call
+                assert late.value.missing == (2,)
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await ranks[2].agree(True)
+
+    run(main())
+
+
+def test_ranks_that_call_different_things(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            calls = [ranks[0].agree(True), ranks[1].rendezvous(min_size=2)]
+            for error in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(error, aiodist.MismatchError)
+                assert error.calls == {
+                    0: "agree()",
+                    1: "rendezvous(min_size=2, max_size=None)",
+                }
+                assert "  rank 0: agree()\n" in str(error)
+
+    run(main())
+
+
+def test_without_a_coordinator(run, stage, everyone):
+    async def main():
+        async with stage(returns=False) as cast:
+            ranks = await cast.start(2)
+            await cast.coordinator.stop()
+            for error in await everyone(ranks, lambda group: group.agree(True)):
+                assert isinstance(error, aiodist.CoordinatorLostError)
+            assert await everyone(ranks, lambda group: group.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_arguments(run, stage):
+    async def main():
+        async with stage() as cast:
+            [group] = await cast.start(1)
+            with pytest.raises(TypeError, match="flag is a bool"):
+                await group.agree(1)
+            with pytest.raises(ValueError, match="more than 0"):
+                await group.agree(True, timeout=0)
+            assert await group.agree() is True
+
+    run(main())
+
+
+def test_closing_ends_a_vote_that_waits(run, stage):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            waiting = asyncio.ensure_future(ranks[0].agree(True))
+            await asyncio.sleep(0)
+            await ranks[0].close()
+            with pytest.raises(aiodist.GroupClosedError):
+                await waiting
+
+    run(main())

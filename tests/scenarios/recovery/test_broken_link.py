@@ -1,0 +1,55 @@
+"""A link between two ranks that both live breaks: the coordinator rules who of them is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+import aiodist
+
+
+def test_one_of_the_two_is_lost_to_all(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            for _ in range(3):
+                await everyone(ranks, lambda group: group.all_gather(group.rank))
+            sent = ranks[0].send("a link", 1)
+            await ranks[1].recv(src=0)
+            await sent
+            waiting = ranks[2].recv(src=1)
+            ranks[0]._seat.endpoint.link(1).close(ConnectionResetError("cut"))
+            for group, other in ((ranks[0], 1), (ranks[1], 0)):
+                with pytest.raises(aiodist.PeerLostError) as lost:
+                    await group.recv(src=other)
+                assert lost.value.ranks == (other,)
+            with pytest.raises(aiodist.PeerLostError) as lost:
+                await waiting
+            assert lost.value.ranks == (1,)
+            shrunk = await everyone([ranks[0], ranks[2]], lambda group: group.shrink())
+            assert [(group.rank, group.size) for group in shrunk] == [(0, 2), (1, 2)]
+            assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
+            with pytest.raises(aiodist.GroupClosedError, match="no link between it and rank 0"):
+                await ranks[1].recv()
+            with pytest.raises(aiodist.GroupClosedError):
+                await ranks[1].shrink()
+
+    run(main())
+
+
+def test_a_shrink_decides_at_once(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(3)
+            sent = ranks[1].send("a link", 2)
+            await ranks[2].recv(src=1)
+            await sent
+            ranks[1]._seat.endpoint.link(2).close(ConnectionResetError("cut"))
+            for group, other in ((ranks[1], 2), (ranks[2], 1)):
+                with pytest.raises(aiodist.PeerLostError):
+                    await group.recv(src=other)
+            *shrunk, evicted = await everyone(ranks, lambda group: group.shrink())
+            assert [group.size for group in shrunk] == [2, 2]
+            assert isinstance(evicted, aiodist.GroupClosedError)
+            assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
+
+    run(main())

@@ -1,0 +1,134 @@
+"""Votes while the coordinator is away, and the epochs that it comes back to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiodist
+
+
+@pytest.fixture(params=["state", "no state"])
+def state(request, tmp_path):
+    return tmp_path / "state" if request.param == "state" else None
+
+
+def test_votes_wait_for_it(run, stage, everyone, state):
+    async def main():
+        async with stage(state=state) as cast:
+            ranks = await cast.start(3)
+            await cast.stop_coordinator()
+            assert await everyone(ranks, lambda group: group.all_reduce(1)) == [3, 3, 3]
+            agreeing = asyncio.ensure_future(
+                everyone(ranks, lambda group: group.agree(group.rank != 1))
+            )
+            shrinking = asyncio.ensure_future(everyone(ranks, lambda group: group.shrink()))
+            await asyncio.sleep(0.01)
+            assert not agreeing.done()
+            assert not shrinking.done()
+            await cast.start_coordinator()
+            assert await agreeing == [False, False, False]
+            shrunk = await shrinking
+            assert [(group.rank, group.size, group.epoch) for group in shrunk] == [
+                (0, 3, 2), (1, 3, 2), (2, 3, 2),
+            ]  # fmt: skip
+            assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [3, 3, 3]
+
+    run(main())
+
+
+def test_a_vote_that_runs_out_of_time_while_it_is_away(run, stage, everyone):
+    async def main():
+        async with stage() as cast:
+            ranks = await cast.start(2)
+            await cast.stop_coordinator()
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="the coordinator is away"):
+                await ranks[0].agree(True, timeout=0.01)
+            await cast.start_coordinator()
+            # It had voted. Which of vote and withdrawal counts is a matter of who comes first.
+            [outcome] = await everyone(ranks[1:], lambda group: group.agree(True))
+            assert outcome is True or isinstance(outcome, aiodist.CollectiveTimeoutError)
+            assert await everyone(ranks, lambda group: group.agree(True)) == [True, True]
+
+    run(main())
+
+
+def test_a_rank_that_dies_while_it_is_away(run, stage, everyone, state):
+    async def main():
+        async with stage(state=state, lease=0.5) as cast:
+            ranks = await cast.start(3)
+            await everyone(ranks, lambda group: group.barrier())
+            await cast.stop_coordinator()
+            await cast.kill(ranks[1])
+            left = [ranks[0], ranks[2]]
+            for error in await everyone(left, lambda group: group.all_reduce(1)):
+                assert isinstance(error, aiodist.PeerLostError)
+            shrinking = asyncio.ensure_future(everyone(left, lambda group: group.shrink()))
+            await cast.start_coordinator()
+            shrunk = await shrinking
+            assert [(group.rank, group.size) for group in shrunk] == [(0, 2), (1, 2)]
+            assert await everyone(shrunk, lambda group: group.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_later_epochs_outlive_it(run, stage, everyone, state):
+    async def main():
+        async with stage(state=state) as cast:
+            ranks = await cast.start(3)
+            await cast.kill(ranks[0])
+            ranks = await everyone(ranks[1:], lambda group: group.shrink())
+            for _ in range(2):
+                await cast.stop_coordinator()
+                await cast.start_coordinator()
+                ranks = await everyone(ranks, lambda group: group.shrink())
+                assert await everyone(ranks, lambda group: group.all_reduce(1)) == [2, 2]
+            assert [group.epoch for group in ranks] == [4, 4]
+            joining = asyncio.ensure_future(cast.join(size=3))
+            await cast.waiting(1)
+            met = await everyone(ranks, lambda group: group.rendezvous())
+            met.append(await joining)
+            assert [(group.rank, group.epoch) for group in met] == [(0, 5), (1, 5), (2, 5)]
+            await cast.stop_coordinator()
+            await cast.start_coordinator()
+            assert await everyone(met, lambda group: group.agree(True)) == [True] * 3
+            assert await everyone(met, lambda group: group.all_reduce(1)) == [3, 3, 3]
+
+    run(main())
+
+
+@pytest.mark.parametrize("deaf", [(), (0,), (0, 1)])
+def test_one_verdict_and_one_view_also_for_who_missed_them(run, stage, everyone, state, deaf):
+    """The coordinator dies when it has decided, and some hear of it only from the next one."""
+
+    async def main():
+        async with stage(state=state) as cast:
+            ranks = await cast.start(3)
+            carry_out = cast.coordinator._carry_out
+            silent = {ranks[rank].members[rank].id for rank in deaf}
+
+            def carried_out(effects):
+                group = next(iter(cast.coordinator._machine._groups.values()))
+                conns = [conn for conn, one in group.members.items() if one.id in silent]
+                carry_out([one for one in effects if getattr(one, "conn", None) not in conns])
+
+            cast.coordinator._carry_out = carried_out
+            if cast.coordinator._journal is not None:
+                cast.coordinator._journal._carry_out = carried_out
+            first = [asyncio.ensure_future(group.agree(group.rank != 2)) for group in ranks]
+            second = [asyncio.ensure_future(group.shrink()) for group in ranks]
+            heard = [rank for rank in range(3) if rank not in deaf]
+            await asyncio.gather(*[first[rank] for rank in heard])
+            await asyncio.gather(*[second[rank] for rank in heard])
+            await cast.stop_coordinator()
+            assert not any(first[rank].done() or second[rank].done() for rank in deaf)
+            await cast.start_coordinator()
+            verdicts = await asyncio.gather(*first)
+            assert verdicts == [False] * 3
+            groups = await asyncio.gather(*second)
+            assert [(group.rank, group.epoch) for group in groups] == [(0, 2), (1, 2), (2, 2)]
+            assert await everyone(groups, lambda group: group.all_reduce(1)) == [3, 3, 3]
+            assert await everyone(groups, lambda group: group.agree(True)) == [True] * 3
+
+    run(main())
