@@ -382,11 +382,8 @@ class Context:
         if kind == kinds.TAGS:
             self._about_tags(src, fields[2:])
             return None
-        if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP):
-            self.heap.heard(src, fields)
-            return None
-        if kind == kinds.DEVICE:
-            self.plane.heard(src, fields)
+        if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP, kinds.DEVICE):
+            (self.plane if kind == kinds.DEVICE else self.heap).heard(src, fields)
             return None
         if kind == kinds.REVOKE:
             revoking.heard(self, fields)
@@ -587,14 +584,10 @@ class Context:
 
     def lost(self) -> Mapping[int, str]:
         """The ranks that are lost, and why."""
-        if not (self._gone or self.endpoint.lost):
+        lost = self.endpoint.lost
+        if not (self._gone or lost):
             return {}
-        lost = {
-            self._local[root]: reason
-            for root, reason in self.endpoint.lost.items()
-            if root in self._local
-        }
-        return lost | self._gone
+        return {rank: lost[root] for root, rank in self._local.items() if root in lost} | self._gone
 
     def has_lost(self, peer: int) -> bool:
         """Whether `peer` is lost."""

@@ -50,7 +50,6 @@ class Receiving:
         self.ready: tuple[memoryview, Incoming] | None = None
         """The target for a message of such metadata, made beforehand."""
 
-
     def let_go(self) -> None:
         """It fails: nothing is written to `out` that is not queued there by now."""
         if self.target is not None and self.target.foreign is not None:

@@ -113,6 +113,12 @@ class StandinStream:
         return True
 
 
+def hold(stream: Stream) -> threading.Event:
+    """What is queued from here on waits until the result is set."""
+    assert isinstance(stream, StandinStream)
+    return stream.hold()
+
+
 class Pool:
     """An allocation, of which arrays get parts."""
 

@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveAbortedError, CollectiveTimeoutError, Group, MismatchError
-from aiodist.testing.standin import StandinDevice
+from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 
@@ -76,7 +76,7 @@ async def test_memory_is_kept_while_another_rank_may_read_it(devices: Devices) -
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         plane = groups[1]._context.plane
-        gate = plane.stream(ranks[1]).hold()  # rank 0 has nothing left to do, rank 1 has all
+        gate = hold(plane.stream(ranks[1]))  # rank 0 has nothing left to do, rank 1 has all
         xs = [device.put(np.ones(300_000)) for device in ranks]
         works = [g.reduce(x, 1) for g, x in zip(groups, xs, strict=True)]
         await turns(groups)

@@ -13,7 +13,7 @@ import aiodist
 from aiodist import CollectiveTimeoutError, Group, PeerLostError
 from aiodist.runtime import device as planes
 from aiodist.runtime.device import Looks
-from aiodist.testing.standin import StandinDevice
+from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 
@@ -41,7 +41,7 @@ async def test_the_receiver_is_lost(devices: Devices) -> None:
     ranks = devices(3)
     async with aiodist.local(3) as groups:
         on(groups, ranks)
-        gate = groups[1]._context.plane.stream(ranks[1]).hold()
+        gate = hold(groups[1]._context.plane.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
         pools = len(ranks[0]._pools)
         sending = groups[0].send(x, 1)
@@ -71,7 +71,7 @@ async def test_the_sender_is_lost(
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        gate = groups[1]._context.plane.stream(ranks[1]).hold()
+        gate = hold(groups[1]._context.plane.stream(ranks[1]))
         out = ranks[1].put(np.zeros(1000)) if given else None
         sending = groups[0].send(ranks[0].put(np.ones(1000)), 1)
         receiving = groups[1].recv(src=0, out=out)
@@ -153,7 +153,7 @@ async def test_leaving_with_work_under_way(
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        gate = groups[1]._context.plane.stream(ranks[1]).hold()
+        gate = hold(groups[1]._context.plane.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
         pools = len(ranks[0]._pools)
         sending, receiving = groups[0].send(x, 1), groups[1].recv()

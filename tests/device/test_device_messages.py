@@ -13,7 +13,7 @@ import pytest
 import aiodist
 from aiodist import Group, MismatchError
 from aiodist.runtime.device import EVENTS
-from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice
+from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 
@@ -206,7 +206,7 @@ async def test_what_was_sent_is_kept_while_it_may_be_read(devices: Devices) -> N
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        gate = groups[1]._context.plane.stream(ranks[1]).hold()
+        gate = hold(groups[1]._context.plane.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
         sending = groups[0].send(x, 1)
         receiving = groups[1].recv()

@@ -77,12 +77,14 @@ def loan(place: Place, x: Any, src: int) -> Call:
         if not passage.direct:
             why = place.plane.problem or "there are too many arrays"
             raise OSError(f"not all ranks can map this: {why}; use broadcast, which copies")
-        if own is None:
-            value = parse(meta, max_bytes=place.max_message_bytes)
-            holder = shares.borrow(src, int(numbers[src]))
-            value.allocate(foreign=_Mapper(passage.mapped(src, holder)))
+        if own is not None:
+            yield from passage.land(on_lane)
+            return x
+        value = parse(meta, max_bytes=place.max_message_bytes)
+        holder = shares.borrow(src, int(numbers[src]))
+        value.allocate(foreign=_Mapper(passage.mapped(src, holder)))
         yield from passage.land(on_lane)
-        return x if own is not None else value.finish()
+        return value.finish()
 
     nbytes = 0 if own is None else own.elsewhere
     start = passage.guard(program, partial(shares.ask, number))

@@ -260,11 +260,10 @@ def unpack(blob: bytes, count: int, src: int) -> tuple[list[Offer], tuple[int, b
 
 
 def _sound(offer: Offer) -> bool:
+    nbytes, place, apart, first = offer.nbytes, offer.place, offer.apart, offer.first
     return (
-        all(
-            type(number) is int and number >= 0
-            for number in (offer.nbytes, offer.place, offer.apart, offer.first)
-        )
+        type(nbytes) is type(place) is type(apart) is type(first) is int
+        and min(nbytes, place, apart, first) >= 0
         and (type(offer.meta) is bytes or (type(offer.meta) is int and offer.meta > 0))
         and (offer.data is None or (type(offer.data) is bytes and len(offer.data) == offer.nbytes))
     )
