@@ -364,7 +364,7 @@ class Receiver:
         if self._plane is None or (lease is None and not target.has_foreign):
             return None
         found = None
-        if self._plane.problem:
+        if self._plane.problem and message.body is None:
             message.words = b""
         if message.words:
             try:
@@ -387,9 +387,10 @@ class Receiver:
             assert target is not None
             message.body = target
             message.landing = Landing(target.buffers)
-            if message.words:
-                target.foreign.queue(reads=True)
-                target.foreign.when_done(partial(self._fetched, message, target))
+            places: Places | None = target.foreign
+            if places is not None and places.reads:
+                places.queue(reads=True)
+                places.when_done(partial(self._fetched, message, target))
                 return
             part = wire.WHOLE if target.has_foreign else wire.BODY
             message.fetched = True

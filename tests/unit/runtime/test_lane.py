@@ -112,6 +112,7 @@ class Endpoint:
         self.rank = rank
         self.progress = Progress(world.chooser)
         self.lost: dict[int, str] = {}
+        self.reads_devices = False
         self._world = world
 
     def send(self, rank, header, payload=(), *, done=None, token=None, urgent=False):
