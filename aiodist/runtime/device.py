@@ -87,9 +87,9 @@ class Lease:
         self.kept: list[Any] = []
         """Arrays that work on the device reads and writes."""
         self.mark = Mark()
-        current = device.current()
-        current.record(self.events[CALLED][1])
-        current.record(self.events[READY][1])
+        self._user = device.current()
+        self._user.record(self.events[CALLED][1])
+        self._user.record(self.events[READY][1])
         weakref.finalize(
             self, plane.dropped, device, self.events, self.kept, self.mark
         ).atexit = False
@@ -116,6 +116,14 @@ class Lease:
             flat = device.flat(copy)
         self.kept.append(flat)
         return flat
+
+    def let_go(self) -> None:
+        """What the user queues from here on comes after all that is queued here: on the stream that
+        was current when the operation was called, and on the one that is now."""
+        if self.mark.busy:
+            done = self.done()
+            self._user.wait(done)
+            self.device.current().wait(done)
 
     def done(self) -> Event:
         """The event of all that is queued by now."""
@@ -304,8 +312,7 @@ class Plane:
     def abandon(self, lease: Lease, peers: Iterable[int] | None = None) -> None:
         """The operation has failed: what it queued may be under way, here and on `peers` (None: all
         others). What the user queues from here on comes after what is queued here."""
-        if lease.mark.busy:
-            lease.device.current().wait(lease.done())
+        lease.let_go()
         context = self._context
         if self._closed:
             self._linger(lease, peers is None or any(peer != context.rank for peer in peers))

@@ -276,8 +276,8 @@ class Places:
     def let_go(self) -> None:
         """Nothing is written to the user's arrays any more that is not queued before what the user
         queues from here on."""
-        if self.lease is not None and self.lease.mark.busy:
-            self.lease.device.current().wait(self.lease.done())
+        if self.lease is not None:
+            self.lease.let_go()
 
     def finished(self) -> None:
         """All that was queued is complete."""

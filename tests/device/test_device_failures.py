@@ -173,3 +173,27 @@ async def test_through_the_host_where_a_device_is_not_seen(
                 np.testing.assert_array_equal(device.get(x), 3 * np.arange(6.0).reshape(2, 3))
     said = [line for line in caplog.messages if "go through host memory" in line]
     assert len(said) == 3 and all("no peer access" in line for line in said)
+
+
+async def test_the_stream_of_the_call_comes_after_what_was_queued(devices: Devices) -> None:
+    """Also where the operation ends when another stream is the current one."""
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        xs = [device.put(np.ones(10)) for device in ranks]
+        for device, x in zip(ranks, xs, strict=True):
+            device.get(x)
+        gate = hold(groups[0]._context.plane.stream(ranks[0]))
+        usual, side = ranks[0]._current, ranks[0].stream()
+        ranks[0]._current = side
+        work = groups[0].all_reduce(xs[0])
+        ranks[0]._current = usual
+        other = groups[1].all_reduce(xs[1])
+        await turns(groups)
+        other.cancel()
+        with pytest.raises(CollectiveAbortedError):
+            await work
+        ranks[0]._current = side
+        ranks[0].fill(xs[0], 7.0)
+        gate.set()
+        await drained(groups)
+        np.testing.assert_array_equal(ranks[0].get(xs[0]), np.full(10, 7.0))
