@@ -11,6 +11,10 @@ pieces of at most 256 KiB, at most four of them in a link and in one turn of the
 several transfers alternate. The Work of the sender is complete when all data has left. A message
 to oneself takes the same way, without a link.
 
+Messages with arrays on a device (`device_values`) are announced, however small: the receiver reads
+these where they lie, and pulls the rest when it has them, so FIN says that they were right, too. If
+it cannot read them, it pulls all, and the sender copies them to the host.
+
 **Order.** Messages of one (source, tag) are matched in the order they were sent, receives in the
 order they were posted. Any-tag takes the oldest message of a source, any-source takes turns over
 the sources that have one. A large message that was matched first may complete after a small one
