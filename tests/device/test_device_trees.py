@@ -201,3 +201,18 @@ async def test_allocations_that_are_freed_are_closed(devices: Devices) -> None:
             plane._review()
         while any(len(plane._opened) > 1 for plane in planes):
             await each(groups, lambda g, r: g.barrier())
+
+
+async def test_reductions_want_the_same_on_all_ranks(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        works = [groups[0].all_reduce(ranks[0].put(np.ones(3))), groups[1].all_reduce(np.ones(3))]
+        for work in works:
+            with pytest.raises(MismatchError) as caught:
+                await work
+            assert "float64[3]) on standin" in str(caught.value)
+            assert "rank 1: all_reduce(SUM, float64[3])\n" in str(caught.value)
+        xs = [device.put(np.ones(3)) for device in ranks]
+        await each(groups, lambda g, r: g.all_reduce(xs[r]))
+        check(ranks[0], xs[0], np.full(3, 2.0))
