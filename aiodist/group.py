@@ -182,7 +182,8 @@ class Group:
     ) -> Work[Any]:
         """The list of all ranks' `x`, on every rank; shapes and kinds may differ.
 
-        `out`: a list of arrays, one a rank, or one array of `size` equal parts.
+        `out`: a list of arrays, one a rank, or one array for all of them, one after the other along
+        its first dimension.
         """
         self._enter()
         return self._launch(values.all_gather(self._context, x, out), tag, timeout)
@@ -196,7 +197,7 @@ class Group:
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The list of all ranks' `x` at `dst`; None elsewhere."""
+        """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`."""
         self._enter()
         return self._launch(values.gather(self._context, x, dst, out), tag, timeout)
 
@@ -234,7 +235,10 @@ class Group:
     def all_to_all(
         self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
-        """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ."""
+        """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ.
+
+        `out` as for `all_gather`.
+        """
         self._enter()
         return self._launch(values.all_to_all(self._context, xs, out), tag, timeout)
 

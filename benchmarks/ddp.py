@@ -1,5 +1,9 @@
 """A step of DistributedDataParallel: how much of it is communication, with each backend.
 
+That is what it takes longer than the same step with a hook in place of the communication, which
+leaves the buckets of gradients as they are. What DistributedDataParallel itself does with buckets,
+which is the same with any backend, is told apart by steps without any (`no_sync`).
+
 Run as a script it is one rank: ``python -m benchmarks.ddp BACKEND RANK SIZE FILE``.
 """
 
@@ -24,14 +28,15 @@ WIDTH, LAYERS = 2500, 4
 """Of the perceptron: 25 million parameters."""
 BATCH = 8
 """Few examples, so that a step is not all computation."""
+WARM_UP, STEPS = 3, 10
 SHARE = 0.25
 """Of Gloo's time for communication."""
 
 
 async def steps(name: str, effort: Effort, progress: Callable[[str], None]) -> Outcome:
-    """The time that a step takes longer than one without communication, beside Gloo's."""
+    """The time for communication in a step, beside Gloo's."""
     outcome = Outcome(name)
-    times: dict[str, list[float]] = {"aiodist": [], "gloo": []}
+    times: dict[str, list[dict[str, float]]] = {"aiodist": [], "gloo": []}
     curves: dict[str, list[float]] = {}
     for number in range(effort.rounds):
         for backend, found in times.items():
@@ -41,18 +46,23 @@ async def steps(name: str, effort: Effort, progress: Callable[[str], None]) -> O
             except RuntimeError as error:
                 outcome.notes.append(f"{name}: {error}")
                 return outcome
-            found.append(answer["communication"])
+            found.append(answer["costs"])
             curves[backend] = answer["losses"]
-    own, gloo = (statistics.median(times[backend]) for backend in ("aiodist", "gloo"))
+
+    def compared(what: str) -> tuple[str, float]:
+        own, gloo = (
+            statistics.median(costs[what] for costs in times[backend])
+            for backend in ("aiodist", "gloo")
+        )
+        text = f"{format_seconds(own)}, Gloo {format_seconds(gloo)}: {own / gloo:.0%}"
+        return text, own / gloo
+
+    step = f"DDP step of {LAYERS * WIDTH * WIDTH / 1e6:.0f} million parameters, n={SIZE}"
+    shown, share = compared("communication")
     apart = max(abs(a - b) for a, b in zip(curves["aiodist"], curves["gloo"], strict=True))
     outcome.facts += [
-        Fact(
-            f"DDP step of {LAYERS * WIDTH * WIDTH / 1e6:.0f} million parameters, n={SIZE}: "
-            "communication",
-            f"{format_seconds(own)}, Gloo {format_seconds(gloo)}: {own / gloo:.0%}",
-            f"at most {SHARE:.0%} of Gloo's",
-            own <= SHARE * gloo,
-        ),
+        Fact(f"{step}: communication", shown, f"at most {SHARE:.0%} of Gloo's", share <= SHARE),
+        Fact(f"{step}: with what DDP does with buckets", compared("buckets")[0]),
         Fact("losses of the same steps: farthest apart", f"{apart:.1e}", "1e-4", apart <= 1e-4),
     ]
     return outcome
@@ -91,48 +101,50 @@ def main(backend: str, rank: str, size: str, file: str) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     dist.init_process_group(
         backend, init_method=f"file://{file}", rank=int(rank), world_size=int(size)
     )
-    net = nn.Sequential(
-        *(
-            layer
-            for _ in range(LAYERS)
-            for layer in (nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU())
-        )
-    )
-    model = DistributedDataParallel(net)
+
+    def perceptron() -> DistributedDataParallel:
+        torch.manual_seed(0)
+        layers = ((nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(LAYERS))
+        return DistributedDataParallel(nn.Sequential(*(part for layer in layers for part in layer)))
+
+    def as_it_is(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model, silent = perceptron(), perceptron()
+    silent.register_comm_hook(None, lambda _, bucket: as_it_is(bucket))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(BATCH, WIDTH)
 
-    def step() -> float:
-        loss = (model(x) - 1).square().mean()
-        loss.backward()
-        return float(loss.detach())
-
-    def timed() -> float:
+    def timed(model: nn.Module) -> float:
+        model.zero_grad()
         dist.barrier()
         start = time.perf_counter()
-        losses.append(step())
-        return time.perf_counter() - start
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        took = time.perf_counter() - start
+        losses.append(float(loss.detach()))
+        return took
 
     losses: list[float] = []
-    for _ in range(3):
-        timed()
-        optimizer.step()
-        optimizer.zero_grad()
-    together, alone = [], []
-    for _ in range(10):
+    found: dict[str, list[float]] = {"alone": [], "silent": [], "together": []}
+    for _ in range(WARM_UP + STEPS):
         with model.no_sync():
-            alone.append(timed())
-        optimizer.zero_grad()
-        together.append(timed())
+            found["alone"].append(timed(model))
+        found["silent"].append(timed(silent))
+        found["together"].append(timed(model))
         optimizer.step()
-        optimizer.zero_grad()
     if rank == "0":
-        costs = statistics.median(together) - statistics.median(alone)
-        print(json.dumps({"communication": costs, "losses": losses}))
+        median = {kind: statistics.median(times[WARM_UP:]) for kind, times in found.items()}
+        costs = {
+            "communication": median["together"] - median["silent"],
+            "buckets": median["together"] - median["alone"],
+        }
+        print(json.dumps({"costs": costs, "losses": losses}))
     dist.destroy_process_group()
 
 

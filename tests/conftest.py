@@ -68,10 +68,10 @@ def no_leaks() -> Iterator[None]:
         return
     threads, files, children = set(threading.enumerate()), _sockets(), _children()
     yield
-    late = [thread for thread in threading.enumerate() if thread not in threads]
+    late = [t for t in threading.enumerate() if t not in threads and not _pooled(t)]
     for thread in late:
         thread.join(5)
-    alive = [thread for thread in late if thread.is_alive() and not _pooled(thread)]
+    alive = [thread for thread in late if thread.is_alive()]
     assert not alive, f"threads left over: {alive}"
     if _sockets() != files:
         gc.collect()  # what only a cycle kept open is no leak

@@ -155,6 +155,10 @@ class StandinArray:
     def shape(self) -> tuple[int, ...]:
         return self.base.shape
 
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes
+
     def __getitem__(self, index: Any) -> StandinArray:
         return StandinArray(self.__aiodist_device__, self.base[index], self.block, self.name)
 

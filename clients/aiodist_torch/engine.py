@@ -1,11 +1,11 @@
 """The engine: one thread per process, and the event loop in it, on which all groups live.
 
-Operations need no hand-over to it. A lock says who may touch the loop and what lives on it. The
-engine's thread holds the lock whenever it runs callbacks, and lets go of it while it waits for
-events. Meanwhile any other thread can take it and start an operation right there: small
-collectives are done within the call then, as they are for callers in asyncio. Whoever finds the
-lock taken leaves the call in a queue (flat combining: Hendler et al., SPAA 2010); who has the lock
-next makes the calls in the queue first, so that those of one thread keep their order.
+Operations need no hand-over to it. A lock says who may touch the loop and what lives on it; while
+the engine's thread waits for events, any other thread can take it and start an operation right
+there (see `loop`): small collectives are done within the call then, as they are for callers in
+asyncio, and who waits for one does the loop's work meanwhile. Whoever finds the lock taken leaves
+the call in a queue (flat combining: Hendler et al., SPAA 2010); who has the lock next makes the
+calls in the queue first, so that those of one thread keep their order.
 """
 
 from __future__ import annotations
@@ -13,122 +13,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import selectors
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
 from multiprocessing import util as processes
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar
 
-from aiodist import GroupClosedError
+from aiodist import Group, GroupClosedError
 from aiodist_torch.completions import Completions
+from aiodist_torch.loop import Loop, Until, at_once
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 EXIT_PATIENCE = 10.0
 """Seconds for which a process that exits waits for its groups to be left in good order."""
 
-LONGEST_VISIT = 0.02
-"""Seconds for which one thread may be in the loop; then its own thread goes on."""
-
 log = logging.getLogger("aiodist.torch")
 
 
-class _Selector(selectors.DefaultSelector):
-    """Lets go of `lock` while it waits. `idle`: there was nothing else to do for the loop."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        super().__init__()
-        self.idle = False
-        self._lock = lock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.idle = timeout is None or timeout > 0
-        self._lock.release()
-        try:
-            events = super().select(timeout)
-        finally:
-            self._lock.acquire()
-        # Somebody may have changed what is watched between the event and the lock.
-        known = self.get_map()
-        return [(key, mask) for key, mask in events if known.get(key.fileobj) is key]
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that other threads, too, can be in, one at a time, while it waits for events.
-
-    What is to be called soon by then is called by that thread, before it leaves, so that the loop's
-    own need not be woken for it.
-    """
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._visited = False
-        self._aside: deque[asyncio.Handle] = deque()
-        self._timers: list[asyncio.TimerHandle] = []
-        self._waiting = _Selector(lock)
-        super().__init__(self._waiting)
-        self.set_debug(False)  # debug mode takes other threads for a mistake
-
-    def call_soon(
-        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
-    ) -> asyncio.Handle:
-        if not self._visited:
-            return super().call_soon(callback, *args, context=context)
-        handle = asyncio.Handle(callback, args, self, context)
-        self._aside.append(handle)
-        return handle
-
-    def call_at(
-        self,
-        when: float,
-        callback: Callable[[*Ts], object],
-        *args: *Ts,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        timer = super().call_at(when, callback, *args, context=context)
-        if self._visited:
-            self._timers.append(timer)
-        return timer
-
-    def visit(self, call: Callable[[], None], until: Callable[[], bool]) -> None:
-        """Make a call from another thread, which holds the lock. What it wants called soon is
-        called here, too, until that is done."""
-        outer = asyncio._get_running_loop()
-        aside = self._aside
-        asyncio._set_running_loop(self)
-        # Where callbacks wait already, later ones have to come after them.
-        self._visited = self._waiting.idle
-        try:
-            call()
-            if aside:
-                limit = self.time() + LONGEST_VISIT
-                while aside and not until() and self.time() < limit:
-                    _run(aside.popleft())
-        finally:
-            self._visited = False
-            asyncio._set_running_loop(outer)
-            timers, self._timers = self._timers, []
-            if self._waiting.idle and (aside or not all(timer.cancelled() for timer in timers)):
-                self.call_soon_threadsafe(_nothing)  # a call to look at its queue and its clock
-                self._waiting.idle = False
-            while aside:
-                self.call_soon(_run, aside.popleft())
-
-
-def _run(handle: asyncio.Handle) -> None:
-    if not handle.cancelled():
-        handle._run()
-
-
-def at_once() -> bool:
-    """It is enough."""
-    return True
-
-
 def _nothing() -> None:
-    """What wakes the loop needs nothing more."""
+    """Nothing needs to be done."""
 
 
 class Engine:
@@ -137,7 +42,8 @@ class Engine:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queue: deque[Callable[[], None]] = deque()
-        self._loop = _Loop(self._lock)
+        self._loop = Loop(self._lock, self._abort_all)
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.completions = Completions()
         self._inherited = False
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -154,7 +60,7 @@ class Engine:
         call: Callable[[], None],
         *,
         later: Callable[[], None] = _nothing,
-        until: Callable[[], bool] = at_once,
+        until: Until = at_once,
     ) -> None:
         """Make a call on the loop: here and now, or soon, after those submitted before.
 
@@ -172,9 +78,11 @@ class Engine:
             self._queue.append(call)
             self._loop.call_soon_threadsafe(self._drain)
             return
+        if asyncio._get_running_loop() is not None:
+            until = at_once  # tasks of two loops do not mix in one thread
         try:
             if self._queue:
-                self._loop.visit(self._drain, at_once)
+                self._loop.visit(self._drain)
             self._loop.visit(call, until)
         finally:
             self._lock.release()
@@ -183,9 +91,46 @@ class Engine:
         while self._queue:
             self._queue.popleft()()
 
+    def drive(self, until: Until, seconds: float) -> None:
+        """Do the loop's work until `until`; for at most `seconds`, and not if somebody does. Raises
+        KeyboardInterrupt; if that was in the midst of the work, all groups are aborted."""
+        if self._inherited or asyncio._get_running_loop() is not None:
+            return
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self._loop.waiting.has_driver:
+                self._loop.drive(until, seconds)
+        finally:
+            self._lock.release()
+
+    def _abort_all(self, error: BaseException) -> None:
+        for group in list(self._groups):
+            group.abort(f"{type(error).__name__} in the midst of an operation")
+
+    def adopt(self, group: Group) -> None:
+        """A group lives on the loop."""
+        self._groups.add(group)
+
+    def began(self) -> None:
+        """An operation waits for events; to be called on the engine."""
+        self._loop.waiting.pending += 1
+
+    def ended(self) -> None:
+        """It does no longer."""
+        self._loop.waiting.pending -= 1
+
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop, and wait for its result; at most `timeout` seconds."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+        async def run() -> T:
+            self.began()
+            try:
+                return await coroutine
+            finally:
+                self.ended()
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
         try:
             return future.result(timeout)
         except BaseException:

@@ -32,6 +32,7 @@ class Membership:
         self.group = group
         self._coordinator = coordinator
         self._draining: asyncio.Task[None] | None = None
+        engine.adopt(group)
         engine.at_exit(self._exit)
 
     @classmethod

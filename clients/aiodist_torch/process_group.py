@@ -14,8 +14,10 @@ from torch._C import _distributed_c10d as c10d
 
 import aiodist
 from aiodist_torch import operations as ops
-from aiodist_torch.engine import at_once, engine
+from aiodist_torch.devices import backend_for, backends_of, by_device, group_beside
+from aiodist_torch.engine import engine
 from aiodist_torch.errors import as_torch
+from aiodist_torch.loop import at_once
 from aiodist_torch.membership import Membership
 from aiodist_torch.work import TorchWork
 
@@ -56,6 +58,7 @@ class ProcessGroup(_Base):
         self.set_timeout(timeout)
         self._name = self._desc = ""
         self._batch: list[TorchWork] | None = None
+        self._beside: dict[str, Any] = {}
 
     @property
     def group(self) -> aiodist.Group:
@@ -96,12 +99,14 @@ class ProcessGroup(_Base):
 
     # -- collectives ------------------------------------------------------------------------------
 
+    @by_device
     def allreduce(self, tensors: list[Tensor], opts: Any = _ALL_REDUCE) -> TorchWork:
         """Reduce one tensor in place; it may be sparse."""
         x = one(tensors, "all_reduce")
         start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
         return self._collective(opts, start, x, opts.reduceOp, results=tensors)
 
+    @by_device
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = _ALL_REDUCE) -> TorchWork:
         """Reduce several tensors in place."""
         return self._collective(
@@ -112,16 +117,19 @@ class ProcessGroup(_Base):
             results=tensors,
         )
 
+    @by_device
     def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
         """Reduce one tensor, in place, at the root; those of other ranks keep their content."""
         x = one(tensors, "reduce")
         return self._collective(opts, ops.reduce, x, opts.rootRank, opts.reduceOp, results=tensors)
 
+    @by_device
     def broadcast(self, tensors: list[Tensor], opts: Any) -> TorchWork:
         """The root's tensor goes into that of all."""
         x = one(tensors, "broadcast")
         return self._collective(opts, ops.broadcast, x, opts.rootRank, results=tensors)
 
+    @by_device
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _ALL_GATHER
     ) -> TorchWork:
@@ -129,6 +137,7 @@ class ProcessGroup(_Base):
         x, outs = one(inputs, "all_gather"), one(outputs, "all_gather")
         return self._collective(opts, ops.all_gather, x, outs, results=outs)
 
+    @by_device
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: Any = _ALL_GATHER
     ) -> TorchWork:
@@ -137,6 +146,7 @@ class ProcessGroup(_Base):
 
     _allgather_base = all_gather_single
 
+    @by_device
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _ALL_GATHER
     ) -> TorchWork:
@@ -149,6 +159,7 @@ class ProcessGroup(_Base):
             results=[tensor for row in outputs for tensor in row],
         )
 
+    @by_device
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _ALL_GATHER
     ) -> TorchWork:
@@ -159,18 +170,21 @@ class ProcessGroup(_Base):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @by_device
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> TorchWork:
         """Everyone's tensor goes into a list at the root."""
         x = one(inputs, "gather")
         outs = one(outputs, "gather") if outputs else []
         return self._collective(opts, ops.gather, x, outs, opts.rootRank, results=outs)
 
+    @by_device
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> TorchWork:
         """The root's list of tensors goes, one by one, to the ranks."""
         out = one(outputs, "scatter")
         xs = one(inputs, "scatter") if inputs else []
         return self._collective(opts, ops.scatter, xs, out, opts.rootRank, results=outputs)
 
+    @by_device
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = _REDUCE_SCATTER
     ) -> TorchWork:
@@ -178,6 +192,7 @@ class ProcessGroup(_Base):
         out, xs = one(outputs, "reduce_scatter"), one(inputs, "reduce_scatter")
         return self._collective(opts, ops.reduce_scatter, xs, out, opts.reduceOp, results=outputs)
 
+    @by_device
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: Any = _REDUCE_SCATTER
     ) -> TorchWork:
@@ -193,6 +208,7 @@ class ProcessGroup(_Base):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @by_device
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _REDUCE_SCATTER
     ) -> TorchWork:
@@ -208,12 +224,14 @@ class ProcessGroup(_Base):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @by_device
     def alltoall(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _ALL_TO_ALL
     ) -> TorchWork:
         """Everyone has one tensor for each; shapes may differ."""
         return self._collective(opts, ops.all_to_all, inputs, outputs, results=outputs)
 
+    @by_device
     def all_to_all_single(
         self,
         output: Tensor,
@@ -242,28 +260,36 @@ class ProcessGroup(_Base):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks, at most `timeout`; the error names all that are missing, on all that
-        came, whether or not `wait_all_ranks`.
+        """Wait for all ranks, at most `timeout` (0: they have to be there already); the error names
+        all that are missing, on all that came, whether or not `wait_all_ranks`.
 
         `torch.distributed.monitored_barrier` itself is for Gloo's class alone: call this method.
         """
         opts = dist.BarrierOptions()
         opts.asyncOp = False
         if timeout is not None:
-            opts.timeout = timeout
-        self.barrier(opts).wait()
+            opts.timeout = max(timeout, timedelta(milliseconds=1))
+        try:
+            self.barrier(opts).wait()
+        except aiodist.CollectiveTimeoutError as error:
+            # Gloo's words, which programs and torch's tests look for.
+            error.message = f"Rank {self.rank()} timed out in monitoredBarrier: {error.message}"
+            raise
 
     # -- point to point ---------------------------------------------------------------------------
 
+    @by_device
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> TorchWork:
         """Send one tensor. Done when its memory may be used again."""
         return self._go(ops.send, one(tensors, "send"), dst, tag, self._seconds, results=tensors)
 
+    @by_device
     def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> TorchWork:
         """Receive one tensor from `src`."""
         x = one(tensors, "recv")
         return self._go(ops.receive, x, src, tag, self._seconds, results=tensors)
 
+    @by_device
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> TorchWork:
         """Receive one tensor from whoever sends one; ``source_rank()`` says who did."""
         x = one(tensors, "recv")
@@ -272,9 +298,14 @@ class ProcessGroup(_Base):
     # -- batches ----------------------------------------------------------------------------------
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._batch = []
+        if (group := self._for(device)) is not self:
+            group._start_coalescing(device)
+        else:
+            self._batch = []
 
-    def _end_coalescing(self, device: torch.device) -> TorchWork:
+    def _end_coalescing(self, device: torch.device) -> Any:
+        if (group := self._for(device)) is not self:
+            return group._end_coalescing(device)
         batch, self._batch = self._batch or [], None
         return self._go(together, batch, results=[x for work in batch for x in work.tensors])
 
@@ -352,15 +383,37 @@ class ProcessGroup(_Base):
         """The store that the ranks met at."""
         return self._store
 
+    # -- other devices ----------------------------------------------------------------------------
+
+    def beside(self, device: torch.device) -> Any:
+        """The group of the same ranks that torch makes for tensors of `device`, as the program has
+        asked for (``cpu:aiodist,cuda:nccl``), when the first of them comes. It lives until the
+        default group is destroyed. Raises RuntimeError if there is no backend for `device`."""
+        if device.type not in self._beside:
+            self._beside[device.type] = group_beside(self, device, self._timeout)
+        return self._beside[device.type]
+
+    def _for(self, device: torch.device) -> Any:
+        return self if device.type == "cpu" else self.beside(device)
+
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in backends_of(self)]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What carries out operations on tensors of `device`: this object."""
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"the aiodist backend is for CPU tensors, not for {device}")
+        """What carries out operations on tensors of `device`; this object until there have been
+        any. Raises RuntimeError if there is no backend for `device`."""
+        device = torch.device(device)
+        if (beside := self._beside.get(device.type, self)) is not self:
+            return beside._get_backend(device)
+        if device.type != "cpu":
+            backend_for(self, device)
         return self
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether communicators are split off in advance: none need to be."""
+        return False
 
 
 def one(items: list[Any], op: str) -> Any:

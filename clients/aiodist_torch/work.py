@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -58,9 +59,7 @@ class TorchWork(dist.Work):
             self._end(error)
             return
         except BaseException as error:
-            # An interrupt in the midst of the engine's work: nobody may rely on what it has left.
-            self._group.abort(f"{type(error).__name__} in the midst of an operation")
-            self._end(error)
+            self._end(error)  # an interrupt; the engine sees to the rest
             raise
         for work in works:
             if not work.done():
@@ -70,6 +69,7 @@ class TorchWork(dist.Work):
             return
         if self._gate is None:
             self.close_gate()
+        self._engine.began()
         for work in works:
             if not work.done():
                 work.add_done_callback(self._one_is_done)
@@ -83,6 +83,7 @@ class TorchWork(dist.Work):
     def _one_is_done(self, work: asyncio.Future[Any]) -> None:
         self._left -= 1
         if not self._left:
+            self._engine.ended()
             self._settle()
 
     def _settle(self) -> None:
@@ -122,8 +123,9 @@ class TorchWork(dist.Work):
         """Wait for the end, at most `timeout` (zero: as long as the operation's own deadline
         allows), without holding the GIL. True, or raises what went wrong.
 
-        An operation that is waited for in vain goes on; one whose wait is interrupted by Ctrl-C is
-        cancelled, on all ranks.
+        Meanwhile this thread does the engine's work if nobody else does. An operation that is
+        waited for in vain goes on; one whose wait is interrupted by Ctrl-C is cancelled, on all
+        ranks.
         """
         if not self._done:
             self._wait(timeout.total_seconds())
@@ -135,6 +137,7 @@ class TorchWork(dist.Work):
         gate = self._gate
         assert gate is not None
         try:
+            self._engine.drive(self.is_completed, seconds if seconds > 0 else math.inf)
             if not gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1):
                 raise as_torch(
                     CollectiveTimeoutError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,63 @@ def test_all_gather_into(run, groups, everyone, size, length):
             for out, result in zip(lists, results, strict=True):
                 assert result is out
                 assert_same(out, expected)
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("length", [1, LARGE])
+@pytest.mark.parametrize("row", [(), (3,)])
+def test_values_of_many_sizes_into_one_array(run, groups, everyone, size, length, row):
+    async def main():
+        async with groups(size) as ranks:
+            parts = [np.full((length * (rank % 3), *row), rank, np.float32) for rank in range(size)]
+            wanted = np.concatenate(parts)
+            outs = [np.full_like(wanted, -1) for _ in range(size)]
+            await everyone(ranks, lambda g: g.all_gather(parts[g.rank], out=outs[g.rank]))
+            for out in outs:
+                np.testing.assert_array_equal(out, wanted)
+            last = size - 1
+            out = np.full_like(wanted, -1)
+            await everyone(
+                ranks,
+                lambda g: g.gather(parts[g.rank], last, out=out if g.rank == last else None),
+            )
+            np.testing.assert_array_equal(out, wanted)
+            outs = [
+                np.empty((length * (rank % 3) * size, *row), np.float32) for rank in range(size)
+            ]
+            await everyone(ranks, lambda g: g.all_to_all(parts, out=outs[g.rank]))
+            for rank, out in enumerate(outs):
+                np.testing.assert_array_equal(out, np.concatenate([parts[rank]] * size))
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "text"),
+    [
+        (4, np.float32, "rank [01] sent what does not fit out"),
+        (5, np.float32, r"one after the other, and have 4, 8 bytes"),
+        (3, np.int32, "float32"),
+    ],
+)
+def test_one_array_that_does_not_fit_all(run, groups, everyone, rows, dtype, text):
+    async def main():
+        async with groups(2) as ranks:
+            works = [
+                g.all_gather(np.ones(g.rank + 1, np.float32), out=np.empty(rows, dtype))
+                for g in ranks
+            ]
+            for work in works:
+                with pytest.raises((ValueError, TypeError, aiodist.AiodistError)):
+                    await work
+            assert any(re.search(text, str(work.exception())) for work in works)
+            with pytest.raises(ValueError, match="first dimension"):
+                ranks[0].all_gather(1.0, out=np.empty(()))
+            with pytest.raises(ValueError, match="3 slots"):
+                ranks[0].all_gather(1.0, out=[None] * 3)
+            assert await everyone(ranks, lambda g: g.all_gather(g.rank)) == [[0, 1]] * 2
 
     run(main())
 

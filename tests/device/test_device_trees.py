@@ -216,3 +216,30 @@ async def test_reductions_want_the_same_on_all_ranks(devices: Devices) -> None:
         xs = [device.put(np.ones(3)) for device in ranks]
         await each(groups, lambda g, r: g.all_reduce(xs[r]))
         check(ranks[0], xs[0], np.full(3, 2.0))
+
+
+async def test_into_one_array(ranks: list[StandinDevice]) -> None:
+    """Rows, equal parts, and parts as long as what comes."""
+    async with aiodist.local(3) as groups:
+        on(groups, ranks)
+        xs = [device.put(np.arange(2.0) + r) for r, device in enumerate(ranks)]
+        outs = [device.new("float64", (3, 2)) for device in ranks]
+        await each(groups, lambda g, r: g.all_gather(xs[r], out=outs[r]))
+        for device, out in zip(ranks, outs, strict=True):
+            check(device, out, [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]])
+        uneven = [device.put(np.full(r + 1, float(r))) for r, device in enumerate(ranks)]
+        outs = [device.new("float64", (6,)) for device in ranks]
+        await each(groups, lambda g, r: g.all_gather(uneven[r], out=outs[r]))
+        for device, out in zip(ranks, outs, strict=True):
+            check(device, out, [0.0, 1.0, 1.0, 2.0, 2.0, 2.0])
+        there = np.zeros(6)
+        await each(groups, lambda g, r: g.gather(uneven[r], 1, out=there if r == 1 else None))
+        np.testing.assert_array_equal(there, [0.0, 1.0, 1.0, 2.0, 2.0, 2.0])
+        slots = [
+            [device.put(np.full(2, 10.0 * r + d)) for d in range(3)]
+            for r, device in enumerate(ranks)
+        ]
+        outs = [device.new("float64", (6,)) for device in ranks]
+        await each(groups, lambda g, r: g.all_to_all(slots[r], out=outs[r]))
+        for rank, (device, out) in enumerate(zip(ranks, outs, strict=True)):
+            check(device, out, [v for src in range(3) for v in (10.0 * src + rank,) * 2])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -40,7 +41,7 @@ def settled() -> None:
 def calm() -> None:
     """Return when the engine waits for events."""
     settled()
-    while not (engine()._loop._waiting.idle and not engine()._lock.locked()):
+    while not (engine()._loop.waiting._is_idle and not engine()._lock.locked()):
         threading.Event().wait(0.001)
 
 
@@ -172,4 +173,179 @@ def test_a_forked_child_has_no_part_in_the_parents_engine() -> None:
         told = pipe.read()
     os.waitpid(child, 0)
     assert told.startswith("False ['x'] this process was forked")
+    settled()
+
+
+class Result:
+    """What a thread waits for; comes through the loop."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self.brought_by: int | None = None
+
+    def __call__(self) -> bool:
+        return self.is_there
+
+    def bring(self) -> None:
+        self.is_there, self.brought_by = True, threading.get_ident()
+
+
+def watched(read: int, results: list[Result]) -> None:
+    """Have each byte that comes through a pipe bring the next result."""
+
+    def readable() -> None:
+        with contextlib.suppress(BlockingIOError):  # two threads can hear of one event
+            for _ in os.read(read, 100):
+                results.pop(0).bring()
+
+    engine()._loop.add_reader(read, readable)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    yield read, write
+    engine().wait_for(removed(read))
+    os.close(read)
+    os.close(write)
+
+
+async def removed(read: int) -> None:
+    asyncio.get_running_loop().remove_reader(read)
+
+
+def when_driven(write: int) -> threading.Thread:
+    """A thread that writes a byte as soon as somebody drives."""
+
+    def main() -> None:
+        while not engine()._loop.waiting.has_driver:
+            threading.Event().wait(0.001)
+        os.write(write, b"x")
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    return thread
+
+
+def test_who_waits_does_the_work(pipe: tuple[int, int]) -> None:
+    results = [Result() for _ in range(100)]
+    engine().submit(lambda: watched(pipe[0], list(results)))
+    for result in results[:-1]:
+        writer = when_driven(pipe[1])
+        while not result():
+            engine().drive(result, 10)
+        writer.join()
+        if result.brought_by == threading.get_ident():
+            break  # now and then the engine's own thread looks, too, and may have been first
+    else:
+        pytest.fail("the engine's own thread has brought everything")
+
+
+def test_the_engine_does_the_work_when_nobody_waits(pipe: tuple[int, int]) -> None:
+    result = Result()
+    engine().submit(lambda: watched(pipe[0], [result]))
+    os.write(pipe[1], b"x")
+    while not result():
+        threading.Event().wait(0.001)
+    assert result.brought_by == engine()._thread.ident
+
+
+def test_the_engine_stands_by_for_a_driver() -> None:
+    calm()
+    stood_by: list[bool] = []
+
+    def look() -> bool:
+        stood_by.append(engine()._loop.waiting._stands_by)
+        return any(stood_by)
+
+    def main() -> None:
+        while not any(stood_by):
+            engine()._loop.call_soon_threadsafe(lambda: None)
+            threading.Event().wait(0.001)
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    while not any(stood_by):
+        engine().drive(look, 10)
+    thread.join()
+    settled()
+
+
+def test_a_driver_hears_of_what_others_bring_about() -> None:
+    calm()
+    result = Result()
+
+    def main() -> None:
+        while not engine()._loop.waiting.has_driver:
+            threading.Event().wait(0.001)
+        engine().submit(result.bring)
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    while not result():
+        engine().drive(result, 10)
+    thread.join()
+    assert result.brought_by == thread.ident
+
+
+def test_one_drives_and_the_others_wait() -> None:
+    calm()
+    result = Result()
+    others: list[bool] = []
+
+    def main() -> None:
+        while not engine()._loop.waiting.has_driver:
+            threading.Event().wait(0.001)
+        engine().drive(result, 10)
+        others.append(result())
+        engine().submit(result.bring)
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    while not result():
+        engine().drive(result, 10)
+    thread.join()
+    assert others == [False]
+
+
+def test_the_engine_takes_over_from_who_waits_long() -> None:
+    calm()
+    result = Result()
+    engine().drive(result, 0.001)
+    engine().drive(result, 1000)
+    assert not result()
+    settled()
+
+
+def test_nobody_drives_beside_a_loop_of_his_own() -> None:
+    async def main() -> None:
+        engine().drive(Result(), 1000)
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_in_the_midst_of_work_aborts_all_groups() -> None:
+    class Group:
+        aborted = ""
+
+        def abort(self, reason: str) -> None:
+            self.aborted = reason
+
+    def interrupted() -> None:
+        if threading.get_ident() == engine()._thread.ident:
+            engine()._loop.call_soon(interrupted)  # until it is the driver's turn
+        else:
+            raise KeyboardInterrupt
+
+    calm()
+    groups = [Group(), Group()]
+    for group in groups:
+        engine().adopt(group)  # type: ignore[arg-type]
+    engine()._loop.call_soon_threadsafe(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            engine().drive(Result(), 10)
+    told = "KeyboardInterrupt in the midst of an operation"
+    assert [group.aborted for group in groups] == [told, told]
     settled()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -322,11 +323,12 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
     """`x` of every rank, by rank."""
     passage = Passage(place)
     own = passage.encode(x)
-    outs = slots_of(out, place.size, x)
+    check_slots(out, place.size)
     passage.aim(out)
 
     def program(on_lane: bool) -> Program:
         offers = yield from _one_of_all(place, passage, own, on_lane)
+        outs = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
@@ -362,11 +364,12 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
     passage = Passage(place)
     own = passage.encode(x)
-    outs = slots_of(out, place.size, x)
+    check_slots(out, place.size)
     passage.aim(out)
 
     def program(on_lane: bool) -> Program:
         offers = yield from _one_of_all(place, passage, own, on_lane)
+        outs = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
@@ -424,13 +427,15 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
     """``xs[rank]`` of every rank, by rank."""
     passage = Passage(place)
     own = _encode_slots(place, passage, xs, "all_to_all")
-    outs = slots_of(out, place.size, None)
+    check_slots(out, place.size)
     passage.aim(out)
 
     def program(on_lane: bool) -> Program:
         offers = yield from offers_of_all(place, passage, own, on_lane)
         here = place.rank
         others = [rank for rank in range(place.size) if rank != here]
+        mine = [known(row[here]) for row in offers]
+        outs = slots_of(out, xs[here], [offer.nbytes + offer.apart for offer in mine])
         values = yield from collect(
             place,
             passage,
@@ -467,30 +472,43 @@ def _encode_slots(place: Place, passage: Passage, xs: Any, op: str) -> list[Enco
     return [passage.encode(x) for x in xs]
 
 
-def slots_of(out: Any, size: int, x: Any) -> dict[int, Any]:
-    """Where the value of each rank goes: the elements of a list, or the parts of one array.
-
-    An array of shape ``(size, *x.shape)`` is taken by rows, any other is split along its first
-    dimension into `size` equal parts.
-    """
-    if out is None:
-        return {}
+def check_slots(out: Any, size: int) -> None:
+    """Whether `out` can take the values of `size` ranks at all. Raises ValueError."""
     if isinstance(out, (list, tuple)):
         if len(out) != size:
             raise ValueError(
                 f"out has {len(out)} slots, one for each of the {size} ranks is needed"
             )
-        return {rank: slot for rank, slot in enumerate(out) if slot is not None}
-    shape = tuple(getattr(out, "shape", ()))
-    if not shape or shape[0] % size:
+    elif out is not None and not getattr(out, "shape", ()):
         raise ValueError(
-            f"out is {describe(out)}: one array as out is split along its first dimension into "
-            f"{size} equal parts"
+            f"out is {describe(out)}: a list of {size} arrays is needed, or one array with a first "
+            f"dimension to put the ranks' values along"
         )
-    if shape[0] == size and shape[1:] == tuple(getattr(x, "shape", ())):
-        return {
-            rank: out[rank] if shape[1:] else out[rank : rank + 1].reshape(())
-            for rank in range(size)
-        }
-    part = shape[0] // size
-    return {rank: out[rank * part : (rank + 1) * part] for rank in range(size)}
+
+
+def slots_of(out: Any, x: Any, nbytes: Sequence[int]) -> dict[int, Any]:
+    """Where the value of each rank goes: the elements of a list, or the parts of one array.
+
+    An array of shape ``(size, *x.shape)`` is taken by rows; along the first dimension of any other
+    the values lie one after the other. `nbytes`: of each rank's value.
+    """
+    if out is None:
+        return {}
+    if isinstance(out, (list, tuple)):
+        return {rank: slot for rank, slot in enumerate(out) if slot is not None}
+    size, (rows, *row) = len(nbytes), out.shape
+    room = getattr(out, "nbytes", 0)
+    if rows == size and tuple(row) == tuple(getattr(x, "shape", ())):
+        if row:
+            return {rank: out[rank] for rank in range(size)}
+        return {rank: out[rank : rank + 1].reshape(()) for rank in range(size)}
+    if sum(nbytes) == room > 0 and not any(n % (room // rows) for n in nbytes):
+        ends = [*accumulate((n * rows // room for n in nbytes), initial=0)]
+    elif rows % size == 0:  # which of the parts does not fit is seen when it is filled
+        ends = [rank * rows // size for rank in range(size + 1)]
+    else:
+        raise ValueError(
+            f"out is {describe(out)}, {room} bytes: the ranks' values are to lie in it one "
+            f"after the other, and have {', '.join(map(str, nbytes))} bytes"
+        )
+    return {rank: out[ends[rank] : ends[rank + 1]] for rank in range(size)}

@@ -48,6 +48,8 @@ def main() -> None:
         late = time.time() - float(died)
         lost = f"rank {VICTIM} is lost"
         assert lost in str(error), error
+        # That is what links tell at once; a lease that runs out is told of in other words.
+        assert "connection" in str(error), error
     lost_ranks: tuple[int, ...] = ()
     try:
         dist.all_reduce(torch.ones(1))

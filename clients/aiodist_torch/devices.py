@@ -1,0 +1,92 @@
+"""Groups of several backends, as ``cpu:aiodist,cuda:nccl``: each device's tensors go to its own.
+
+torch takes a process group written in Python for all devices, and makes no other backend beside it.
+So that is done here, with a group of torch's for each further device, when its first tensor comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Mixed(Protocol):
+    """What has groups for other devices beside itself."""
+
+    def beside(self, device: torch.device) -> Any:
+        """The group for tensors of `device`; itself where it takes them."""
+        ...
+
+
+M = TypeVar("M", bound=Mixed)
+
+
+def by_device(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+    """Have a call with tensors of another device made on the group for that device."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(group: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        x = first_tensor(args)
+        if x is None or x.is_cpu or (other := group.beside(x.device)) is group:
+            return method(group, *args, **kwargs)
+        answer: R = getattr(other, name)(*args, **kwargs)
+        return answer
+
+    return call
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor in nested sequences; those of one call are on one device."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            if (found := first_tensor(item)) is not None:
+                return found
+    return None
+
+
+def backends_of(group: Any) -> dict[str, str]:
+    """The backends of a group by type of device, as the program has named them."""
+    # torch says it to nobody while it makes the group, nor of groups that it has not made.
+    config = dist.distributed_c10d._world.pg_backend_config.get(group, "cpu:aiodist")
+    return dict(pair.split(":") for pair in config.split(","))
+
+
+def backend_for(group: Any, device: torch.device) -> str:
+    """The name of the backend for tensors of `device`. Raises RuntimeError if there is none."""
+    backends = backends_of(group)
+    if device.type in backends:
+        return backends[device.type]
+    named = ",".join(f"{kind}:{backend}" for kind, backend in backends.items())
+    raise RuntimeError(
+        f"this process group ({named}) has no backend for tensors of {device}: move them to the "
+        f'CPU, or make the group with backend="{named},{device.type}:…"'
+    )
+
+
+def group_beside(group: Any, device: torch.device, timeout: timedelta) -> Any:
+    """A new group of the same ranks for tensors of `device`; `group` if it takes them itself.
+
+    Raises RuntimeError if there is no backend for `device`.
+    """
+    name = backend_for(group, device)
+    if name == "aiodist":
+        return group
+    return dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=timeout,
+        backend=f"{device.type}:{name}",
+        use_local_synchronization=True,
+        group_desc=f"{group.group_desc}:{device.type}",
+    )
