@@ -9,6 +9,7 @@
 """
 
 from aiodist.blocking import BlockingGroup
+from aiodist.debugging import breakpoint
 from aiodist.errors import (
     AiodistError,
     AuthenticationError,
@@ -29,6 +30,7 @@ from aiodist.errors import (
 )
 from aiodist.group import Group
 from aiodist.launch import run
+from aiodist.runtime import flight_recorder
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.p2p import Envelope
 from aiodist.runtime.work import Work
@@ -64,7 +66,9 @@ __all__ = [
     "SizeMismatchError",
     "View",
     "Work",
+    "breakpoint",
     "connect",
+    "flight_recorder",
     "local",
     "run",
 ]

@@ -91,7 +91,15 @@ class GroupCompleteError(JoinError):
 
 
 class JoinTimeoutError(JoinError, TimeoutError):
-    """The coordinator was not reached, or the group did not become complete, in time."""
+    """The coordinator was not reached, or the group did not become complete, in time.
+
+    `missing`: the ranks that had not come, ascending; empty where that is not known: no coordinator
+    was reached, the group is elastic, or ranks are assigned.
+    """
+
+    def __init__(self, message: str, *, missing: Iterable[int] = (), **where: Any) -> None:
+        super().__init__(message, **where)
+        self.missing: tuple[int, ...] = tuple(sorted(set(missing)))
 
 
 class AuthenticationError(AiodistError):

@@ -11,7 +11,7 @@ those who vote late on what is void.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aiodist.wire.limits import MAX_TEXT
@@ -104,16 +104,25 @@ class Ballots:
         key: BallotKey,
         cause: Cause,
         text: str,
+        seen: Mapping[str, str] | None = None,
     ) -> list[Answer]:
         """`conn`, which has voted, waits no more. Nothing happens where there is nothing to void:
-        the outcome is on its way."""
+        the outcome is on its way. `seen`: what members are doing, by id."""
         ballot = self._ballots.get(key)
         if ballot is None or conn not in ballot.votes:
             return []
         missing = [members[one].id for one in ballot.electorate(members) if one not in ballot.votes]
         missing += ballot.waits_for(absent)
-        void = Void(cause, text[:MAX_TEXT], members[conn].id, dict.fromkeys(missing, ""))
+        details = {one: (seen or {}).get(one, "") for one in missing}
+        void = Void(cause, text[:MAX_TEXT], members[conn].id, details)
         return self.close(ballot, void)
+
+    def missing(self, members: Members, key: BallotKey) -> list[int]:
+        """The living voters that have not voted."""
+        ballot = self._ballots.get(key)
+        if ballot is None:
+            return []
+        return [one for one in ballot.electorate(members) if one not in ballot.votes]
 
     def gone(self, conn: int) -> None:
         """Nothing comes over `conn` any more: its member is lost, or votes again over another."""

@@ -56,6 +56,11 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """Members had time to say what they are doing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ttl:
     """A key of the store has lived its time."""
 
@@ -72,7 +77,7 @@ class Books:
         self.epochs = Epochs()
         self.groups: dict[GroupKey, Group] = {}
         self.ended: dict[GroupKey, int] = {}
-        self.timers: Timers[Lease | Return | Window | Ruling | Ttl] = Timers()
+        self.timers: Timers[Lease | Return | Window | Ruling | Answers | Ttl] = Timers()
         self._wall_offset = wall_offset
         self._keep = keep
 

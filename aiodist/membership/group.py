@@ -217,6 +217,11 @@ class Group:
                 return None if gone else member.rank
         return None
 
+    @property
+    def ranked(self) -> dict[int, MemberInfo]:
+        """The members by connection, in the order of their ranks."""
+        return dict(sorted(self.members.items(), key=lambda item: item[1].rank))
+
     def conn_of(self, rank: int) -> int | None:
         """The connection of the member with this rank; None where it has none."""
         for conn, member in self.members.items():
@@ -273,7 +278,7 @@ class Group:
                     "name": member.name,
                     "joined_at": member.joined_at,
                 }
-                for member in sorted(self.members.values(), key=lambda one: one.rank)
+                for member in self.ranked.values()
             ],
             "waiting": [
                 {"rank": ask.rank, "id": ask.id, "host": ask.host, "pid": ask.pid, "name": ask.name}
@@ -284,6 +289,19 @@ class Group:
             "absent": sorted(self.absent),
             "store": {"keys": len(self.store.values), "bytes": self.store.nbytes},
         }
+
+    @property
+    def _asked(self) -> list[int | None]:
+        """The ranks that were asked for by those who have come since the group began to form."""
+        return [one.ask.rank for one in self.joiners.values()] + list(self.gave_up.values())
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks of a fixed group that have not come yet, where each asks for its own."""
+        asked = self._asked
+        if self.view is not None or not self.size.fixed or None in asked:
+            return ()
+        return tuple(sorted(set(range(self.size.most)) - {*asked}))
 
     def _holder(self, rank: int | None) -> str | None:
         if rank is None:
@@ -303,14 +321,13 @@ class Group:
                 f"epoch {self.view.epoch} has {len(self.members)} of {len(self.view.members)} "
                 "members alive"
             )
-        asked = [joiner.ask.rank for joiner in self.joiners.values()] + list(self.gave_up.values())
+        asked = self._asked
         wanted = str(self.size.most) if self.size.fixed else f"at least {self.size.least}"
         text = f"{len(asked)} of {wanted} have joined"
         if self.gave_up:
             text += f" ({len(self.gave_up)} of them gave up waiting)"
         if self.size.fixed and None not in asked:
-            missing = set(range(self.size.most)) - {rank for rank in asked if rank is not None}
-            if missing:
+            if missing := self.missing:
                 text += f"; missing: {ranks_text(missing)}"
         elif self.size.fixed and len(asked) < self.size.most:
             text += f"; missing: any {self.size.most - len(asked)} (ranks are assigned)"
@@ -345,7 +362,7 @@ def describe(who: JoinRequest | MemberInfo) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-2, 5``; at most sixteen stretches are listed."""
+    """``rank 3``, ``ranks 0-2, 5``; "" for none; at most sixteen stretches are listed."""
     stretches: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if stretches and stretches[-1][1] == rank - 1:
@@ -355,5 +372,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
     shown = [str(low) if low == high else f"{low}-{high}" for low, high in stretches[:16]]
     if len(stretches) > len(shown):
         shown.append("...")
+    if not stretches:
+        return ""
     single = len(stretches) == 1 and stretches[0][0] == stretches[0][1]
     return f"{'rank' if single else 'ranks'} {', '.join(shown)}"

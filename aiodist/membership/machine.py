@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, get_args
 
-from aiodist.membership.books import Books, Lease, Return, Ruling, Ttl, Window
+from aiodist.membership.books import Answers, Books, Lease, Return, Ruling, Ttl, Window
 from aiodist.membership.effects import (
     Close,
     Disconnected,
@@ -31,6 +31,8 @@ from aiodist.membership.records import Record
 from aiodist.membership.recovery import Recovery, RecoveryMessage
 from aiodist.membership.rejoining import BEFORE, Rejoining
 from aiodist.membership.store import StoreMessage
+from aiodist.membership.survey import Survey
+from aiodist.wire.activity import Activity, SeenRequest
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Draining,
@@ -51,6 +53,7 @@ from aiodist.wire.messages import (
     Withdraw,
     Withdrawn,
 )
+from aiodist.wire.recovery import Cause, GiveUpVote
 from aiodist.wire.returning import Rejoin
 
 _DRAINING = Failed(
@@ -84,12 +87,15 @@ class Membership:
         self._effects: list[Effect] = []
         self._recovery = Recovery(self)
         self._rejoining = Rejoining(self, self._books, self._recovery)
+        self._survey = Survey(self, self._books)
         self._handlers: dict[type[Message], Callable[[int, int, Any], None]] = {
             JoinRequest: self._on_join,
             Withdraw: self._on_withdraw,
             Leave: self._on_leave,
             Renew: self._on_renew,
             StatusRequest: self._on_status,
+            Activity: self._survey.heard,
+            SeenRequest: self._on_seen_request,
         }
         self._handlers.update(dict.fromkeys(get_args(StoreMessage), self._on_store))
         self._handlers.update(dict.fromkeys(get_args(RecoveryMessage), self._on_recovery))
@@ -157,6 +163,7 @@ class Membership:
         self._rejoining.gone(conn)
         group = self._places.get(conn)
         if group is None:
+            self._survey.gone(conn)
             return
         if conn in group.joiners:
             self._forget_joiner(group, conn, reason)
@@ -192,6 +199,8 @@ class Membership:
                 divided = self._groups.get(timer.group)
                 if divided is not None:
                     self._recovery.rule(divided)
+            elif isinstance(timer, Answers):
+                self._survey.over()
             elif isinstance(timer, Ttl):
                 owner = self._groups.get(timer.group)
                 if owner is not None:
@@ -216,9 +225,9 @@ class Membership:
         group = self._places.get(conn)
         if group is None or conn not in group.joiners:
             return
-        text = group.waiting_text()[:MAX_TEXT]
+        withdrawn = Withdrawn(group.waiting_text()[:MAX_TEXT], group.missing)
         self._forget_joiner(group, conn, "gave up waiting", gave_up=True)
-        self.send(conn, request, Withdrawn(text))
+        self.send(conn, request, withdrawn)
 
     def _on_leave(self, conn: int, request: int, _: Leave) -> None:
         # First of all: whoever waited for its place may be let in by what follows.
@@ -238,10 +247,21 @@ class Membership:
             self._settle(group)
 
     def _on_renew(self, conn: int, request: int, _: Renew) -> None:
-        """Every message renews the lease: nothing is left to do."""
+        """Every message renews the lease. That its loop is busy, another one would have said."""
+        self._survey.forget(conn)
 
-    def _on_status(self, conn: int, request: int, _: StatusRequest) -> None:
-        self.send(conn, request, Status(self.status()))
+    def _on_status(self, conn: int, request: int, message: StatusRequest) -> None:
+        if message.ask_members:
+            self._survey.ask_all(conn, request, self.status)
+        else:
+            self.send(conn, request, Status(self.status()))
+
+    def _on_seen_request(self, conn: int, request: int, message: SeenRequest) -> None:
+        group = self._places.get(conn)
+        if group is not None and conn in group.members:
+            self._survey.ask_some(conn, request, group, message.ranks)
+        else:
+            self._not_a_member(conn, request, "what others are doing is said to members")
 
     def _on_store(self, conn: int, request: int, message: StoreMessage) -> None:
         group = self._places.get(conn)
@@ -251,16 +271,31 @@ class Membership:
             member = group.members[conn]
             self._effects += group.store.handle(conn, request, message, member.id)
         elif not isinstance(message, StoreCancel):
-            text = "the store is for members of a group: join one first"
-            self.send(conn, request, Failed(Failure.NOT_A_MEMBER, text))
+            self._not_a_member(conn, request, "the store is for members of a group")
 
     def _on_recovery(self, conn: int, request: int, message: RecoveryMessage) -> None:
         group = self._places.get(conn)
-        if group is not None and conn in group.members:
-            self._recovery.handle(group, conn, request, message)
+        if group is None or conn not in group.members:
+            self._not_a_member(conn, request, "votes are for members of a group")
+        elif isinstance(message, GiveUpVote) and message.cause is Cause.TIMEOUT:
+            self._ask_before_void(group, conn, request, message)
         else:
-            text = "votes are for members of a group: join one first"
-            self.send(conn, request, Failed(Failure.NOT_A_MEMBER, text))
+            self._recovery.handle(group, conn, request, message)
+
+    def _ask_before_void(self, group: Group, conn: int, request: int, message: GiveUpVote) -> None:
+        """Ask those who have not voted what they are doing: then the vote is void, unless it is
+        decided by then."""
+        key = (message.context, message.number)
+        missing = group.ballots.missing(group.members, key)
+
+        def give_up() -> None:
+            if self._places.get(conn) is group and conn in group.members:
+                self._recovery.handle(group, conn, request, message, self._survey.words(group))
+
+        self._survey.ask(conn, missing, give_up)
+
+    def _not_a_member(self, conn: int, request: int, text: str) -> None:
+        self.send(conn, request, Failed(Failure.NOT_A_MEMBER, f"{text}: join one first"))
 
     # Changes.
 
@@ -428,6 +463,7 @@ class Membership:
         del self._places[conn]
         self._timers.cancel(Lease(conn))
         group.forget(conn)
+        self._survey.gone(conn)
 
     # Coming back.
 

@@ -58,8 +58,15 @@ class Recovery:
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
 
-    def handle(self, group: Group, conn: int, request: int, message: RecoveryMessage) -> None:
-        """A member of `group` says something."""
+    def handle(
+        self,
+        group: Group,
+        conn: int,
+        request: int,
+        message: RecoveryMessage,
+        seen: Mapping[str, str] | None = None,
+    ) -> None:
+        """A member of `group` says something. `seen`: what members are doing, by id."""
         match message:
             case Vote():
                 self._tell(group.ballots.cast(group.members, conn, request, message))
@@ -67,7 +74,9 @@ class Recovery:
             case GiveUpVote(context, number, cause, text):
                 key = (context, number)
                 absent = group.absent.values()
-                self._tell(group.ballots.give_up(group.members, absent, conn, key, cause, text))
+                self._tell(
+                    group.ballots.give_up(group.members, absent, conn, key, cause, text, seen)
+                )
                 if group.gathering is not None and group.gathering.key == key:
                     group.gathering = None
                     self._owner.cancel_timer(Window(group.key))

@@ -11,6 +11,7 @@ from aiodist.runtime import failures
 from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
 from aiodist.runtime.lane_setup import SETUP_TAG
 from aiodist.runtime.operation import Operation
+from aiodist.runtime.recorder import name_of
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
@@ -211,9 +212,5 @@ def _doing(context: Context) -> str:
     for op in context.ops.values():
         if op.tag == SETUP_TAG:
             continue
-        tag = "" if op.tag is None else f" tag {op.tag!r}"
-        return f"in {op.work.op}{tag} #{op.seq} for {op.work.elapsed:.1f} s"
-    last = context.last
-    if context.done_at_once is not None:
-        last = "{} tag None #{} done".format(*context.done_at_once)
-    return f"in no collective (last: {last})"
+        return f"in {name_of(op.work.op, op.tag, op.seq)} for {op.work.elapsed:.1f} s"
+    return f"in no collective (last: {context.recorder.last(context.scope)})"

@@ -76,9 +76,11 @@ class Context:
         self.max_message_bytes = max_message_bytes
         self.allow_pickle = allow_pickle
         self.ended: AiodistError | None = None
-        self.trace = trace.bound(trace.Scope(group, epoch, self.rank, self.size, id))
+        self.scope = trace.Scope(group, epoch, self.rank, self.size, id)
+        self.trace = trace.bound(self.scope)
+        self.recorder = endpoint.recorder
         self.plane = Plane(self)
-        self.p2p = PointToPoint(self, self.loop, self.trace, self.plane)
+        self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.plane)
         self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
@@ -93,10 +95,6 @@ class Context:
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}
-        self.last = "nothing yet"
-        """What became of the last collective, unless that is `done_at_once`."""
-        self.done_at_once: tuple[str, int] | None = None
-        """The last collective, if it was one without a tag that was done within its call."""
         self.lane: Lane | None = None
         self.express: Express[Any] | None = None
         sharing, self.teams = layout
@@ -129,8 +127,8 @@ class Context:
             self.endpoint.poll()
         self.check_open()
         work: Work[Any] = Work.begin(self.loop, op, tag, None, nbytes)
-        self.started(work)
         operation = Operation(self, work, tag, call.encode(), start, self.size, place)
+        self._begun(operation)
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
         if self._is_frozen(tag):
@@ -150,11 +148,11 @@ class Context:
     ) -> None:
         """A collective without a tag, the first steps of whose plan are done, is an operation from
         here on."""
-        self.started(work)
+        operation = Operation(self, work, None, call, start, self.size)
+        self._begun(operation)
         if self.ended is not None:  # by what came while we looked for a frame
             work.fail(self.ended)
             return
-        operation = Operation(self, work, None, call, start, self.size)
         work._on_cancel = partial(self._cancelled, operation)
         operation.catch_up(done)
         for step in done:
@@ -163,6 +161,14 @@ class Context:
         self._enter(operation)
         if not operation.done and seconds != math.inf:
             deadlines.arm(self, operation, seconds)
+
+    def _begun(self, op: Operation) -> None:
+        if op.tag != SETUP_TAG:
+            self.recorder.begin(self.scope, op.work, op.call)
+        self.started(op.work)
+
+    def _record(self, work: Work[Any], peer: int | None) -> None:
+        self.recorder.begin(self.scope, work, peer=peer)
 
     def started(self, work: Work[Any]) -> None:
         """`work` begins: let who traces know."""
@@ -270,7 +276,6 @@ class Context:
 
     def finished(self, op: Operation, result: Any) -> None:
         self._forget(op, failed=False)
-        self._note(op, "done")
         op.work.finish(result)
 
     def failed(self, op: Operation, error: BaseException) -> None:
@@ -318,7 +323,6 @@ class Context:
         self, op: Operation, verdict: failures.Verdict, error: BaseException | None
     ) -> None:
         self._withdraw(op)
-        self._note(op, "failed")
         self.telling.tell((op.tag, op.seq), verdict)
         if error is not None:
             op.work.fail(error)
@@ -333,7 +337,6 @@ class Context:
         """Another rank gave `op` up."""
         call = op.call.decode(errors="replace")
         self._withdraw(op)
-        self._note(op, "failed")
         where = {
             "group": self.group,
             "epoch": self.epoch,
@@ -358,11 +361,6 @@ class Context:
     def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
         """An error that says where it happened."""
         return cls(message, group=self.group, epoch=self.epoch, **fields)
-
-    def _note(self, op: Operation, end: str) -> None:
-        if op.tag != SETUP_TAG:
-            self.done_at_once = None
-            self.last = f"{op.work.op} tag {op.tag!r} #{op.seq} {end}"
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -545,11 +543,11 @@ class Context:
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""
-        self.started(work)
+        op = Operation(self, work, None, call, lambda _: program, self.size)
+        self._begun(op)
         if self.ended is not None:
             work.fail(self.ended)
             return
-        op = Operation(self, work, None, call, lambda _: program, self.size)
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)
         op.lane = self.lane

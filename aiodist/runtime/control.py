@@ -34,8 +34,10 @@ from aiodist.runtime.control_dial import ATTEMPT_SECONDS, ForeignServiceError, G
 from aiodist.runtime.control_requests import OnReply, Requests
 from aiodist.runtime.control_socket import ControlSocket
 from aiodist.runtime.control_standing import Standing, check_successor
+from aiodist.runtime.doings import Doings
 from aiodist.runtime.lease import renew
 from aiodist.transports.surroundings import chooser_on
+from aiodist.wire.activity import Inquire
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import (
@@ -143,6 +145,8 @@ class ControlClient:
         self.local_host = greeted.local_host
         self.seen_host = greeted.welcome.seen_host
         self.on_event: Callable[[ControlEvent], None] = lambda event: None
+        self.doings: Doings | None = None
+        """What this member does: for the coordinator, who may ask."""
         self._token = token
         self._ssl = ssl
         self._loop = asyncio.get_running_loop()
@@ -242,10 +246,13 @@ class ControlClient:
         self._check_open()
         return self._requests.begin(message)
 
-    async def status(self, timeout: float | None = 10.0) -> dict[str, Any]:
-        """What the coordinator knows, as plain data: see `Coordinator.status`. Raises as `request`
+    async def status(
+        self, timeout: float | None = 10.0, *, ask_members: bool = False
+    ) -> dict[str, Any]:
+        """What the coordinator knows, as plain data: see `Coordinator.status`; with `ask_members`
+        also what each member is doing, see `aiodist.membership.survey`. Raises as `request`
         does."""
-        reply = await self.request(StatusRequest(), timeout)
+        reply = await self.request(StatusRequest(ask_members), timeout)
         if not isinstance(reply, Status):
             raise self.unexpected(reply)
         return dict(reply.status)
@@ -330,6 +337,7 @@ class ControlClient:
     ) -> None:
         """The time is over. Returns if the view was on its way, else raises JoinTimeoutError."""
         text = f"the coordinator at {self.address} is away ({self._gone.reason})"
+        missing: tuple[int, ...] = ()
         if not self.is_away:
             number, withdrawn = self._requests.start(Withdraw())
             try:
@@ -348,8 +356,10 @@ class ControlClient:
                 reply = withdrawn.result()
                 if not isinstance(reply, Withdrawn):
                     raise self.unexpected(reply)
-                text = reply.text
-        raise JoinTimeoutError(f"gave up joining after {timeout:g} s: {text}", group=ask.group)
+                text, missing = reply.text, reply.missing
+        raise JoinTimeoutError(
+            f"gave up joining after {timeout:g} s: {text}", missing=missing, group=ask.group
+        )
 
     def _renew_lease(self, lease: float) -> None:
         """Start to renew the lease, for the first join."""
@@ -382,6 +392,9 @@ class ControlClient:
                 self._tell(MemberLeft(epoch, self._news(message, ranks)))
             case Draining():
                 self._tell(message)
+            case Inquire():
+                if self.doings is not None:
+                    self._sock.send(encode_message(self.doings.now()))
             case Goodbye():
                 self._gone = CoordinatorGone("it was shut down", orderly=True)
             case Evicted(reason):
@@ -423,6 +436,10 @@ class ControlClient:
     def renew_from_thread(self, frame: bytes) -> None:
         """A sign of life, from the lease thread."""
         self._sock.send_from_thread(frame)
+
+    def busy_from_thread(self, seconds: float, ident: int) -> bytes | None:
+        """A sign of life that says what keeps the loop, in thread `ident`, from turning."""
+        return encode_message(self.doings.busy(seconds, ident)) if self.doings else None
 
     def abandon_from_thread(self) -> None:
         """The loop is closed, and nobody can use this membership: let the others know."""

@@ -1,12 +1,12 @@
-"""Deadlines. Of collectives: a little before one passes, who has not entered is asked what it is
-doing, so that the error can say."""
+"""Deadlines. A little before one passes, the ranks that are waited for are asked what they are
+doing, so that the error can say: directly, of collectives, and by way of the coordinator, who also
+knows of those whose event loop does not turn."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import CollectiveTimeoutError
@@ -20,11 +20,20 @@ from aiodist.wire.frames import pack_fields
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
 
+ASK_SECONDS = 1.5
+"""So long before a deadline others are asked; but not before four fifths of it are over. The
+coordinator waits a second for answers."""
+
 
 def arm(context: Context, op: Operation, seconds: float) -> None:
     """`op` is to fail in `seconds`."""
-    ask = max(seconds - 1.0, seconds * 0.8)
+    ask = _ask_after(seconds)
     op.timer = context.loop.call_later(ask, _ask, context, op, seconds - ask, seconds)
+
+
+def _ask_after(seconds: float) -> float:
+    """When to ask, for a deadline of `seconds`."""
+    return max(seconds - ASK_SECONDS, seconds * 0.8)
 
 
 def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
@@ -40,8 +49,27 @@ def inquire(context: Context, op: Operation) -> None:
     """Ask whoever is missing whether it has entered `op`."""
     context.tags.keep(op.tag)
     header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
-    for peer in missing(context, op):
+    late = missing(context, op)
+    for peer in late:
         context.endpoint.send(context.ranks[peer], header, urgent=True)
+
+    def told(texts: Mapping[int, str]) -> None:
+        for rank, text in texts.items():
+            op.seen.setdefault(rank, text)
+
+    _ask_coordinator(context, late, told)
+
+
+def _ask_coordinator(
+    context: Context, ranks: Sequence[int], tell: Callable[[Mapping[int, str]], None]
+) -> None:
+    """Ask what `ranks` are doing: `tell` gets it by rank, if there is an answer."""
+    by_root = {context.ranks[rank]: rank for rank in ranks}
+
+    def told(texts: Mapping[int, str]) -> None:
+        tell({by_root[root]: text for root, text in texts.items()})
+
+    context.endpoint.ask(list(by_root), told)
 
 
 def _expire(context: Context, op: Operation, seconds: float) -> None:
@@ -101,24 +129,46 @@ def arm_message(
     `missing`, if any."""
     seconds = default if timeout is None else timeout
     if not work.done() and seconds != math.inf:
-        timer = context.loop.call_later(seconds, _expire_message, context, work, seconds, missing)
-        work.add_done_callback(partial(_disarm, timer))
+        deadline = _MessageDeadline(context, work, seconds, missing)
+        work.add_done_callback(deadline.disarm)
     return work
 
 
-def _expire_message(
-    context: Context, work: Work[Any], seconds: float, missing: Sequence[int]
-) -> None:
-    whom = f" by rank {missing[0]}" if missing else ""
-    error = context.error(
-        CollectiveTimeoutError,
-        f"not matched{whom} within {seconds:g} s",
-        op=work.op,
-        tag=None if work.tag is ANY_TAG else work.tag,
-        missing=missing,
-    )
-    context.p2p.fail(work, error)
+class _MessageDeadline:
+    """The deadline of a send or receive."""
 
+    def __init__(
+        self, context: Context, work: Work[Any], seconds: float, missing: Sequence[int]
+    ) -> None:
+        self._context = context
+        self._work = work
+        self._seconds = seconds
+        self._missing = missing
+        self._seen: dict[int, str] = {}
+        ask = _ask_after(seconds) if missing else seconds
+        call = self._ask if missing else self._expire
+        self._timer = context.loop.call_later(ask, call)
 
-def _disarm(timer: asyncio.TimerHandle, work: asyncio.Future[Any]) -> None:
-    timer.cancel()
+    def disarm(self, work: asyncio.Future[Any]) -> None:
+        self._timer.cancel()
+
+    def _ask(self) -> None:
+        rest = self._seconds - _ask_after(self._seconds)
+        self._timer = self._context.loop.call_later(rest, self._expire)
+        _ask_coordinator(self._context, self._missing, self._seen.update)
+
+    def _expire(self) -> None:
+        whom = ""
+        if self._missing:
+            [peer] = self._missing
+            whom = f" by rank {peer} ({self._seen.get(peer, 'no answer')})"
+        work = self._work
+        error = self._context.error(
+            CollectiveTimeoutError,
+            f"not matched{whom} within {self._seconds:g} s",
+            op=work.op,
+            tag=None if work.tag is ANY_TAG else work.tag,
+            missing=self._missing,
+            last_seen=self._seen,
+        )
+        self._context.p2p.fail(work, error)

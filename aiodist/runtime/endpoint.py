@@ -19,6 +19,7 @@ from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
 from aiodist.runtime.progress import Progress
+from aiodist.runtime.recorder import Recorder
 from aiodist.runtime.strangers import Strangers
 from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link, Receiver
@@ -41,6 +42,7 @@ MIN_STRANGERS = 256
 """So many connections that have not shown who they are there may always be."""
 
 Dial = Callable[[int, Receiver], Awaitable[Link]]
+Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None]], None]
 
 
 class Inbox(Protocol):
@@ -207,6 +209,7 @@ class Endpoint:
         self.loop = loop
         self._expected = expected
         self.progress = Progress(loop)
+        self.recorder = Recorder()
         self.moved = Moved()
         self.contexts: dict[bytes, Inbox] = {}
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
@@ -218,6 +221,8 @@ class Endpoint:
         """This rank's own root."""
         self.on_broken: Callable[[int, str], None] = lambda root, reason: None
         """Called for a peer to whom there is no link any more, though it did not take its leave."""
+        self.ask: Ask = lambda roots, tell: None
+        """Asks the coordinator what peers are doing, where there is one: it tells, by root."""
         self._identity: Identity | None = None
         self._expecting = False
         self._peers: dict[int, Peer] = {}

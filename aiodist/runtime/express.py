@@ -147,6 +147,8 @@ class Recipe:
 class Kept(Protocol):
     """A recipe. `weight`: its steps."""
 
+    call: bytes
+    nbytes: int
     weight: int
 
 
@@ -162,6 +164,7 @@ class Express(ABC, Generic[R]):
         self._context = context
         self._loop = context.loop
         self._progress = context.endpoint.progress
+        self._add = context.recorder.add
         self._recipes: dict[tuple[int, Any, Any], R | None] = {}
         self._weight = 0
 
@@ -185,11 +188,14 @@ class Express(ABC, Generic[R]):
             recipe = self._keep(key, self._learn(x, op))
         return None if recipe is None else self._run(recipe, x, flat, seconds)
 
-    def _done(self, work: Work[Any], seq: int, x: Any) -> None:
+    def _done(self, work: Work[Any], seq: int, recipe: R, x: Any) -> None:
         """The collective `seq` is done, its result is in `x`."""
         context = self._context
         context.tags.pass_over(None)
-        context.done_at_once = "all_reduce", seq
+        self._add(
+            (context.scope, "all_reduce", None, seq, recipe.call, None, recipe.nbytes,
+             work._started)
+        )  # fmt: skip
         if context.trace is not None:
             context.started(work)
         if type(x) is not np.ndarray:
@@ -263,7 +269,7 @@ class LaneExpress(Express[Recipe]):
             return work
         if left is None:
             lane.arrive(recipe.shown, recipe.taken)
-            self._done(work, seq, x)
+            self._done(work, seq, recipe, x)
         else:
             run = Run(self, recipe, left, flat, area)
             context.take_over(work, recipe.call, run.go_on(x), seconds)

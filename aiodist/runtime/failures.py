@@ -14,6 +14,7 @@ from aiodist.errors import (
     PeerLostError,
     ProtocolError,
 )
+from aiodist.runtime import differences
 
 
 class Verdict(NamedTuple):
@@ -96,9 +97,8 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
 
 
 def mismatch_text(calls: Mapping[int, str]) -> str:
-    """A small table: which rank called what."""
-    lines = [f"  rank {rank}: {call}" for rank, call in sorted(calls.items())]
-    return "ranks called different things:\n" + "\n".join(lines) + "\n"
+    """A small table: which ranks called what, and what differs."""
+    return f"ranks called different things:\n{differences.table(calls)}\n"
 
 
 def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str]) -> str:

@@ -155,7 +155,7 @@ class LinkExpress(Express[Recipe]):
             steps = len(recipe.prepared.plan.steps)
             return self._go_on(recipe, x, flat, seconds, steps, 0, total)
         work: Work[Any] = Work.begin(self._loop, "all_reduce", None, seq, recipe.nbytes)
-        self._done(work, seq, x)
+        self._done(work, seq, recipe, x)
         return work
 
     def _come(

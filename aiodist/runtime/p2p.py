@@ -72,10 +72,13 @@ class PointToPoint:
         channel: Channel,
         loop: asyncio.AbstractEventLoop,
         trace: Trace | None = None,
+        record: Callable[[Work[Any], int | None], None] = lambda work, peer: None,
         plane: Plane | None = None,
     ) -> None:
+        """`record`: takes note of an operation with a rank (None: any)."""
         self._channel = channel
         self._trace = trace
+        self._record = record
         self._plane = plane
         self._loop = loop
         self._rank = channel.rank
@@ -120,7 +123,7 @@ class PointToPoint:
             sources = None
         nbytes = encoded.nbytes + encoded.elsewhere
         work: Work[None] = Work.begin(self._loop, "send", tag, None, nbytes, self._on_cancel)
-        self._started(work)
+        self._started(work, dst)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
@@ -295,10 +298,11 @@ class PointToPoint:
         source, key = self._as_source(src), self._as_key(tag)
         shown = ANY_TAG if key is None else key
         work: Work[Any] = Work.begin(self._loop, op, shown, None, 0, self._on_cancel)
-        self._started(work)
+        self._started(work, source)
         return work, source, key
 
-    def _started(self, work: Work[Any]) -> None:
+    def _started(self, work: Work[Any], peer: int | None) -> None:
+        self._record(work, peer)
         if self._trace is not None:
             work.trace = self._trace
             self._trace("start", work, None)

@@ -68,6 +68,8 @@ class P2PExpress:
         self._p2p = context.p2p
         self._crowded = context.size > cores()
         self._progress = context.endpoint.progress
+        self._scope = context.scope
+        self._add = context.recorder.add
         self._most = min(EAGER, context.max_message_bytes)
         # By dtype and shape. None: such arrays are nothing for here.
         self._sent: dict[tuple[Any, Any], Form | None] = {}
@@ -101,6 +103,7 @@ class P2PExpress:
             self._links.pop(dst, None)  # there may be another by now
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
+        self._note(work, dst)
         if self._context.trace is not None:
             self._context.started(work)
         if self._progress.is_due():
@@ -167,10 +170,14 @@ class P2PExpress:
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
         work.source = src
+        self._note(work, src)
         if self._context.trace is not None:
             self._context.started(work)
         work.finish(value)
         return work
+
+    def _note(self, work: Work[Any], peer: int) -> None:
+        self._add((self._scope, work.op, work.tag, None, b"", peer, work.nbytes, work._started))
 
     def _link(self, peer: Any) -> FramedLink | None:
         """The link to another rank, where it is one for here."""

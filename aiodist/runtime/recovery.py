@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from aiodist.errors import (
@@ -225,12 +225,12 @@ def check_sizes(least: int | None, most: int | None) -> None:
         raise ValueError(f"min_size={least} is over max_size={most}")
 
 
-def missing_text(missing: Iterable[int]) -> str:
-    """Who has not voted."""
-    ranks = sorted(missing)
-    if not ranks:
+def missing_text(missing: Mapping[int, str]) -> str:
+    """Who has not voted, and what each is doing."""
+    if not missing:
         return ": all ranks have called it, and too few wait to join"
-    return f": not called by {', '.join([f'rank {rank}' for rank in ranks])}"
+    each = [f"rank {rank} ({text or 'no answer'})" for rank, text in sorted(missing.items())]
+    return f": not called by {', '.join(each)}"
 
 
 def _id(data: bytes) -> bytes:

@@ -9,25 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiodist.errors import GroupClosedError
+from aiodist.runtime import flight_recorder
 from aiodist.runtime.control import (
     ControlClient,
     ControlEvent,
     CoordinatorBack,
     CoordinatorGone,
 )
+from aiodist.runtime.doings import SeatDoings
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.lane import Layout, Sharing
 from aiodist.runtime.store import Store
 from aiodist.schedules.teams import teams_of
 from aiodist.transports.base import Listener
 from aiodist.types import Member
+from aiodist.wire.activity import Seen, SeenRequest
 from aiodist.wire.limits import MAX_TEXT
-from aiodist.wire.messages import MemberInfo, MemberLeft, MemberLost, View
+from aiodist.wire.messages import MemberInfo, MemberLeft, MemberLost, Message, View
 from aiodist.wire.recovery import Unreachable
 
 if TYPE_CHECKING:
@@ -99,8 +103,13 @@ class Seat:
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
+        control.doings = SeatDoings(self)
         endpoint.on_broken = self._on_broken
+        endpoint.ask = self._ask
+        self.thread = threading.get_ident()
+        """That of the loop."""
         _seats.add(self)
+        flight_recorder.watch(self)
 
     def adopt(self, view: View) -> tuple[int, ...]:
         """`view` is the newest: the roots of its members, by rank."""
@@ -178,6 +187,23 @@ class Seat:
         """There is no link to a peer any more: the coordinator rules who is lost."""
         if self._leaving is None and self.control.is_open and root in self.roots:
             self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT]))
+
+    def _ask(self, roots: Sequence[int], tell: Callable[[dict[int, str]], None]) -> None:
+        """Ask the coordinator what peers are doing."""
+        asked = set(roots)
+        wanted = {rank: root for rank, root in enumerate(self.roots) if root in asked}
+        if not wanted or self.control.is_away or not self.control.is_open:
+            return
+
+        def told(reply: asyncio.Future[Message]) -> None:
+            if reply.cancelled() or reply.exception() is not None:
+                return
+            seen = reply.result()
+            if isinstance(seen, Seen):
+                pairs = zip(seen.ranks, seen.texts, strict=False)
+                tell({wanted[rank]: text for rank, text in pairs if rank in wanted and text})
+
+        self.control.begin(SeenRequest(tuple(sorted(wanted)))).add_done_callback(told)
 
     def _tell_changed(self) -> None:
         for call in list(self.changed):

@@ -26,6 +26,9 @@ def command(program: Sequence[str]) -> list[str]:
 
 def _tie(parent: int) -> None:
     os.setpgid(0, 0)
+    if os.environ.get("AIODIST_FLIGHT_RECORDER") and hasattr(signal, "SIGUSR1"):
+        # It may be asked for a dump before it is ready for that: this must not end it.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.platform == "linux":
         import ctypes
 

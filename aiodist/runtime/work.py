@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.trace import Trace
 
 T = TypeVar("T")
+
+
+class Record(Protocol):
+    """What is noted of an operation, see `aiodist.runtime.recorder`."""
+
+    def end(self, state: str, error: BaseException | None = None) -> None: ...
 
 
 class Work(asyncio.Future[T], Generic[T]):
@@ -30,7 +36,8 @@ class Work(asyncio.Future[T], Generic[T]):
 
     # Slots, and no `__init__`: that makes one in 0.25 instead of 0.65 microseconds.
     __slots__ = (
-        "_ended", "_on_cancel", "_started", "nbytes", "op", "seq", "source", "tag", "trace",
+        "_ended", "_on_cancel", "_started", "nbytes", "op", "record", "seq", "source", "tag",
+        "trace",
     )  # fmt: skip
 
     op: str
@@ -40,6 +47,8 @@ class Work(asyncio.Future[T], Generic[T]):
     source: int | None
     trace: Trace | None
     """The hook that hears of this operation. For the engine."""
+    record: Record | None
+    """Told when it ends. For the engine."""
     _on_cancel: Callable[[Work[Any]], None] | None
     _started: float
     _ended: float | None
@@ -60,7 +69,7 @@ class Work(asyncio.Future[T], Generic[T]):
         work.tag = tag
         work.seq = seq
         work.nbytes = nbytes
-        work.source = work.trace = None
+        work.source = work.trace = work.record = None
         work._on_cancel = on_cancel
         work._started = loop.time()
         work._ended = None
@@ -85,6 +94,8 @@ class Work(asyncio.Future[T], Generic[T]):
                 self.trace("before_complete", self, result)
             self._ended = self.get_loop().time()
             self._on_cancel = None
+            if self.record is not None:
+                self.record.end("done")
             self.set_result(result)
 
     def fail(self, error: BaseException) -> None:
@@ -92,7 +103,7 @@ class Work(asyncio.Future[T], Generic[T]):
         if not self.done():
             if self.trace is not None:
                 self.trace("failed", self, error)
-            self._end()
+            self._end("failed", error)
             self.set_exception(error)
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -104,7 +115,7 @@ class Work(asyncio.Future[T], Generic[T]):
             self._on_cancel(self)
         if self.trace is not None:
             self.trace("cancelled", self, None)
-        self._end()
+        self._end("cancelled")
         return super().cancel(msg)
 
     async def wait(self, timeout: float | None = None) -> T:
@@ -126,9 +137,11 @@ class Work(asyncio.Future[T], Generic[T]):
         if not self.done():
             raise RuntimeError(f"{self!r} is pending: await it before you synchronize")
 
-    def _end(self) -> None:
+    def _end(self, state: str, error: BaseException | None = None) -> None:
         self._ended = self.get_loop().time()
         self._on_cancel = None
+        if self.record is not None:
+            self.record.end(state, error)
 
     def __repr__(self) -> str:
         state = "pending"

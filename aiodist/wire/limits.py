@@ -57,5 +57,11 @@ MAX_NAME: Final = 256
 MAX_TEXT: Final = 4096
 """Most characters of a text for people."""
 
+MAX_WAITS: Final = 8
+"""Most operations that a member tells of when it is asked what it is doing."""
+
+MAX_PLACES: Final = 5
+"""Most lines of its program that it tells of then, of at most MAX_NAME characters each."""
+
 MAX_SECONDS: Final = 10.0 * 365 * 86400
 """Longest duration that is taken: ten years."""

@@ -255,9 +255,11 @@ class Withdraw(Message):
 @control_message(13)
 @dataclass(frozen=True, slots=True)
 class Withdrawn(Message):
-    """How far the group had come, for the error text."""
+    """How far the group had come, for the error text; and which ranks are missing, where that is
+    known."""
 
     text: Text
+    missing: Ranks = ()
 
 
 @control_message(14)
@@ -320,7 +322,13 @@ class Goodbye(Message):
 @control_message(22)
 @dataclass(frozen=True, slots=True)
 class StatusRequest(Message):
-    """Ask what the coordinator knows. Reply: Status. Members and others may ask."""
+    """Ask what the coordinator knows. Reply: Status. Members and others may ask.
+
+    `ask_members`: the coordinator asks its members what they are doing, and waits a moment for
+    their answers (`aiodist.wire.activity`).
+    """
+
+    ask_members: Annotated[bool, flag] = False
 
 
 @control_message(23)

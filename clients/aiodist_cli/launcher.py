@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import secrets
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rich.console import Console
+
 import aiodist
+from aiodist.errors import AiodistError
 from aiodist.runtime import spawn
+from aiodist.runtime.flight_recorder import VARIABLE
+from aiodist_cli import status
 from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
 from aiodist_cli.summary import Exit, cause, headline, last_words
 
 _STDERR = 2
+_STATUS_SECONDS = 5.0
+_STATUS_WIDTH = 160
+"""Columns of the tables of a status that was asked for by a signal."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,13 +48,15 @@ class Place:
     node_timeout: float
 
 
-async def launch(program: list[str], place: Place, grace: float) -> int:
-    """Run `program` as the ranks of `place`; the exit status of the run."""
+async def launch(program: list[str], place: Place, grace: float, stdin: int | None) -> int:
+    """Run `program` as the ranks of `place`, the rank `stdin` with the input of this process; the
+    exit status of the run."""
     writer = Writer()
     async with contextlib.AsyncExitStack() as stack:
         job, meeting = await _prepare(stack, place)
         stops = stack.enter_context(_listening(writer, meeting))
-        ranks = Ranks(writer, grace=grace)
+        ranks = Ranks(writer, grace=grace, with_input=stdin)
+        stack.enter_context(_dumping(ranks, writer, job))
         try:
             for local_rank in range(place.nprocs):
                 env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())
@@ -132,6 +145,40 @@ class _Stops:
         """Stop for the reason that `news`, which is done, gives."""
         if not news.cancelled():
             self.stop(news.result())
+
+
+@contextlib.contextmanager
+def _dumping(ranks: Ranks, writer: Writer, job: spawn.Job) -> Iterator[None]:
+    """While it lasts, SIGUSR1 shows what the ranks are doing, and who holds up the others; and
+    makes them write what their flight recorders hold, if these are on."""
+    loop = asyncio.get_running_loop()
+    telling: set[asyncio.Task[None]] = set()
+
+    def on_signal() -> None:
+        if os.environ.get(VARIABLE):  # else it would end them
+            ranks.tell(signal.SIGUSR1)
+        task = asyncio.ensure_future(_tell_status(writer, job))
+        telling.add(task)
+        task.add_done_callback(telling.discard)
+
+    loop.add_signal_handler(signal.SIGUSR1, on_signal)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+        for task in telling:
+            task.cancel()
+
+
+async def _tell_status(writer: Writer, job: spawn.Job) -> None:
+    token = job.token or os.environ.get("AIODIST_TOKEN")
+    out = io.StringIO()
+    try:
+        found = await status.ask(job.address, token, _STATUS_SECONDS)
+        Console(file=out, width=_STATUS_WIDTH).print(status.render(found, time.time()))
+    except (AiodistError, TimeoutError) as error:
+        out.write(f"aiodist run: no status: {error}\n")
+    await writer.write(_STDERR, out.getvalue().encode())
 
 
 async def _reader_gone(writer: Writer) -> Stop:

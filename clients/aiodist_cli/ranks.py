@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiodist.runtime import spawn, tether
+from aiodist_cli.input import source
 from aiodist_cli.output import LineSplitter, Writer, joined, prefix, wants_colour
 from aiodist_cli.summary import Exit, cause
 
@@ -37,13 +38,15 @@ class _Rank:
 class Ranks:
     """The processes of one node of a run.
 
-    `stopped` lists the ranks that were ended because of a failure or an interruption.
+    `stopped` lists the ranks that were ended because of a failure or an interruption. `with_input`:
+    the rank that gets the standard input of this process, and whose output is not cut into lines.
     """
 
-    def __init__(self, writer: Writer, *, grace: float) -> None:
+    def __init__(self, writer: Writer, *, grace: float, with_input: int | None = None) -> None:
         self.stopped: list[int] = []
         self._writer = writer
         self._grace = grace
+        self._with_input = with_input
         self._tasks: dict[asyncio.Task[None], _Rank] = {}
         self._ended: dict[int, Exit | None] = {}  # None until all of its output was seen
         self._stopping = False
@@ -55,9 +58,10 @@ class Ranks:
 
     async def start(self, rank: int, program: Sequence[str], env: Mapping[str, str]) -> None:
         """Start `program` as `rank`."""
-        process = await asyncio.create_subprocess_exec(
-            *tether.command(program), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env
-        )
+        with source() if rank == self._with_input else contextlib.nullcontext(DEVNULL) as stdin:
+            process = await asyncio.create_subprocess_exec(
+                *tether.command(program), stdin=stdin, stdout=PIPE, stderr=PIPE, env=env
+            )
         started = _Rank(rank, process)
         self._tasks[asyncio.create_task(self._follow(started))] = started
 
@@ -96,6 +100,12 @@ class Ranks:
         self._signal(signal.SIGKILL)
         await asyncio.wait([over], timeout=_LAST_WORDS)
 
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to the ranks that still run, and to nothing that they started."""
+        for task in self._running():
+            with contextlib.suppress(ProcessLookupError):
+                self._tasks[task].process.send_signal(number)
+
     def _running(self) -> list[asyncio.Task[None]]:
         return [task for task in self._tasks if not task.done()]
 
@@ -131,6 +141,12 @@ class Ranks:
         before = prefix(rank, colour=wants_colour(fd))
         splitter = LineSplitter()
         while chunk := await stream.read(_CHUNK):
+            if rank == self._with_input:
+                # A prompt has no end of line, and is to be seen.
+                await self._writer.write(fd, chunk)
+                if tail is not None:
+                    tail.extend(splitter.feed(chunk))
+                continue
             await self._pass_on(splitter.feed(chunk), before, fd, tail)
         await self._pass_on(splitter.flush(), before, fd, tail)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from aiodist.errors import AiodistError
 from aiodist.runtime import spawn
+from aiodist.runtime.flight_recorder import VARIABLE
 from aiodist_cli.errors import CommandError, usage_error
 
 EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:
@@ -21,6 +23,10 @@ EPILOG = """Four ranks of a script on this host; what stands behind the script b
 Two hosts with eight ranks each, meeting at a coordinator that both reach (the second one: 1):
 
     aiodist run -n 8 --nnodes 2 --node-rank 0 --coordinator tcp://10.0.0.1:29500 train.py
+
+`await aiodist.breakpoint(group, rank=2)` in the script, debugged from here:
+
+    aiodist run -n 4 --stdin 2 train.py
 
 Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + n if
 signal n ended it. 130 after Ctrl-C, 1 if the run could not be started, 2 for wrong usage.
@@ -68,13 +74,32 @@ def run(
             help="Time between SIGTERM and SIGKILL for ranks that have to stop.",
         ),
     ] = spawn.GRACE,
+    stdin: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="RANK",
+            help="Hand the standard input to this rank, as a debugger needs it. Its output is then "
+            "passed on as it comes, without its rank.",
+        ),
+    ] = None,
+    flight_recorder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            envvar=VARIABLE,
+            help="A directory, or 'stderr': where ranks write their last operations after an error "
+            "and on SIGUSR1.",
+        ),
+    ] = None,
 ) -> None:
     """Run a script as N ranks, each in a process of its own.
 
     Every rank gets AIODIST_ADDRESS, AIODIST_RANK and AIODIST_SIZE, so that `aiodist.connect()`
     needs no arguments, and the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
     …). Its output appears line by line behind its rank. The first rank to fail stops the others,
-    and what it wrote last to stderr is shown last. Ctrl-C ends all of them at once.
+    and what it wrote last to stderr is shown last. Ctrl-C ends all of them at once. SIGUSR1 shows
+    what the ranks are doing, and who holds up the others.
     """
     spawn.require_posix("aiodist run")
     if nnodes > 1 and coordinator is None:
@@ -85,13 +110,18 @@ def run(
         )
     if node_rank is not None and node_rank >= nnodes:
         raise usage_error(f"--node-rank is 0 to {nnodes - 1} with --nnodes {nnodes}")
+    first = (node_rank or 0) * nprocs
+    if stdin is not None and stdin not in range(first, first + nprocs):
+        raise usage_error(f"--stdin is a rank of this node, {first} to {first + nprocs - 1}")
     from aiodist_cli.launcher import Place, launch  # not for other commands, nor on Windows
 
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
+    if flight_recorder:
+        os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
     place = Place(nprocs, nnodes, node_rank or 0, coordinator, group, node_timeout)
     try:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
-            status = runner.run(launch(program, place, grace))
+            status = runner.run(launch(program, place, grace, stdin))
     except KeyboardInterrupt:  # before the ranks were there to be stopped
         status = 128 + signal.SIGINT
     except (AiodistError, OSError) as error:

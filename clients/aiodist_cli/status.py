@@ -1,4 +1,4 @@
-"""`aiodist status`: what a coordinator knows."""
+"""`aiodist status`: what a coordinator knows, what its members are doing, and who holds up whom."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from aiodist.errors import AiodistError
+from aiodist.membership.group import ranks_text
 from aiodist.runtime.control import ControlClient
 from aiodist_cli.errors import CommandError
 
@@ -22,6 +23,9 @@ EPILOG = """    aiodist status tcp://127.0.0.1:29500
 
 Exit status: 0 if the coordinator answered, 1 if it did not or refused, 2 for wrong usage.
 """
+
+_MOST = 8
+"""So many operations, and culprits, are shown of one finding."""
 
 
 def status(
@@ -34,12 +38,16 @@ def status(
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the answer.")
     ] = 5.0,
 ) -> None:
-    """Show the groups of a coordinator, with their ranks and who waits to join.
+    """Show the groups of a coordinator: their ranks, what each is doing, and who waits to join.
+
+    The members are asked; one that does not answer within a second is shown with what it said last,
+    or when it last gave a sign of life. Where ranks wait for others, those who hold them up are
+    named below the table, with the lines of their program.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
     try:
-        found = asyncio.run(_ask(address, timeout))
+        found = asyncio.run(ask(address, os.environ.get("AIODIST_TOKEN"), timeout))
     except (AiodistError, TimeoutError, ValueError) as error:
         raise CommandError(f"aiodist status: {error}") from error
     if as_json:
@@ -48,12 +56,11 @@ def status(
         Console().print(render(found, time.time()))
 
 
-async def _ask(address: str, timeout: float) -> dict[str, Any]:
-    client = await ControlClient.open(
-        address, token=os.environ.get("AIODIST_TOKEN"), timeout=timeout, retry=False
-    )
+async def ask(address: str, token: str | None, timeout: float) -> dict[str, Any]:
+    """What a coordinator, and its members, say. Raises AiodistError, TimeoutError, ValueError."""
+    client = await ControlClient.open(address, token=token, timeout=timeout, retry=False)
     try:
-        return {"address": address, **await client.status(timeout=timeout)}
+        return {"address": address, **await client.status(timeout=timeout, ask_members=True)}
     finally:
         client.close()
 
@@ -63,10 +70,10 @@ def render(found: Mapping[str, Any], now: float) -> Group:
     state = " (draining: it takes no new members)" if found["draining"] else ""
     groups = found["groups"]
     count = f"{len(groups)} group{'' if len(groups) == 1 else 's'}"
-    return Group(
-        Text(f"coordinator {found['address']}{state}: {count}"),
-        *(_group_table(group, now) for group in groups),
-    )
+    parts: list[RenderableType] = [Text(f"coordinator {found['address']}{state}: {count}")]
+    for group in groups:
+        parts += [_group_table(group, now), *_findings(group)]
+    return Group(*parts)
 
 
 def _group_table(group: Mapping[str, Any], now: float) -> Table:
@@ -75,25 +82,74 @@ def _group_table(group: Mapping[str, Any], now: float) -> Table:
     else:
         state = f"epoch {group['epoch']}, {len(group['members'])} of {group['size']} ranks"
     table = Table(title=Text(f"group {group['name']}: {state}"), title_justify="left")
-    for column in ("rank", "name", "host", "pid", "state"):
+    for column in ("rank", "name", "host", "pid", "state", "doing"):
         table.add_column(column, justify="right" if column in ("rank", "pid") else "left")
     for member in group["members"]:
-        _add(table, member, f"member for {_duration(now - member['joined_at'])}")
+        state = f"member for {_duration(now - member['joined_at'])}"
+        _add(table, member, state, _doing(member))
     for joiner in group["waiting"]:
-        _add(table, joiner, "waiting to join")
+        _add(table, joiner, "waiting to join", "")
     for rank, reason in group["lost"].items():
-        table.add_row(str(rank), "", "", "", Text(f"lost: {reason}", style="red"))
+        table.add_row(str(rank), "", "", "", Text(f"lost: {reason}", style="red"), "")
     for rank in group.get("absent", ()):
-        table.add_row(str(rank), "", "", "", "not back since the coordinator was restarted")
+        table.add_row(str(rank), "", "", "", "not back since the coordinator was restarted", "")
     for rank in group["left"]:
-        table.add_row(str(rank), "", "", "", "left")
+        table.add_row(str(rank), "", "", "", "left", "")
     return table
 
 
-def _add(table: Table, member: Mapping[str, Any], state: str) -> None:
+def _add(table: Table, member: Mapping[str, Any], state: str, doing: str) -> None:
     rank = "any" if member["rank"] is None else str(member["rank"])
-    # Text: names come from the network and are no markup.
-    table.add_row(rank, Text(member["name"]), Text(member["host"]), str(member["pid"]), state)
+    name, host = _plain(member["name"]), _plain(member["host"])
+    table.add_row(rank, name, host, str(member["pid"]), state, _plain(doing))
+
+
+def _plain(text: str) -> Text:
+    """What came from the network: no markup, and nothing that a terminal obeys."""
+    return Text("".join([char if char.isprintable() else "?" for char in text]))
+
+
+def _doing(member: Mapping[str, Any]) -> str:
+    """What a member said that it is doing, in a few words."""
+    doing = member["doing"]
+    if doing is None:
+        return f"no answer; last sign of life {_duration(member['silent'])} ago"
+    at = f" at {doing['places'][0]}" if doing["places"] else ""
+    if doing["busy"]:
+        return f"busy for {_duration(doing['busy'])}{at}"
+    if not doing["waits"]:
+        return f"in no operation{at}"
+    wait = doing["waits"][0]
+    text = f"{_duration(wait['seconds'])} in {wait['what']}"
+    if wait["missing"]:
+        text += f", for {wait['missing']}"
+    more = len(doing["waits"]) - 1
+    return f"{text} (and {more} more){at}" if more else f"{text}{at}"
+
+
+def _findings(group: Mapping[str, Any]) -> Iterator[Text]:
+    """Who holds up whom, and what the culprits are at."""
+    members = {member["rank"]: member for member in group["members"]}
+    for finding in group["findings"]:
+        who = ranks_text(finding["culprits"])
+        single = len(finding["culprits"]) == 1
+        ways = [
+            f"{ranks_text(held['ranks'])} in {held['what']} for {_duration(held['seconds'])}"
+            for held in finding["held"][:_MOST]
+        ]
+        if len(finding["held"]) > _MOST:
+            ways.append("...")
+        if finding["deadlock"]:
+            headline = f"{who} wait for each other: "
+        else:
+            headline = f"{who} {'holds' if single else 'hold'} up others: "
+        yield Text.assemble((headline, "bold red"), _plain("; ".join(ways)))
+        for rank in finding["culprits"][:_MOST]:
+            yield _plain(f"  rank {rank}: {_doing(members[rank])}")
+            for place in (members[rank]["doing"] or {"places": []})["places"][1:]:
+                yield _plain(f"    {place}")
+        if len(finding["culprits"]) > _MOST:
+            yield Text(f"  and {len(finding['culprits']) - _MOST} more")
 
 
 def _duration(seconds: float) -> str:

@@ -211,8 +211,10 @@ async def test_reductions_want_the_same_on_all_ranks(devices: Devices) -> None:
         for work in works:
             with pytest.raises(MismatchError) as caught:
                 await work
-            assert "float64[3]) on standin" in str(caught.value)
-            assert "rank 1: all_reduce(SUM, float64[3])\n" in str(caught.value)
+            assert dict(caught.value.calls) == {
+                0: "all_reduce(SUM, float64[3]) on standin",
+                1: "all_reduce(SUM, float64[3])",
+            }
         xs = [device.put(np.ones(3)) for device in ranks]
         await each(groups, lambda g, r: g.all_reduce(xs[r]))
         check(ranks[0], xs[0], np.full(3, 2.0))

@@ -121,7 +121,8 @@ def test_the_lease_thread_gives_up_a_membership_whose_loop_is_closed() -> None:
         abandon_from_thread = staticmethod(end.sock.abandon)
 
     thread = threading.Thread(
-        target=lease._renew_for_ever, args=(Client(), loop, threading.Event(), 0.001)
+        target=lease._renew_for_ever,
+        args=(Client(), loop, threading.Event(), 0.001, lease.Pulse(loop)),
     )
     thread.start()
     thread.join(30)

@@ -93,7 +93,7 @@ def test_ranks_that_call_different_things(run, stage, everyone):
                     0: "agree()",
                     1: "rendezvous(min_size=2, max_size=None)",
                 }
-                assert "  rank 0: agree()\n" in str(error)
+                assert "  rank 0  agree()\n" in str(error)
 
     run(main())
 

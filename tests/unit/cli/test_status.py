@@ -12,7 +12,8 @@ NOW = 1_000_000.0
 
 
 def shown(**groups: Any) -> str:
-    console = Console(width=120, no_color=True)
+    console = Console(width=160, no_color=True)
+    groups = {"findings": []} | groups if groups else {}
     found = {"address": "tcp://h:1", "draining": False, "groups": [groups] if groups else []}
     with console.capture() as capture:
         console.print(status.render(found, NOW))
@@ -20,7 +21,12 @@ def shown(**groups: Any) -> str:
 
 
 def member(rank: int | None, **more: object) -> dict[str, object]:
-    return {"rank": rank, "id": "x", "host": "10.0.0.1", "pid": 7, "name": "me"} | more
+    doing = {"silent": 3.0, "doing": None}
+    return {"rank": rank, "id": "x", "host": "10.0.0.1", "pid": 7, "name": "me"} | doing | more
+
+
+def doing(**more: object) -> dict[str, object]:
+    return {"age": 0.1, "busy": 0.0, "places": [], "last": "", "waits": []} | more
 
 
 def test_no_groups() -> None:
@@ -33,7 +39,10 @@ def test_a_group_that_runs() -> None:
         epoch=2,
         size=4,
         wanted="4",
-        members=[member(0, joined_at=NOW - 5), member(1, joined_at=NOW - 600)],
+        members=[
+            member(0, joined_at=NOW - 5, doing=doing(places=["t.py:3 in f"])),
+            member(1, joined_at=NOW - 600),
+        ],
         waiting=[member(None, name="[red]x[/red]")],
         lost={"2": "its connection broke"},
         left=[3],
@@ -41,12 +50,83 @@ def test_a_group_that_runs() -> None:
     assert "group train: epoch 2, 2 of 4 ranks" in text
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
     assert [row for row in rows if row] == [
-        ["0", "me", "10.0.0.1", "7", "member for 5 s"],
-        ["1", "me", "10.0.0.1", "7", "member for 10 min"],
-        ["any", "[red]x[/red]", "10.0.0.1", "7", "waiting to join"],
-        ["2", "", "", "", "lost: its connection broke"],
-        ["3", "", "", "", "left"],
+        ["0", "me", "10.0.0.1", "7", "member for 5 s", "in no operation at t.py:3 in f"],
+        [
+            "1", "me", "10.0.0.1", "7", "member for 10 min",
+            "no answer; last sign of life 3 s ago",
+        ],
+        ["any", "[red]x[/red]", "10.0.0.1", "7", "waiting to join", ""],
+        ["2", "", "", "", "lost: its connection broke", ""],
+        ["3", "", "", "", "left", ""],
+    ]  # fmt: skip
+
+
+WAIT = {"what": "all_reduce #57", "seconds": 12.3, "missing": "rank 2"}
+
+
+def test_who_holds_up_whom_and_where() -> None:
+    busy = doing(busy=13.0, places=["t.py:57 in step", "t.py:80 in main"])
+    text = shown(
+        name="train",
+        epoch=1,
+        size=3,
+        wanted="3",
+        members=[
+            member(0, joined_at=NOW, doing=doing(waits=[WAIT])),
+            member(1, joined_at=NOW, doing=doing(waits=[WAIT, WAIT])),
+            member(2, joined_at=NOW, doing=busy),
+        ],
+        waiting=[],
+        lost={},
+        left=[],
+        findings=[
+            {
+                "culprits": [2],
+                "held": [{"what": "all_reduce #57", "ranks": [0, 1], "seconds": 12.3}],
+                "deadlock": False,
+            }
+        ],
+    )
+    cells = " ".join(text.replace("│", " ").split())
+    assert "12 s in all_reduce #57, for rank 2" in cells
+    assert text.splitlines()[-3:] == [
+        "rank 2 holds up others: ranks 0-1 in all_reduce #57 for 12 s",
+        "  rank 2: busy for 13 s at t.py:57 in step",
+        "    t.py:80 in main",
     ]
+
+
+def test_many_culprits_and_a_deadlock_stay_readable() -> None:
+    held = [{"what": f"recv tag {n}", "ranks": [n], "seconds": 2.0} for n in range(20)]
+    text = shown(
+        name="train",
+        epoch=1,
+        size=20,
+        wanted="20",
+        members=[member(n, joined_at=NOW) for n in range(20)],
+        waiting=[],
+        lost={},
+        left=[],
+        findings=[{"culprits": list(range(20)), "held": held, "deadlock": True}],
+    )
+    last = text[text.index("ranks 0-19 wait for each other: ") :]
+    assert last.endswith("  and 12 more\n")
+    assert "recv tag 7 for 2 s; ..." in " ".join(last.split())
+
+
+def test_nothing_from_the_network_steers_the_terminal() -> None:
+    text = shown(
+        name="g",
+        epoch=1,
+        size=1,
+        wanted="1",
+        members=[member(0, joined_at=NOW, name="a\x1b[2Jb", doing=doing(places=["\x1b]0;x\x07"]))],
+        waiting=[],
+        lost={},
+        left=[],
+    )
+    assert "\x1b" not in text
+    assert "a?[2Jb" in text
 
 
 def test_a_group_that_forms() -> None:

@@ -159,11 +159,12 @@ def test_who_gives_up_is_told_how_far_the_group_had_come(world: Any) -> None:
     world.join(1, size=4, rank=0)
     world.join(2, size=4, rank=2)
     assert world.say(1, Withdraw()) == Withdrawn(
-        "the group is not complete: 2 of 4 have joined; missing: ranks 1, 3"
+        "the group is not complete: 2 of 4 have joined; missing: ranks 1, 3", (1, 3)
     )
     assert world.say(2, Withdraw()) == Withdrawn(
         "the group is not complete: 2 of 4 have joined (1 of them gave up waiting); missing: "
-        "ranks 1, 3"
+        "ranks 1, 3",
+        (1, 3),
     )
     assert world.machine.is_empty
     assert world.say(2, Withdraw()) == []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aiodist.membership import ballots
 from aiodist.membership.rulings import losers
+from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.messages import (
     Evicted,
     Failed,
@@ -110,11 +111,38 @@ def test_what_is_void_stays_void(world: Any) -> None:
     form(world)
     world.say(1, vote())
     world.say(2, vote())
-    answer = world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
-    assert answer == Void(Cause.TIMEOUT, "too late", "id-1", {"id-3": ""})
+    assert world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late")) == []
+    assert world.read(3) == Inquire()  # it is asked what it is doing instead
+    world.say(3, Activity(places=("t.py:9 in f",), last="barrier #0 done"), request=0)
+    details = {"id-3": "in no operation at t.py:9 in f (last: barrier #0 done)"}
+    answer = world.read(1)
+    assert answer == Void(Cause.TIMEOUT, "too late", "id-1", details)
     assert world.read(2) == answer
     assert world.say(3, vote()) == answer
     assert world.say(3, vote()) == answer
+
+
+def test_who_votes_while_it_is_asked_saves_the_ballot(world: Any) -> None:
+    form(world)
+    world.say(1, vote(Purpose.AGREE))
+    world.say(2, vote(Purpose.AGREE))
+    world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
+    world.read(3)
+    verdict = world.say(3, vote(Purpose.AGREE))
+    assert isinstance(verdict, Verdict)
+    assert world.read(1) == verdict
+    world.pass_time(10.0)
+    assert world.read(1) == []
+
+
+def test_a_missing_voter_that_dies_while_it_is_asked_decides_the_ballot(world: Any) -> None:
+    form(world)
+    world.say(1, vote(Purpose.AGREE))
+    world.say(2, vote(Purpose.AGREE))
+    world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
+    world.cut(3)
+    world.pass_time(0.0)
+    assert [type(message) for message in world.read(1)] == [MemberLost, Verdict]
 
 
 def test_giving_up_what_is_not_under_way_does_nothing(world: Any) -> None:

@@ -22,6 +22,7 @@ from aiodist.runtime.board import SEGMENT, Board
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.lane import Ghost, Lane, Layout, Moved, Sharing
+from aiodist.runtime.recorder import Recorder
 from aiodist.schedules.teams import Teams
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire.frames import unpack_fields
@@ -111,6 +112,7 @@ class Endpoint:
         self.loop = Loop()
         self.rank = rank
         self.progress = Progress(world.chooser)
+        self.recorder = Recorder()
         self.lost: dict[int, str] = {}
         self.reads_devices = False
         self._world = world

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import MessageTooLargeError, ProtocolError
+from aiodist.wire import activity, returning
 from aiodist.wire import messages as m
 from aiodist.wire import recovery as r
-from aiodist.wire import returning
 from aiodist.wire.frames import Decoder, Frame, pack_fields
 from aiodist.wire.limits import MAX_REPLY, MAX_VALUE
 
@@ -86,7 +86,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     ),
     m.View: st.builds(m.View, names, epochs, st.lists(infos, max_size=3).map(tuple)),
     m.Withdraw: st.just(m.Withdraw()),
-    m.Withdrawn: st.builds(m.Withdrawn, texts),
+    m.Withdrawn: st.builds(m.Withdrawn, texts, st.lists(ranks, max_size=3).map(tuple)),
     m.Leave: st.just(m.Leave()),
     m.Left: st.just(m.Left()),
     m.Renew: st.just(m.Renew()),
@@ -95,7 +95,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.Evicted: st.builds(m.Evicted, texts),
     m.Draining: st.just(m.Draining()),
     m.Goodbye: st.just(m.Goodbye()),
-    m.StatusRequest: st.just(m.StatusRequest()),
+    m.StatusRequest: st.builds(m.StatusRequest, st.booleans()),
     m.Status: st.builds(m.Status, trees),
     m.StoreGet: st.builds(m.StoreGet, names),
     m.StoreSet: st.builds(m.StoreSet, names, blobs, ttls),
@@ -128,6 +128,31 @@ BY_TYPE[returning.Rejoined] = st.builds(
     returning.Rejoined,
     st.lists(ranks, max_size=3).map(tuple),
     st.lists(ranks, max_size=3).map(tuple),
+)
+waits = st.builds(
+    activity.Wait,
+    st.binary(max_size=8),
+    names,
+    epochs.map(lambda epoch: min(epoch, 2**61)),
+    names,
+    texts,
+    st.none() | st.integers(0, 2**62),
+    st.floats(0, 100),
+    st.binary(max_size=512),
+)
+BY_TYPE[activity.Inquire] = st.just(activity.Inquire())
+BY_TYPE[activity.Activity] = st.builds(
+    activity.Activity,
+    st.floats(0, 100),
+    st.lists(texts, max_size=5).map(tuple),
+    texts,
+    st.lists(waits, max_size=8).map(tuple),
+)
+BY_TYPE[activity.SeenRequest] = st.builds(
+    activity.SeenRequest, st.lists(ranks, max_size=3).map(tuple)
+)
+BY_TYPE[activity.Seen] = st.builds(
+    activity.Seen, st.lists(ranks, max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple)
 )
 BY_TYPE[returning.ViewWanted] = st.just(returning.ViewWanted())
 BY_TYPE[returning.Later] = st.just(returning.Later())

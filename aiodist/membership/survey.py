@@ -1,0 +1,231 @@
+"""What the members are doing: asked by the coordinator for whoever wants to know.
+
+A member whose event loop turns answers at once. One whose loop does not turn cannot; its lease
+thread has said so by then, and with what. All else that is known of a silent member is when it last
+gave a sign of life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from aiodist.membership import culprits
+from aiodist.membership.books import Answers, Books, Lease
+from aiodist.membership.group import Group, ranks_text
+from aiodist.wire.activity import (
+    Activity,
+    Inquire,
+    Seen,
+    Wait,
+    ranks_in,
+    shortened,
+    unpacked,
+)
+from aiodist.wire.messages import Message, Status
+
+_INQUIRE = Inquire()
+
+ANSWER_SECONDS = 1.0
+"""How long members may take to answer. (Who asks with the deadline of an operation in mind asks
+that much before it.)"""
+
+MOST_ASKERS = 64
+"""Most askers that wait for answers at a time; the oldest is given what there is for a new one."""
+
+
+class Machine(Protocol):
+    """What the machine does for a survey."""
+
+    def send(self, conn: int, request: int, message: Message) -> None: ...
+
+
+@dataclass(slots=True)
+class _Asker:
+    """`then` is called once the connections in `waiting` have answered, or at `due`; not if the
+    one that asked is gone by then."""
+
+    conn: int
+    waiting: set[int]
+    due: float
+    then: Callable[[], None]
+
+
+class Survey:
+    """The part of the state machine that asks members what they are doing."""
+
+    def __init__(self, machine: Machine, books: Books) -> None:
+        self._machine = machine
+        self._books = books
+        self._askers: list[_Asker] = []
+        self._said: dict[int, tuple[Activity, float]] = {}
+        """The last that was said over a connection, and when: while somebody waits for answers,
+        and of those whose loop does not turn."""
+
+    def ask_all(self, conn: int, request: int, status: Callable[[], dict[str, Any]]) -> None:
+        """Reply with the `status`, and in it what every member of every group is doing."""
+        members = [one for group in self._books.groups.values() for one in group.members]
+        self.ask(
+            conn,
+            members,
+            lambda: self._machine.send(conn, request, Status(self._detailed(status()))),
+        )
+
+    def ask_some(self, conn: int, request: int, group: Group, ranks: Iterable[int]) -> None:
+        """Reply with what these ranks of a group are doing, in words."""
+        asked = set(ranks)
+        wanted = tuple(sorted(asked))
+        members = [one for one, member in group.members.items() if member.rank in asked]
+
+        def reply() -> None:
+            conns = {member.rank: one for one, member in group.members.items()}
+            texts = tuple([self._words(group, conns.get(rank)) for rank in wanted])
+            self._machine.send(conn, request, Seen(wanted, texts))
+
+        self.ask(conn, members, reply)
+
+    def words(self, group: Group) -> dict[str, str]:
+        """What the members of a group said that they are doing, or what else is known, by id."""
+        return {member.id: self._words(group, conn) for conn, member in group.members.items()}
+
+    def heard(self, conn: int, request: int, activity: Activity) -> None:
+        """A member says what it is doing."""
+        self._said[conn] = (activity, self._books.now)
+        if not activity.busy:
+            for asker in self._askers:
+                asker.waiting.discard(conn)
+            self._finish([asker for asker in self._askers if not asker.waiting])
+
+    def forget(self, conn: int) -> None:
+        """A member gave a sign of life that does not say that its loop is stuck: it is no more."""
+        said = self._said.get(conn)
+        if said is not None and said[0].busy:
+            del self._said[conn]
+
+    def gone(self, conn: int) -> None:
+        """Nothing comes over a connection any more, or it is no member's."""
+        self._said.pop(conn, None)
+        self._askers = [asker for asker in self._askers if asker.conn != conn]
+        for asker in self._askers:
+            asker.waiting.discard(conn)
+        if not all(asker.waiting for asker in self._askers):
+            # Not at once: the machine is in the middle of a change.
+            self._books.timers.set(Answers(), self._books.now)
+
+    def over(self) -> None:
+        """Time is over for those who were asked first, or nobody is left to answer."""
+        now = self._books.now
+        self._finish([one for one in self._askers if one.due <= now or not one.waiting])
+
+    def ask(self, conn: int, members: Iterable[int], then: Callable[[], None]) -> None:
+        """For `conn`: ask members, and call `then` once they have answered or had the time to."""
+        asked = {one for asker in self._askers for one in asker.waiting}
+        waiting = set(members)
+        for one in sorted(waiting - asked):
+            self._machine.send(one, 0, _INQUIRE)
+        if len(self._askers) >= MOST_ASKERS:
+            self._finish(self._askers[:1])
+        due = self._books.now + ANSWER_SECONDS
+        self._askers.append(_Asker(conn, waiting, due, then))
+        self._finish([asker for asker in self._askers if not asker.waiting])
+
+    def _finish(self, askers: list[_Asker]) -> None:
+        for asker in askers:
+            self._askers.remove(asker)
+            asker.then()
+        timers = self._books.timers
+        if self._askers:
+            timers.set(Answers(), min([asker.due for asker in self._askers]))
+        else:
+            timers.cancel(Answers())
+            self._said = {conn: said for conn, said in self._said.items() if said[0].busy}
+
+    # What is made of the answers.
+
+    def _detailed(self, status: dict[str, Any]) -> dict[str, Any]:
+        """The status with "doing" for every member: None for one that did not answer, else "age"
+        (seconds since it said so), "busy" (seconds without a turn of its loop), "places", "last"
+        and "waits"; with "silent" for each, the seconds since its last sign of life; and with
+        "findings" for every group: what `culprits.find` says."""
+        for plain, group in zip(status["groups"], self._books.groups.values(), strict=True):
+            doings = {member.rank: self._doing(conn) for conn, member in group.ranked.items()}
+            entered = culprits.entered(doings)
+            for member, conn in zip(plain["members"], group.ranked, strict=True):
+                member["silent"] = self._silent(group, conn)
+                member["doing"] = self._plain(conn, entered)
+            plain["findings"] = [asdict(finding) for finding in culprits.find(doings)]
+        return status
+
+    def _silent(self, group: Group, conn: int) -> float:
+        """Seconds since the last sign of life."""
+        due = self._books.timers.get(Lease(conn))
+        return 0.0 if due is None else max(0.0, self._books.now - (due - group.leases[conn]))
+
+    def _plain(self, conn: int, entered: Mapping[culprits.Key, int]) -> dict[str, Any] | None:
+        said = self._said.get(conn)
+        if said is None:
+            return None
+        activity, when = said
+        age = self._books.now - when
+        return {
+            "age": age,
+            "busy": activity.busy + age if activity.busy else 0.0,
+            "places": list(activity.places),
+            "last": activity.last,
+            "waits": [
+                {
+                    "group": wait.group,
+                    "epoch": wait.epoch,
+                    "what": what(wait),
+                    "seconds": wait.seconds,
+                    "missing": ranks_text(ranks_in(_missing(wait, entered))),
+                }
+                for wait in activity.waits
+            ],
+        }
+
+    def _doing(self, conn: int) -> culprits.Doing | None:
+        said = self._said.get(conn)
+        if said is None:
+            return None
+        activity, _ = said
+        waits = [
+            culprits.Waiting(_key(wait), what(wait), wait.seconds, unpacked(wait.missing))
+            for wait in activity.waits
+        ]
+        return culprits.Doing(tuple(waits), is_stuck=activity.busy > 0)
+
+    def _words(self, group: Group, conn: int | None) -> str:
+        """What a member is doing, in a few words; "" for one that is gone."""
+        if conn is None:
+            return ""
+        said = self._said.get(conn)
+        if said is None:
+            silent = self._silent(group, conn)
+            return f"no answer; its last sign of life came {silent:.1f} s ago"
+        activity, when = said
+        at = f" at {activity.places[0]}" if activity.places else ""
+        if activity.busy:
+            busy = activity.busy + self._books.now - when
+            return shortened(f"its event loop has not turned for {busy:.1f} s{at}")
+        if activity.waits:
+            wait = activity.waits[0]
+            return shortened(f"in {what(wait)} for {wait.seconds:.1f} s{at}")
+        return shortened(f"in no operation{at} (last: {activity.last})")
+
+
+def _key(wait: Wait) -> culprits.Key:
+    return wait.context, wait.tag, wait.seq
+
+
+def _missing(wait: Wait, entered: Mapping[culprits.Key, int]) -> int:
+    """The ranks that an operation waits for, without those that say that they have entered it."""
+    missing = unpacked(wait.missing)
+    return missing if wait.seq is None else missing & ~entered.get(_key(wait), 0)
+
+
+def what(wait: Wait) -> str:
+    """The operation, in words: "all_reduce tag 'loss' #57"."""
+    tag = "" if wait.tag == "None" else f" tag {wait.tag}"
+    return f"{wait.op}{tag}" if wait.seq is None else f"{wait.op}{tag} #{wait.seq}"

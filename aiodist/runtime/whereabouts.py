@@ -1,0 +1,80 @@
+"""Which lines of the user's program a thread, and the tasks of an event loop, are at."""
+
+from __future__ import annotations
+
+import asyncio
+import bdb
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+MOST_LINES = 4
+"""So many places are told of one thread, or of the tasks of one loop."""
+
+MOST_TEXT = 200
+"""Most characters of one place."""
+
+_OWN = f"{Path(__file__).parents[1]}/"
+_LIBRARY = Path(bdb.__file__).parent
+_ASYNCIO = f"{Path(asyncio.__file__).parent}/"
+_LOOPS = tuple([f"{_ASYNCIO}{name}.py" for name in ("base_events", "events", "runners")])
+"""Where event loops run: what called them is not what they are busy with."""
+_HIDDEN = tuple([f"{_LIBRARY}/{name}.py" for name in ("bdb", "cmd", "pdb", "selectors")])
+
+
+def of_thread(ident: int) -> tuple[str, ...]:
+    """What a thread executes just now, innermost first: the lines of the callback or task that
+    its loop is busy with; nothing if it waits. To be called from another thread, or from a signal
+    handler."""
+    frame = sys._current_frames().get(ident)
+    lines: list[str] = []
+    while frame is not None and len(lines) < MOST_LINES:
+        code = frame.f_code
+        if code.co_filename in _LOOPS:
+            break
+        if not _is_ours(code):
+            lines.append(_place(code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)
+
+
+def of_tasks(loop: asyncio.AbstractEventLoop) -> tuple[str, ...]:
+    """What the tasks of a loop wait for: the innermost line of the user's in each. To be called
+    from the thread of the loop."""
+    tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
+    lines = []
+    # The main task is the oldest; names like "Task-12" count.
+    for task in sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name())):
+        places = [place for place in _awaited(task.get_coro()) if place is not None]
+        if places:
+            lines.append(places[-1])
+    distinct = list(dict.fromkeys(lines))
+    if len(distinct) > MOST_LINES:
+        distinct[MOST_LINES - 1 :] = [f"and {len(distinct) - MOST_LINES + 1} other places"]
+    return tuple(distinct)
+
+
+def _awaited(coroutine: Any) -> Iterator[str | None]:
+    """The places of a coroutine and of what it awaits, outermost first; None for ours."""
+    for _ in range(100):
+        for kind in ("cr", "gi", "ag"):
+            frame: FrameType | None = getattr(coroutine, f"{kind}_frame", None)
+            if frame is not None:
+                code = frame.f_code
+                yield None if _is_ours(code) else _place(code, frame.f_lineno)
+                coroutine = getattr(coroutine, f"{kind}_await" if kind != "gi" else "gi_yieldfrom")
+                break
+        else:
+            return
+
+
+def _is_ours(code: CodeType) -> bool:
+    name = code.co_filename
+    return name.startswith((_OWN, _ASYNCIO)) or name in _HIDDEN or "/uvloop/" in name
+
+
+def _place(code: CodeType, line: int) -> str:
+    path = Path(code.co_filename)
+    return f"{path.parent.name}/{path.name}:{line} in {code.co_qualname}"[:MOST_TEXT]

@@ -1,0 +1,102 @@
+"""Control messages about what members are doing: for who looks for the cause of a standstill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from aiodist.wire import schema
+from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_PLACES, MAX_WAITS
+from aiodist.wire.messages import Epoch, Message, Name, Ranks, control_message
+from aiodist.wire.schema import blob, checked, integer, optional, sequence, struct, text
+
+Places = Annotated[tuple[str, ...], sequence(text(MAX_NAME), MAX_PLACES)]
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An operation of `group` in `epoch` that is pending. `context` names that for all its ranks.
+
+    `tag`, as Python writes it, and `seq` tell it apart there; messages have no `seq`. `missing`:
+    the ranks of the view that it waits for, as far as known there: see `packed`.
+    """
+
+    context: Annotated[bytes, blob(8)]
+    group: Name
+    epoch: Epoch
+    op: Name
+    tag: Name
+    seq: Annotated[int | None, optional(integer(0, 2**62))]
+    seconds: Annotated[float, schema.seconds(0.0)]
+    missing: Annotated[bytes, blob(MAX_MEMBERS // 8)]
+
+
+@control_message(70)
+@dataclass(frozen=True, slots=True)
+class Inquire(Message):
+    """The coordinator asks a member what it is doing. Answer: Activity, as a message of its own."""
+
+
+@control_message(71)
+@dataclass(frozen=True, slots=True)
+class Activity(Message):
+    """What the sender is doing. No reply; also said unasked by whose event loop does not turn.
+
+    `busy`: for so many seconds its loop has had no turn (0: it has). `places`: the lines of its
+    program that keep the loop busy, innermost first; else those that its tasks wait at. `last`:
+    what became of its last collective. `waits`: what is pending, the oldest first; of who is busy,
+    none is told.
+    """
+
+    busy: Annotated[float, schema.seconds(0.0)] = 0.0
+    places: Places = ()
+    last: Name = ""
+    waits: Annotated[tuple[Wait, ...], sequence(struct(Wait), MAX_WAITS)] = ()
+
+
+@control_message(72)
+@dataclass(frozen=True, slots=True)
+class SeenRequest(Message):
+    """A member asks what others of its view are doing. Reply: Seen."""
+
+    ranks: Ranks
+
+
+@control_message(73)
+@dataclass(frozen=True, slots=True)
+class Seen(Message):
+    """What `ranks` are doing, in words, one text for each."""
+
+    ranks: Ranks
+    texts: Annotated[tuple[str, ...], sequence(text(MAX_NAME), MAX_MEMBERS)]
+
+
+def bits_of(ranks: Iterable[int]) -> int:
+    """A set of ranks as the bits of an int."""
+    bits = 0
+    for rank in ranks:
+        bits |= 1 << rank
+    return bits
+
+
+def ranks_in(bits: int) -> tuple[int, ...]:
+    """The ranks in a set of bits, ascending."""
+    return tuple([rank for rank, bit in enumerate(bin(bits)[:1:-1]) if bit == "1"])
+
+
+def packed(ranks: Iterable[int]) -> bytes:
+    """A set of ranks as it is sent: rank r is bit r % 8 of byte r // 8."""
+    bits = bits_of(ranks)
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def unpacked(data: bytes) -> int:
+    """The bits of the ranks in what `packed` gave."""
+    return int.from_bytes(data, "little")
+
+
+def shortened(text: str) -> str:
+    """`text`, so short that it can be sent as a name."""
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."

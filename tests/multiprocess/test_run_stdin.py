@@ -1,0 +1,85 @@
+"""`aiodist run --stdin RANK`: one rank is debugged from where the command was started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = """
+import asyncio
+import aiodist
+
+
+async def main():
+    async with aiodist.connect() as group:
+        number = group.rank * 11
+        await aiodist.breakpoint(group, rank=1)
+        total = await group.all_reduce(number)
+        print(f"the sum is {total}")
+
+
+asyncio.run(main())
+"""
+
+
+def _start(tmp_path: Path, *arguments: object) -> subprocess.Popen[str]:
+    (tmp_path / "debugged.py").write_text(SCRIPT)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AIODIST_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "aiodist_cli", "run", *map(str, arguments), "debugged.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=env,
+    )
+
+
+def _until(stream: Any, text: str) -> str:
+    """What is read up to `text`, which may be no whole line."""
+    seen = ""
+    while not seen.endswith(text):
+        got = stream.read(1)
+        assert got, seen
+        seen += got
+    return seen
+
+
+def test_a_dialogue(tmp_path: Path) -> None:
+    with _start(tmp_path, "-n", 3, "--stdin", 1) as process:
+        assert process.stdin is not None
+        assert "the others wait" in _until(process.stdout, "(Pdb) ")
+        process.stdin.write("p number\n")
+        process.stdin.flush()
+        assert _until(process.stdout, "(Pdb) ") == "11\n(Pdb) "
+        process.stdin.write("number = 100\ncontinue\n")
+        process.stdin.flush()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert sorted(out.removeprefix("(Pdb) ").splitlines()) == [
+            "[0] the sum is 122",
+            "[2] the sum is 122",
+            "the sum is 122",
+        ]
+
+
+def test_without_it_the_error_says_what_to_do(tmp_path: Path) -> None:
+    with _start(tmp_path, "-n", 2) as process:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "aiodist run --stdin 1" in err
+
+
+def test_a_rank_of_this_node(tmp_path: Path) -> None:
+    with _start(tmp_path, "-n", 2, "--stdin", 2) as process:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert "0 to 1" in err

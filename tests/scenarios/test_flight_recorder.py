@@ -1,0 +1,146 @@
+"""Dumps of what ranks did last: after errors, on a signal, by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import flight_recorder
+
+
+@pytest.fixture(autouse=True)
+def off() -> Iterator[None]:
+    flight_recorder.disable()
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    flight_recorder.disable()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+async def _miss_a_deadline(groups: list[aiodist.Group], tag: str = "step") -> None:
+    with pytest.raises(aiodist.CollectiveTimeoutError):
+        await groups[0].all_reduce(np.ones(3, np.float32), tag=tag, timeout=0.05)
+    for group in groups[1:]:
+        with pytest.raises(aiodist.CollectiveTimeoutError):
+            await group.all_reduce(np.ones(3, np.float32), tag=tag)
+
+
+def test_by_hand(run) -> None:
+    async def main() -> str:
+        async with aiodist.local(2) as groups:
+            arrays = [np.ones(3, np.float32) for _ in groups]
+            for _ in range(3):
+                pairs = zip(groups, arrays, strict=True)
+                await asyncio.gather(*[group.all_reduce(x) for group, x in pairs])
+            await asyncio.gather(groups[0].send("text", 1, tag=5), groups[1].recv(src=0))
+            waiting = groups[1].recv(src=0, tag="never")
+            out = io.StringIO()
+            flight_recorder.dump(out)
+            waiting.cancel()
+            return out.getvalue()
+
+    text = run(main())
+    own, other = text.split("aiodist flight recorder: ")[1:]
+    assert own.startswith("group 'world' epoch 1 rank 0 of 2, pid")
+    assert other.startswith("group 'world' epoch 1 rank 1 of 2, pid")
+    for seq in range(3):
+        assert f"  all_reduce #{seq}  all_reduce(SUM, float32[3])  12 bytes\n" in own
+    assert "done       send tag 5 to rank 1" in own
+    assert "done       recv tag 5 from rank 0" in other
+    assert "waits      recv tag 'never' from rank 0" in other
+    assert "test_flight_recorder.py:" in own
+
+
+def test_nothing_is_written_unasked(run, capfd) -> None:
+    async def main() -> None:
+        async with aiodist.local(2) as groups:
+            await _miss_a_deadline(groups)
+
+    run(main())
+    assert capfd.readouterr().err == ""
+
+
+def test_after_an_error_each_rank_writes_a_file(run, tmp_path: Path) -> None:
+    async def main() -> None:
+        flight_recorder.enable(tmp_path / "dumps", on_signal=False)
+        async with aiodist.local(2, group="a/b") as groups:
+            await _miss_a_deadline(groups)
+
+    run(main())
+    pid = os.getpid()
+    found = sorted(path.name for path in (tmp_path / "dumps").iterdir())
+    assert found == [f"a%2Fb-rank{rank}-pid{pid}.txt" for rank in (0, 1)]
+    text = (tmp_path / "dumps" / found[0]).read_text()
+    assert "CollectiveTimeoutError: not entered within 0.05 s by rank 1" in text
+    assert "failed     all_reduce tag 'step' #0  all_reduce(SUM, float32[3])" in text
+
+
+def test_errors_that_come_in_crowds_are_dumped_once(run, capfd) -> None:
+    async def main() -> None:
+        flight_recorder.enable(on_signal=False)
+        async with aiodist.local(2) as groups:
+            for number in range(30):
+                work = groups[0].barrier(tag=number, timeout=1e-9)
+                await asyncio.wait([work])
+                assert isinstance(work.exception(), aiodist.CollectiveTimeoutError)
+
+    run(main())
+    assert capfd.readouterr().err.count("flight recorder: group 'world' epoch 1 rank 0") == 1
+
+
+def test_a_signal_shows_everything_also_where_the_loop_is_blocked(run, capfd) -> None:
+    seen: list[int] = []
+
+    async def main() -> None:
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+        flight_recorder.enable()
+        async with aiodist.local(2) as groups:
+            works = [groups[0].barrier(tag=number) for number in range(30)]
+            signal.raise_signal(signal.SIGUSR1)  # no turn of the loop in between
+            await asyncio.gather(*[groups[1].barrier(tag=number) for number in range(30)], *works)
+        flight_recorder.disable()
+        signal.signal(signal.SIGUSR1, before)
+
+    run(main())
+    err = capfd.readouterr().err
+    for number in range(30):
+        assert f"  barrier tag {number} #0  barrier()  not heard of: rank 1\n" in err
+    assert "its event loop is at scenarios/test_flight_recorder.py:" in err
+    assert seen == [signal.SIGUSR1]  # the handler that was there before
+
+
+def test_by_the_environment(run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv(flight_recorder.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(flight_recorder._settings, "decided", False)
+
+    async def main() -> None:
+        async with aiodist.local(1):
+            assert signal.getsignal(signal.SIGUSR1) is flight_recorder._on_signal
+            signal.raise_signal(signal.SIGUSR1)
+
+    run(main())
+    [path] = tmp_path.iterdir()
+    assert path.read_text().startswith("aiodist flight recorder: group 'world' epoch 1 rank 0 of 1")
+
+
+def test_a_directory_that_cannot_be_made_is_no_reason_to_fail(
+    run, tmp_path: Path, monkeypatch, caplog
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(flight_recorder.VARIABLE, str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(flight_recorder._settings, "decided", False)
+
+    async def main() -> None:
+        async with aiodist.local(1) as [group]:
+            await group.barrier()
+
+    run(main())
+    assert "dumps go to stderr" in caplog.text
