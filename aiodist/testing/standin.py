@@ -64,7 +64,8 @@ class StandinEvent:
         return int(self._words[0])
 
     def come(self, number: int) -> None:
-        self._words[1] = number
+        # What was recorded on two streams may be come to in any order: the last record counts.
+        self._words[1] = max(int(self._words[1]), number)
 
     def reached(self, number: int) -> bool:
         """Whether that record is done; none is that a process left behind."""

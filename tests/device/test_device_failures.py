@@ -197,3 +197,22 @@ async def test_the_stream_of_the_call_comes_after_what_was_queued(devices: Devic
         gate.set()
         await drained(groups)
         np.testing.assert_array_equal(ranks[0].get(xs[0]), np.full(10, 7.0))
+
+
+def test_an_event_that_two_streams_record(devices: Devices) -> None:
+    """The last record counts, whichever stream comes first."""
+    (device,) = devices(1)
+    event = device.event()
+    first, last = device.stream(), device.stream()
+    gate = first.hold()
+    first.record(event)
+    assert not event.done()
+    last.record(event)
+    device.get(device.put(np.ones(1)))
+    while last.queue:
+        device.get(device.put(np.ones(1)))
+    assert event.done()
+    gate.set()
+    while first.queue:
+        device.get(device.put(np.ones(1)))
+    assert event.done()
