@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench gpu kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one
 
 bench-%: $(READY) $(PEERS_READY)  ## the benchmark of that name: see python -m benchmarks --help
 	$(BIN)/python -m benchmarks $*
+
+gpu:  ## tests and benchmark on a GPU; needs torch, numpy, msgpack and pytest in $(PYTHON)
+	$(PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . tests/gpu
+	$(PYTHON) -m benchmarks.gpu
 
 N := 100
 restarts: $(READY)  ## kill and restart the coordinator under load, N times

@@ -56,6 +56,12 @@ class BlockingGroup:
         """See `Group.broadcast`."""
         return self._run(self._group.broadcast, x, src, tag=tag, timeout=timeout)
 
+    def share(
+        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+    ) -> Any:
+        """See `Group.share`."""
+        return self._run(self._group.share, x, src, tag=tag, timeout=timeout)
+
     def all_gather(
         self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from aiodist.blocking import BlockingGroup
 from aiodist.errors import GroupClosedError
 from aiodist.runtime import deadlines, deriving
-from aiodist.runtime.collectives import base, reductions, values
+from aiodist.runtime.collectives import base, devices, loans, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
 from aiodist.runtime.recovery import Recovery, check_sizes
@@ -150,7 +150,7 @@ class Group:
             if work is not None:
                 return work
         self._context.check_open()
-        call = reductions.all_reduce(self._context, x, ReduceOp.of(op), out)
+        call = devices.all_reduce(self._context, x, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
     def reduce(
@@ -166,7 +166,7 @@ class Group:
         """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
         never altered."""
         self._enter()
-        call = reductions.reduce(self._context, x, dst, ReduceOp.of(op), out)
+        call = devices.reduce(self._context, x, dst, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
     def broadcast(
@@ -229,7 +229,7 @@ class Group:
         dimension as `numpy.array_split` does. Never in place.
         """
         self._enter()
-        call = reductions.reduce_scatter(self._context, xs, ReduceOp.of(op), out)
+        call = devices.reduce_scatter(self._context, xs, ReduceOp.of(op), out)
         return self._launch(call, tag, timeout)
 
     def all_to_all(
@@ -253,7 +253,7 @@ class Group:
     ) -> Work[Any]:
         """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
         self._enter()
-        call = reductions.scan(self._context, x, ReduceOp.of(op), out, exclusive=False)
+        call = devices.scan(self._context, x, ReduceOp.of(op), out, exclusive=False)
         return self._launch(call, tag, timeout)
 
     def exscan(
@@ -268,7 +268,7 @@ class Group:
         """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`; at rank 0 `x` itself,
         unchanged."""
         self._enter()
-        call = reductions.scan(self._context, x, ReduceOp.of(op), out, exclusive=True)
+        call = devices.scan(self._context, x, ReduceOp.of(op), out, exclusive=True)
         return self._launch(call, tag, timeout)
 
     def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
@@ -521,6 +521,22 @@ class Group:
         """
         self._enter()
         return self._context.heap.empty(shape, dtype, like)
+
+    def share(
+        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """Let all ranks use the memory of `x` of rank `src`: a CUDA tensor, or a tree of them,
+        contiguous. A collective; elsewhere `x` is None, and the result the same tensors, mapped.
+
+        Whoever writes to them writes to the one copy that there is, and sees to the order himself.
+        `src` keeps the memory until all others have let go of the last view of it, even if it drops
+        its own tensors or leaves the group. The Work fails with OSError where not all ranks can map
+        it; numbers and strings in a tree travel as in `broadcast`.
+
+        Raises TypeError for arrays of the host, ValueError for tensors that are not contiguous.
+        """
+        self._enter()
+        return self._launch(loans.loan(self._context, x, src), tag, timeout)
 
     # -- threads ----------------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ class _Options:
     contexts: TlsContexts | None
     client: tls.SSLContext | None
     transports: tuple[str, ...]
+    reads_devices: bool
     bind: str | None
     advertise: str | None
     name: str
@@ -110,10 +111,10 @@ def connect(
     send each other, too; all ranks have to do the same. A client-side context alone is for the
     connection to the coordinator.
 
-    `transports`: those allowed ("inproc", "shm", "unix", "tcp"; None: all, the best that reaches
-    each peer). `bind`: the host to listen at for peers (None: the address of
-    this host towards the coordinator); `advertise`: the host that peers shall dial (None: the one
-    the coordinator sees). `name` and `metadata` are shown to the other members.
+    `transports`: those allowed ("inproc", "shm", "unix", "tcp", and "cuda_ipc" for tensors on a
+    GPU; None: all, the best that reaches each peer). `bind`: the host to listen at for peers (None:
+    the address of this host towards the coordinator); `advertise`: the host that peers shall dial
+    (None: the one the coordinator sees). `name` and `metadata` are shown to the other members.
     `max_message_bytes`: the largest value accepted from a peer. `allow_pickle`: whether other
     objects may travel, and be unpickled: only among peers that may run code here.
 
@@ -144,6 +145,9 @@ def connect(
         contexts = TlsContexts(*ssl)
         ssl = contexts.client
     name_of_group = group or found.group or "world"
+    if transports is None:
+        transports = found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
+    allowed = registry.names_of(transports)
     return Connecting(
         _Options(
             coordinator=finding.Wanted(
@@ -165,11 +169,8 @@ def connect(
             lease=lease,
             contexts=contexts,
             client=ssl,
-            transports=registry.choose(
-                transports
-                if transports is not None
-                else found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
-            ),
+            transports=registry.choose(allowed),
+            reads_devices=registry.allows_devices(allowed),
             bind=bind,
             advertise=advertise,
             name=name or "",
@@ -249,6 +250,7 @@ async def _join(
     control: ControlClient | None = None
     expected = options.size or options.max_size or MAX_MEMBERS
     endpoint = Endpoint(loop, expected=expected, lease=options.lease)
+    endpoint.reads_devices = options.reads_devices
     listeners: list[Listener] = []
     events: list[ControlEvent] = []
     try:
@@ -405,7 +407,7 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
     """
     name = f"inproc://local-{secrets.token_hex(8)}"
     async with Coordinator(name, token=options.get("token"), returns=False):
-        options.setdefault("transports", ("inproc",))
+        options.setdefault("transports", ("inproc", registry.DEVICES))
         joining = [
             asyncio.ensure_future(_joined(connect(name, rank=rank, size=size, **options)))
             for rank in range(size)

@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers import tensors
-from aiodist.buffers.dtypes import CARRIERS, carrier, name_of
+from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier, name_of
 from aiodist.buffers.paths import Where
 
 Flat = NDArray[Any]
 """A one-dimensional, contiguous, little-endian array of a carrier dtype."""
 
-Kind = Literal["numpy", "torch", "scalar", "other"]
-"""numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`."""
+Kind = Literal["numpy", "torch", "scalar", "other", "device"]
+"""numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`; in messages, an array
+of a device (where it comes to the host, a torch tensor, or a numpy array if there is no torch)."""
 
 
 @lru_cache(maxsize=1024)
@@ -165,8 +166,21 @@ def check_writable(array: Array, where: Where) -> None:
 def check_same(expected: str, name: str, shape: tuple[int, ...], got: Array, where: Where) -> None:
     """Raise TypeError or ValueError unless `got` has this dtype and shape."""
     if got.name != name or got.shape != shape:
-        error = TypeError if got.name != name else ValueError
-        raise error(f"{where}: is {got}, {expected} is {shown(name, shape)}")
+        raise misfit(expected, name, shape, got.name, got.shape, where)
+
+
+def misfit(
+    expected: str,
+    name: str,
+    shape: tuple[int, ...],
+    got_name: str,
+    got_shape: tuple[int, ...],
+    where: Where,
+) -> Exception:
+    """What is raised for an array of another dtype, or another shape."""
+    error = TypeError if got_name != name else ValueError
+    text = f"{where}: is {shown(got_name, got_shape)}, {expected} is {shown(name, shape)}"
+    return error(text)
 
 
 def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
@@ -175,7 +189,7 @@ def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
     A tensor is made as a numpy array where torch is not installed. Raises TypeError for dtypes
     that only a (newer) torch has.
     """
-    if kind == "torch":
+    if kind == "torch" or (kind == "device" and name in TORCH):
         torch = tensors.require()
         if torch is not None:
             try:

@@ -29,7 +29,7 @@ LIST, TUPLE, DICT, ARRAY, SCALAR, BIG_INT, COMPLEX, PICKLE = range(8)
 
 _COUNT: Final = struct.Struct("<I")
 _COMPLEX: Final = struct.Struct("<dd")
-_KINDS: Final[tuple[Kind, ...]] = ("numpy", "torch")
+_KINDS: Final[tuple[Kind, ...]] = ("numpy", "torch", "device")
 _MAX_BYTES: Final = 2**63 - 1
 
 Ext = msgpack.ExtType
@@ -135,7 +135,7 @@ def read_array(data: bytes) -> Spec:
     shape = struct.unpack_from(f"<{ndim}q", data, 2)
     name = _text(data[end:])
     dtype = _dtype(name)
-    if name not in TORCH if kind == "torch" else name in CARRIERS:
+    if (kind == "torch" and name not in TORCH) or (kind == "numpy" and name in CARRIERS):
         raise ProtocolError(f"{kind} has no dtype {name}")
     nbytes, bound = _sizes(dtype.itemsize, shape)
     if min(shape, default=0) < 0 or bound > _MAX_BYTES:

@@ -7,6 +7,7 @@ bytes go to, and in the end the value.
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,9 @@ import msgpack
 import numpy as np
 
 from aiodist.buffers import arrays, tokens
-from aiodist.buffers.arrays import Array, Flat, check_same, view, writable
+from aiodist.buffers.arrays import Flat, check_same, view, writable
+from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.foreign import Giver, Taker, Target
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, Spec
 from aiodist.errors import MessageTooLargeError, ProtocolError
@@ -37,20 +40,46 @@ class Encoded:
 
     `meta`: what `parse` takes. `buffers`: read-only or writable byte views of the arrays, in
     order, without the empty ones; they keep the memory alive. `nbytes`: their sum. `specs`: dtype
-    and shape of each array.
+    and shape of each array. `gaps`: for each foreign array, how many of the buffers come before it;
+    `elsewhere`: the bytes of these.
     """
 
-    __slots__ = ("buffers", "meta", "nbytes", "specs")
+    __slots__ = ("buffers", "elsewhere", "gaps", "meta", "nbytes", "specs")
 
-    def __init__(self, meta: bytes, buffers: list[memoryview], specs: tuple[Spec, ...]) -> None:
+    def __init__(
+        self,
+        meta: bytes,
+        buffers: list[memoryview],
+        specs: tuple[Spec, ...],
+        gaps: Sequence[int] = (),
+    ) -> None:
         self.meta = meta
         self.buffers = buffers
         self.nbytes = sum([b.nbytes for b in buffers])
         self.specs = specs
+        self.gaps = gaps
+        self.elsewhere = sum([s.nbytes for s in specs if s.kind == "device"]) if gaps else 0
+
+    def fill(self, copies: Sequence[memoryview]) -> None:
+        """Its foreign arrays are on the host from here on."""
+        self.buffers = self.filled(copies)
+        self.nbytes += self.elsewhere
+        self.elsewhere, self.gaps = 0, ()
+
+    def filled(self, copies: Sequence[memoryview]) -> list[memoryview]:
+        """All buffers, with copies of the foreign arrays in their places."""
+        joined: list[memoryview] = []
+        start = 0
+        for gap, data in zip(self.gaps, copies, strict=True):
+            joined += self.buffers[start:gap]
+            if data.nbytes:
+                joined.append(data)
+            start = gap
+        return joined + self.buffers[start:]
 
 
-def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
-    """The message for a value.
+def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None = None) -> Encoded:
+    """The message for a value. `foreign` takes arrays out of it that are not of the host.
 
     Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
     path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
@@ -62,9 +91,10 @@ def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
         if found is not None:
             meta, specs = found
             return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
-    encoder = _Encoder(allow_pickle)
+    encoder = _Encoder(allow_pickle, foreign)
     encoder.put(value, "value", 0)
-    encoded = Encoded(tokens.pack(encoder.tokens), encoder.buffers, tuple(encoder.specs))
+    meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)
+    encoded = Encoded(meta, encoder.buffers, specs, encoder.gaps)
     if flat is not None and encoder.direct:
         if len(_described) >= _KEPT:
             del _described[next(iter(_described))]
@@ -73,8 +103,10 @@ def encode(value: object, *, allow_pickle: bool = False) -> Encoded:
 
 
 class _Encoder:
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, foreign: Giver | None) -> None:
         self.allow_pickle = allow_pickle
+        self.foreign = foreign
+        self.gaps: list[int] = []
         self.tokens: list[Any] = []
         self.buffers: list[memoryview] = []
         self.specs: list[Spec] = []
@@ -97,6 +129,13 @@ class _Encoder:
     def _array(self, value: Any, where: Where) -> bool:
         if isinstance(value, (str, bytes, list, tuple, dict)):  # np.str_ is str
             return False
+        if self.foreign is not None and (given := self.foreign.give(value, where)) is not None:
+            name, shape = given
+            self.tokens.append(tokens.array("device", name, shape))
+            nbytes = math.prod(shape) * carrier(name).itemsize
+            self.specs.append(Spec("device", name, shape, nbytes))
+            self.gaps.append(len(self.buffers))
+            return True
         array = view(value, where)
         if array is None:
             return False
@@ -203,7 +242,8 @@ class _Pickled:
 class Incoming:
     """A message whose metadata is here and whose array bytes are to come.
 
-    `nbytes`: how many bytes follow. `allocate`, then fill `buffers` in order, then `finish`.
+    `nbytes`: how many bytes its arrays have. `allocate`, then fill `buffers` in order, then
+    `finish`. `foreign`: what it was allocated with.
     """
 
     __slots__ = (
@@ -213,6 +253,7 @@ class Incoming:
         "_staged",
         "_tree",
         "buffers",
+        "foreign",
         "nbytes",
         "specs",
     )
@@ -223,24 +264,33 @@ class Incoming:
         self.nbytes = sum([spec.nbytes for spec in specs])
         self._allow_pickle = allow_pickle
         self.buffers: list[memoryview] = []
+        self.foreign: Any = None
         self._out: Any = None
-        self._arrays: list[Array] = []
+        self._arrays: list[Target] = []
         self._staged: list[Flat | None] = []
 
     def describe(self) -> str:
         """The value in short: `float32[3,4]`, `list[3]`, `int`."""
         return describe(self._tree)
 
-    def allocate(self, out: object = None, *, name: str = "out") -> None:
+    @property
+    def has_foreign(self) -> bool:
+        """Whether there are arrays in it that were on a device."""
+        return any(spec.kind == "device" for spec in self.specs)
+
+    def allocate(
+        self, out: object = None, *, name: str = "out", foreign: Taker | None = None
+    ) -> None:
         """Make the memory that the bytes go to, and set `buffers`: writable byte views, in order,
         without the empty ones.
 
         Without `out`: new arrays of the kinds, dtypes and shapes that were sent. With it: an
         array, or a tree of lists, tuples and dicts with an array where the value has one, that
         are written in place. TypeError or ValueError, naming the place in `name`, says what does
-        not fit; the Incoming is then unchanged and may be allocated again.
+        not fit; the Incoming is then unchanged and may be allocated again. `foreign` has places
+        for arrays that go to a device, or come from one apart.
         """
-        made: list[Array | None] = [None] * len(self.specs)
+        made: list[Target | None] = [None] * len(self.specs)
         for where, leaf, place in _walk(self._tree, out, name if out is not None else "value"):
             if isinstance(leaf, _Pickled):
                 if not self._allow_pickle:
@@ -248,14 +298,22 @@ class Incoming:
                         f"{where} came pickled: connect with allow_pickle=True to accept that"
                     )
             elif isinstance(leaf, _Leaf):
-                if out is None:
-                    array = arrays.empty(leaf.spec.kind, leaf.spec.name, leaf.spec.shape, where)
+                spec = leaf.spec
+                taken = None
+                if foreign is not None:
+                    taken = foreign.take(spec, None if out is None else place, where)
+                if taken is not None:
+                    made[leaf.index] = taken
+                elif out is None:
+                    made[leaf.index] = arrays.empty(spec.kind, spec.name, spec.shape, where)
                 else:
                     array = writable(place, where)
-                    spec = leaf.spec
                     check_same("the incoming array", spec.name, spec.shape, array, where)
-                made[leaf.index] = array
+                    made[leaf.index] = array
+            elif foreign is not None and out is not None and foreign.is_foreign(place):
+                raise _misfit(leaf, place, where)
         self._out = out
+        self.foreign = foreign
         self._arrays = [array for array in made if array is not None]
         staged = [array.stage() for array in self._arrays]
         self._staged = [copy for _, copy in staged]

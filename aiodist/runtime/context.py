@@ -23,6 +23,7 @@ from aiodist.errors import (
 from aiodist.runtime import deadlines, failures, revoking
 from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.board import digest_of
+from aiodist.runtime.device import Plane
 from aiodist.runtime.early import Key
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
@@ -78,7 +79,8 @@ class Context:
         self.scope = trace.Scope(group, epoch, self.rank, self.size, id)
         self.trace = trace.bound(self.scope)
         self.recorder = endpoint.recorder
-        self.p2p = PointToPoint(self, self.loop, self.trace, self._record)
+        self.plane = Plane(self)
+        self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.plane)
         self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
@@ -381,8 +383,8 @@ class Context:
         if kind == kinds.TAGS:
             self._about_tags(src, fields[2:])
             return None
-        if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP):
-            self.heap.heard(src, fields)
+        if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP, kinds.DEVICE):
+            (self.plane if kind == kinds.DEVICE else self.heap).heard(src, fields)
             return None
         if kind == kinds.REVOKE:
             revoking.heard(self, fields)
@@ -454,6 +456,7 @@ class Context:
         if self.lane is not None:
             self.lane.break_off()
         self.telling.lose(src)
+        self.plane.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
 
     def check_open(self) -> None:
@@ -484,6 +487,7 @@ class Context:
             else:
                 self._withdraw(op)
                 op.work.fail(error)
+        self.plane.close()  # it may have a last word
         self.ended = error
         self.heap.close()
         if self.lane is not None:
@@ -581,14 +585,10 @@ class Context:
 
     def lost(self) -> Mapping[int, str]:
         """The ranks that are lost, and why."""
-        if not (self._gone or self.endpoint.lost):
+        lost = self.endpoint.lost
+        if not (self._gone or lost):
             return {}
-        lost = {
-            self._local[root]: reason
-            for root, reason in self.endpoint.lost.items()
-            if root in self._local
-        }
-        return lost | self._gone
+        return {rank: lost[root] for root, rank in self._local.items() if root in lost} | self._gone
 
     def has_lost(self, peer: int) -> bool:
         """Whether `peer` is lost."""

@@ -73,6 +73,8 @@ class Endpoint:
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
         self.closing = False
+        self.reads_devices = True
+        """Whether this rank may read the devices of others, and they its own."""
         self.rank = -1
         """This rank's own root."""
         self.on_broken: Callable[[int, str], None] = lambda root, reason: None

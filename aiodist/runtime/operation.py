@@ -85,6 +85,19 @@ class Running(Protocol):
         ...
 
 
+class Pause:
+    """A phase that waits for something on this rank, not for a peer: `run` says whether it is over,
+    and if not, sees to it that `resume` is called when it may be."""
+
+    resume: Callable[[], None]
+
+    def run(self) -> bool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """It is over, or nobody waits any more."""
+
+
 Program = Generator[Phase | PullPhase | Running, None, Any]
 Start = Callable[[bool], Program]
 """Makes a program, given whether it runs on a lane: there, and only there, it may have phases in
@@ -283,7 +296,8 @@ class Operation:
         """Whether the rest of the current phase exchanges anything with `peer`."""
         if self.lane is not None and (self._pull is not None or self._plan is None):
             return True
-        if self._plan is None or self._unsent[peer]:  # what has not left never will
+        # What has not left never will.
+        if self._plan is None or self._unsent[peer] or isinstance(self._pull, Pause):
             return True
         receives = 0
         for step in self._plan.steps[self._pc :]:
@@ -507,6 +521,8 @@ class Operation:
                 self._pull = PullRun(self.lane, self, phase)
             elif not isinstance(phase, Phase):
                 self._pull = phase
+                if isinstance(phase, Pause):
+                    phase.resume = self.advance
         except StopIteration as stop:
             self.done = True
             self._host.finished(self, stop.value)

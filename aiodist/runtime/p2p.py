@@ -11,6 +11,10 @@ pieces of at most 256 KiB, at most four of them in a link and in one turn of the
 several transfers alternate. The Work of the sender is complete when all data has left. A message
 to oneself takes the same way, without a link.
 
+Messages with arrays on a device (`device_values`) are announced, however small: the receiver reads
+these where they lie, and pulls the rest when it has them, so FIN says that they were right, too. If
+it cannot read them, it pulls all, and the sender copies them to the host.
+
 **Order.** Messages of one (source, tag) are matched in the order they were sent, receives in the
 order they were posted. Any-tag takes the oldest message of a source, any-source takes turns over
 the sources that have one. A large message that was matched first may complete after a small one
@@ -49,6 +53,8 @@ from aiodist.buffers import values
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import MAX_TAG, Key, MessageTag
+from aiodist.runtime.device import Lease, Plane
+from aiodist.runtime.device_values import Sources, device_among
 from aiodist.runtime.p2p_messages import Envelope, Receiving
 from aiodist.runtime.p2p_receiver import Receiver
 from aiodist.runtime.p2p_sender import Sender, Sending
@@ -67,11 +73,13 @@ class PointToPoint:
         loop: asyncio.AbstractEventLoop,
         trace: Trace | None = None,
         record: Callable[[Work[Any], int | None], None] = lambda work, peer: None,
+        plane: Plane | None = None,
     ) -> None:
         """`record`: takes note of an operation with a rank (None: any)."""
         self._channel = channel
         self._trace = trace
         self._record = record
+        self._plane = plane
         self._loop = loop
         self._rank = channel.rank
         self._size = channel.size
@@ -80,7 +88,7 @@ class PointToPoint:
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
         self._wire = wire.Wire(channel, self._loop_back)
         self._sender = Sender(self._wire, channel, loop, self._ended)
-        self._receiver = Receiver(self._wire, channel, loop, self._ended, self._lost_for)
+        self._receiver = Receiver(self._wire, channel, loop, self._ended, self._lost_for, plane)
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
             wire.PULL: self._sender.pulled,
             wire.FIN: self._receiver.finished,
@@ -109,16 +117,18 @@ class PointToPoint:
             raise self._closed
         tag = as_tag(tag)
         dst = self._as_rank(dst, "dst")
-        encoded = values.encode(value, allow_pickle=self._channel.allow_pickle)
-        work: Work[None] = Work.begin(
-            self._loop, "send", tag, None, encoded.nbytes, self._on_cancel
-        )
+        sources = None if self._plane is None else Sources(self._plane)
+        encoded = values.encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
+        if sources is not None and sources.lease is None:
+            sources = None
+        nbytes = encoded.nbytes + encoded.elsewhere
+        work: Work[None] = Work.begin(self._loop, "send", tag, None, nbytes, self._on_cancel)
         self._started(work, dst)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
             return work
-        sending = self._sender.send(work, dst, tag, encoded)
+        sending = self._sender.send(work, dst, tag, encoded, sources)
         if sending is not None:
             self._pending[work] = sending
         if self._wire.waiting:
@@ -139,8 +149,14 @@ class PointToPoint:
         drops it, and PeerLostError when no more can come from `src`: from any source, as soon as
         one rank is lost.
         """
+        if self._closed is not None:
+            raise self._closed
+        lease = None
+        if self._plane is not None and out is not None:
+            device = device_among(out)
+            lease = None if device is None else Lease(self._plane, device)
         work, source, key = self._wait("recv", src, tag)
-        receiving = self._receiver.receive(work, source, key, out)
+        receiving = self._receiver.receive(work, source, key, out, lease)
         if not work.done():
             self._pending[work] = receiving
         if self._wire.waiting:
@@ -225,7 +241,9 @@ class PointToPoint:
             return
         self._gone.add(src)
         failing = self._sender.lose(src)
-        failing += [receiving.work for receiving in self._receiver.lose(src)]
+        for receiving in self._receiver.lose(src):
+            receiving.let_go()
+            failing.append(receiving.work)
         for work in failing:
             self._pending.pop(work, None)
             work.fail(self._peer_lost(work, text, (src,)))
@@ -238,6 +256,9 @@ class PointToPoint:
         self._closed = error
         for peer in range(self._size):
             self._sender.lose(peer)
+        for operation in self._pending.values():
+            if isinstance(operation, Receiving):
+                operation.let_go()
         self._receiver.close()
         self._wire.waiting.clear()
         pending, self._pending = self._pending, {}

@@ -222,7 +222,7 @@ class P2PExpress:
     def _learn(self, meta: bytes) -> Form | None:
         """The form of what came with this metadata."""
         specs = values.parse(meta).specs if meta else []
-        form = self._make(specs[0]) if len(specs) == 1 else None
+        form = self._make(specs[0]) if len(specs) == 1 and specs[0].kind != "device" else None
         if form is not None and form.meta != meta:
             form = None  # a tree of values
         return _keep(self._came, meta, form)

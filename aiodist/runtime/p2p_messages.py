@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from aiodist.buffers.values import Incoming
 from aiodist.runtime.credit import Key, MessageTag
+from aiodist.runtime.device import Lease
 from aiodist.runtime.pieces import Landing
 from aiodist.runtime.work import Work
 
@@ -24,21 +25,35 @@ class Envelope(NamedTuple):
 class Receiving:
     """A receive whose Work is pending. Wildcards are None."""
 
-    __slots__ = ("message", "number", "out", "ready", "source", "tag", "target", "work")
+    __slots__ = (
+        "lease", "message", "number", "out", "ready", "source", "tag", "target", "work",
+    )  # fmt: skip
 
     def __init__(
-        self, number: int, work: Work[Any], source: int | None, tag: Key, out: object
+        self,
+        number: int,
+        work: Work[Any],
+        source: int | None,
+        tag: Key,
+        out: object,
+        lease: Lease | None = None,
     ) -> None:
         self.number = number
         self.work = work
         self.source = source
         self.tag = tag
         self.out = out
+        self.lease = lease  # where `out` is on a device
         self.message: Message | None = None  # what it was matched with
         self.target: Incoming | None = None
         """Where the value comes together, once metadata is here."""
         self.ready: tuple[memoryview, Incoming] | None = None
         """The target for a message of such metadata, made beforehand."""
+
+    def let_go(self) -> None:
+        """It fails: nothing is written to `out` that is not queued there by now."""
+        if self.target is not None and self.target.foreign is not None:
+            self.target.foreign.let_go()
 
 
 class Probing(Receiving):
@@ -54,6 +69,7 @@ class Message:
         "body",
         "complete",
         "data",
+        "fetched",
         "gone",
         "landing",
         "meta",
@@ -66,6 +82,7 @@ class Message:
         "source",
         "tag",
         "wanted",
+        "words",
     )
 
     def __init__(
@@ -78,12 +95,14 @@ class Message:
         meta_nbytes: int,
         nbytes: int,
         sid: int | None,
+        words: bytes = b"",
     ) -> None:
         self.number = number
         self.source = source
         self.tag = tag
         self.price = price
         self.wanted = wanted
+        self.words = words
         self.meta_nbytes = meta_nbytes
         self.nbytes = nbytes
         self.sid = sid  # None: eager
@@ -92,6 +111,8 @@ class Message:
         self.meta: memoryview | None = None
         self.landing: Landing | None = None  # of the part that was pulled last
         self.body: Incoming | None = None  # what the data is pulled into
+        self.fetched = False
+        """Its sender has been asked for the data: all that lay on its device is here."""
         self.complete = False
         self.gone = False  # delivered, withdrawn or refused
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.buffers.values import Incoming, describe, fill, parse
 from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import Key, MessageTag, cost
+from aiodist.runtime.device import Lease, Plane
+from aiodist.runtime.device_values import Places, Sources
 from aiodist.runtime.mailbox import Mailbox, Posted
 from aiodist.runtime.p2p_flow import Flow
 from aiodist.runtime.p2p_messages import (
@@ -35,7 +38,9 @@ class Receiver:
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
         lost: Callable[[Receiving], AiodistError | None],
+        plane: Plane | None = None,
     ) -> None:
+        self._plane = plane
         self._wire = out
         self._channel = channel
         self._loop = loop
@@ -76,10 +81,17 @@ class Receiver:
 
     # -- from the user ----------------------------------------------------------------------------
 
-    def receive(self, work: Work[Any], source: int | None, tag: Key, out: object) -> Receiving:
-        """Post a receive; it may be complete at once."""
+    def receive(
+        self,
+        work: Work[Any],
+        source: int | None,
+        tag: Key,
+        out: object,
+        lease: Lease | None = None,
+    ) -> Receiving:
+        """Post a receive; it may be complete at once. `lease`: where `out` is on a device."""
         self._number += 1
-        receiving = Receiving(self._number, work, source, tag, out)
+        receiving = Receiving(self._number, work, source, tag, out, lease)
         self._post(receiving)
         return receiving
 
@@ -177,11 +189,11 @@ class Receiver:
             price = cost(tag, nbytes)
             message = Message(0, src, tag, price, wanted, meta, nbytes - meta, None)
         else:
-            tag, wanted, sid, meta, data = wire.read_rts(fields, nbytes)
+            tag, wanted, sid, meta, data, words = wire.read_rts(fields, nbytes)
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
-            message = Message(0, src, tag, price, wanted, meta, data, sid)
+            message = Message(0, src, tag, price, wanted, meta, data, sid, words)
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
             origin.last_sid = message.sid
@@ -226,7 +238,7 @@ class Receiver:
     def finished(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         (sid,) = wire.read_counts(fields, 1, nbytes)
         message = self._origins[src].announced.get(sid)
-        if message is None or message.body is None or message.landing is None:
+        if message is None or message.landing is None or not message.fetched:
             raise ProtocolError(f"rank {src} finished message {sid}: it was not pulled")
         if message.landing.left:
             raise ProtocolError(f"rank {src} finished message {sid} before all data was there")
@@ -316,7 +328,12 @@ class Receiver:
             receiving.target = message.body
             return True
         ready = receiving.ready
-        if ready is not None and message.meta == ready[0] and message.nbytes == ready[1].nbytes:
+        if (
+            ready is not None
+            and message.meta == ready[0]
+            and message.nbytes == ready[1].nbytes
+            and not message.words
+        ):
             receiving.target, receiving.ready = ready[1], None
             return True
         channel = self._channel
@@ -327,11 +344,12 @@ class Receiver:
                 raise ProtocolError(
                     f"metadata for {target.nbytes} bytes before {message.nbytes} bytes of data"
                 )
+            foreign = self._landing(message, target, receiving.lease)
         except Exception as error:  # these bytes are whatever the sender wanted them to be
             self._unreadable(message, receiving, error)
             return False
         try:
-            target.allocate(receiving.out)
+            target.allocate(receiving.out, foreign=foreign)
         except Exception as error:
             if receiving.out is None:
                 self._unreadable(message, receiving, error)
@@ -341,6 +359,23 @@ class Receiver:
         receiving.target = target
         return True
 
+    def _landing(self, message: Message, target: Incoming, lease: Lease | None) -> Places | None:
+        """Where those arrays of a message go that are on a device on either side."""
+        if self._plane is None or (lease is None and not target.has_foreign):
+            return None
+        found = None
+        if self._plane.problem and message.body is None:
+            message.words = b""
+        if message.words:
+            try:
+                found = self._plane.open(message.source, message.words)
+            except OSError as error:
+                self._plane.refuse(f"rank {self._channel.rank}: {error}")
+                message.words = b""
+        holder = Sources(self._plane)
+        holder.lease = lease
+        return Places(self._plane, holder, found)
+
     def _pull(self, message: Message, receiving: Receiving) -> None:
         assert message.sid is not None
         if message.meta is None:
@@ -348,11 +383,26 @@ class Receiver:
             message.data = memoryview(bytearray(message.meta_nbytes))
             message.landing = Landing([message.data])
         else:
-            part = wire.BODY
-            assert receiving.target is not None
-            message.body = receiving.target
-            message.landing = Landing(message.body.buffers)
+            target = receiving.target
+            assert target is not None
+            message.body = target
+            message.landing = Landing(target.buffers)
+            places: Places | None = target.foreign
+            if places is not None and places.reads:
+                places.queue(reads=True)
+                places.when_done(partial(self._fetched, message, target))
+                return
+            part = wire.WHOLE if target.has_foreign else wire.BODY
+            message.fetched = True
         self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)
+
+    def _fetched(self, message: Message, target: Incoming) -> None:
+        """All was read that lay on the sender's device."""
+        if message.body is target and not message.gone:
+            message.fetched = True
+            pull = (wire.PULL, message.sid, wire.BODY)
+            self._wire.send(message.source, pull, urgent=True)
+            self._wire.flush()
 
     def _meta_here(self, message: Message) -> None:
         message.meta = message.data
@@ -370,11 +420,29 @@ class Receiver:
         assert receiving is not None
         message.receiving = receiving.message = None
         target, receiving.target = receiving.target, None
-        if target is None or target is not message.body or receiving.out is None:
+        if target is None:
             return
-        assert message.meta is not None and message.landing is not None
+        if target is message.body and receiving.out is not None:
+            if message.words and not message.fetched:
+                message.body = message.landing = None  # it is read anew
+            else:
+                self._make_private(message, target)
+        if receiving.out is not None and target.foreign is not None:
+            target.foreign.let_go()
+
+    def _make_private(self, message: Message, target: Incoming) -> None:
+        """Have what came, and comes, in memory of its own, no longer in a user's."""
+        assert message.meta is not None
         private = parse(message.meta, allow_pickle=self._channel.allow_pickle)
-        private.allocate()
+        places = self._landing(message, private, None)
+        private.allocate(foreign=places)
+        if places is not None:
+            places.take_over(target.foreign)
+        if message.landing is None:  # it is complete
+            for into, data in zip(private.buffers, target.buffers, strict=True):
+                into[:] = data
+            message.body = private
+            return
         landing = message.landing.moved(private.buffers)
         if self._origins[message.source].arriving is message:
             old, new = message.landing.piece, landing.piece
@@ -389,13 +457,32 @@ class Receiver:
     def _deliver(self, message: Message, receiving: Receiving) -> None:
         target = receiving.target
         assert target is not None
+        places: Places | None = target.foreign
+        if message.body is None:
+            fill(target.buffers, message.data[message.meta_nbytes :])
+        elif target is not message.body:
+            for into, data in zip(target.buffers, message.body.buffers, strict=True):
+                into[:] = data
+            if places is not None:
+                places.take_over(message.body.foreign)
+        if places is None:
+            self._hand_over(message, receiving, target)
+            return
+        places.queue(reads=False)
+        places.when_done(partial(self._landed, message, receiving, target))
+
+    def _landed(self, message: Message, receiving: Receiving, target: Incoming) -> None:
+        """The device is done, too."""
+        waits = receiving.message is message and receiving.target is target
+        if waits and not receiving.work.done():
+            target.foreign.finished()
+            receiving.lease = None
+            self._hand_over(message, receiving, target)
+            self._wire.flush()
+
+    def _hand_over(self, message: Message, receiving: Receiving, target: Incoming) -> None:
         self._consumed(message)
         try:
-            if message.body is None:
-                fill(target.buffers, message.data[message.meta_nbytes :])
-            elif target is not message.body:
-                for into, data in zip(target.buffers, message.body.buffers, strict=True):
-                    into[:] = data
             value = target.finish()
         except Exception as error:  # what unpickling raises
             self._fail(receiving, self._not_readable(message, receiving, error))

@@ -12,6 +12,7 @@ from aiodist.buffers.values import Encoded
 from aiodist.errors import AiodistError, MessageTooLargeError, ProtocolError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import EAGER, MessageTag, SenderCredit, cost
+from aiodist.runtime.device_values import Sources
 from aiodist.runtime.mailbox import Line
 from aiodist.runtime.pieces import cut
 from aiodist.runtime.work import Work
@@ -20,7 +21,7 @@ BURST: Final = 4
 """Most pieces of transfers to one rank that a link holds, and that one turn of the loop sends:
 small messages and collectives get in between."""
 
-NOTHING: Final = 2
+NOTHING: Final = -1
 """In `Sending.next_part`, beside `METADATA` and `BODY`: all parts have been pulled."""
 
 
@@ -39,7 +40,9 @@ class Sending:
         "pieces",
         "price",
         "sid",
+        "sources",
         "tag",
+        "words",
         "work",
     )
 
@@ -51,6 +54,7 @@ class Sending:
         tag: MessageTag,
         encoded: Encoded,
         price: int,
+        sources: Sources | None,
     ) -> None:
         self.number = number
         self.work = work
@@ -58,6 +62,10 @@ class Sending:
         self.tag = tag
         self.encoded = encoded
         self.price = price
+        self.sources = sources
+        """Its arrays that are on a device."""
+        self.words = b""
+        """How the receiver was told to read them."""
         self.sid: int | None = None  # None: it waits here, nothing of it has travelled
         self.next_part = NOTHING
         self.pieces: Iterator[list[memoryview]] = iter(())
@@ -110,12 +118,19 @@ class Sender:
 
     # -- from the user ----------------------------------------------------------------------------
 
-    def send(self, work: Work[None], dst: int, tag: MessageTag, encoded: Encoded) -> Sending | None:
-        """Send a message. None: `work` is complete."""
+    def send(
+        self,
+        work: Work[None],
+        dst: int,
+        tag: MessageTag,
+        encoded: Encoded,
+        sources: Sources | None = None,
+    ) -> Sending | None:
+        """Send a message, whose arrays on a device are in `sources`. None: `work` is complete."""
         peer = self._peers[dst]
         meta = len(encoded.meta)
         nbytes = meta + encoded.nbytes
-        eager = nbytes <= EAGER
+        eager = nbytes <= EAGER and sources is None
         price = cost(tag, nbytes if eager else meta if meta <= wire.INLINE else 0)
         wanted = None if tag in peer.waiting else peer.credit.admit(tag, price)
         if wanted is not None and eager:
@@ -123,7 +138,7 @@ class Sender:
             work.finish(None)
             return None
         self._number += 1
-        sending = Sending(self._number, work, dst, tag, encoded, price)
+        sending = Sending(self._number, work, dst, tag, encoded, price, sources)
         if wanted is not None:
             self._announce(peer, sending, wanted)
         else:
@@ -154,6 +169,7 @@ class Sender:
         if sending.sid is None:
             self._unqueue(peer, sending)
             self._drain(peer, (sending.tag,))
+            self._let_go(sending)
             return
         del peer.announced[sending.sid]
         self._stop(peer, sending)
@@ -168,8 +184,9 @@ class Sender:
         for sending in pending:
             if sending.delivered:
                 self._complete(peer, sending)
-            sending.gone = True
-            self._stop(peer, sending)
+            else:
+                sending.gone = True
+                self._stop(peer, sending)
         peer.moving.clear()
         return [sending.work for sending in pending if not sending.delivered]
 
@@ -181,14 +198,32 @@ class Sender:
         sending = self._find(peer, sid)
         if sending is None:
             return
-        if part != sending.next_part or part == NOTHING:
+        due = wire.METADATA if part == wire.METADATA else wire.BODY
+        if due != sending.next_part or part > wire.WHOLE:
             raise ProtocolError(f"rank {src} pulled part {part} of message {sid}: not due")
         if part == wire.METADATA:
             sending.next_part = wire.BODY
-            sending.pieces = cut([memoryview(sending.encoded.meta)])
-        else:
-            sending.next_part = NOTHING
-            sending.pieces = cut(sending.encoded.buffers)
+            self._move(peer, sending, [memoryview(sending.encoded.meta)])
+            return
+        sending.next_part = NOTHING
+        sources = sending.sources
+        if sources is None or (part == wire.BODY and sending.words):
+            if sources is not None:
+                sources.plane.told(sending.words, src)
+            self._move(peer, sending, sending.encoded.buffers)
+            return
+        copies = sources.to_host()
+        sources.when_done(partial(self._copied, peer, sending, copies))
+
+    def _copied(self, peer: Peer, sending: Sending, copies: Sequence[memoryview]) -> None:
+        """All is on the host."""
+        if not sending.gone:
+            self._move(peer, sending, sending.encoded.filled(copies))
+            self._wire.flush()
+
+    def _move(self, peer: Peer, sending: Sending, buffers: Sequence[memoryview]) -> None:
+        """Send the part that was pulled."""
+        sending.pieces = cut(buffers)
         sending.ahead = next(sending.pieces, None)
         if sending.ahead is None:
             self._all_left(peer, sending)
@@ -208,7 +243,7 @@ class Sender:
         self._stop(peer, sending)
         error: tuple[type[AiodistError], str]
         if why == wire.TOO_LARGE:
-            size = len(sending.encoded.meta) + sending.encoded.nbytes
+            size = len(sending.encoded.meta) + sending.encoded.nbytes + sending.encoded.elsewhere
             error = (
                 MessageTooLargeError,
                 (
@@ -269,9 +304,16 @@ class Sender:
         peer.announced[sid] = sending
         inline = len(meta) <= wire.INLINE
         sending.next_part = wire.BODY if inline else wire.METADATA
+        nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
+        fields: tuple[Any, ...] = (wire.RTS, sending.tag, wanted, sid, len(meta), nbytes)
+        if sending.sources is not None:
+            words = sending.sources.words(sending.dst)
+            if 0 < len(words) <= wire.MAX_WORDS:
+                sending.words = words
+                fields += (words,)
         self._wire.send(
             sending.dst,
-            (wire.RTS, sending.tag, wanted, sid, len(meta), sending.encoded.nbytes),
+            fields,
             (memoryview(meta),) if inline else (),
         )
 
@@ -294,7 +336,7 @@ class Sender:
                 return
             self._unqueue(peer, sending)
             encoded = sending.encoded
-            if len(encoded.meta) + encoded.nbytes <= EAGER:
+            if len(encoded.meta) + encoded.nbytes <= EAGER and sending.sources is None:
                 self._send_eager(sending.dst, tag, wanted, encoded)
                 self._ended(sending.work)
                 sending.work.finish(None)
@@ -361,6 +403,8 @@ class Sender:
             assert sending.sid is not None
             sending.gone = True
             del peer.announced[sending.sid]
+            if sending.sources is not None:
+                sending.sources.finished()
             self._ended(sending.work)
             sending.work.finish(None)
 
@@ -374,6 +418,12 @@ class Sender:
             peer.in_link -= sending.in_link
             sending.in_link = 0
             self._wire.discard(sending.dst, sending)
+        self._let_go(sending)
+
+    def _let_go(self, sending: Sending) -> None:
+        """Its arrays on a device are kept while the receiver may read them."""
+        if sending.sources is not None:
+            sending.sources.abandon((sending.dst,) if sending.words else ())
 
     def _wake(self, peer: Peer) -> None:
         if peer.moving and not peer.woken:

@@ -5,8 +5,10 @@ After the kind and the context, the fields of a frame are
 ====== ==================== =====================================================================
 EAGER  [0, tag, wanted, m]  a message; payload: `m` bytes of metadata, then its data
 RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payload: its metadata, or
-                            nothing if this is over `INLINE` bytes
-PULL   [2, id, part]        send me its metadata (0), or its data (1)
+                            nothing if this is over `INLINE` bytes. A last field, where there is
+                            one, says how to read those of its arrays that are on a device
+PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
+                            have read on your device by now, or with all (2)
 DATA   [3, id]              payload: the next bytes of what was pulled
 FIN    [4, id]              all data is there, and is right
 WITHDRAW [5, id]            the message does not exist any more, whatever came of it
@@ -46,6 +48,7 @@ NOWANT: Final = 10
 
 METADATA: Final = 0
 BODY: Final = 1
+WHOLE: Final = 2
 """The parts of a message that are pulled."""
 
 TOO_LARGE: Final = 0
@@ -54,6 +57,8 @@ UNREADABLE: Final = 1
 
 INLINE: Final = 16 * 1024
 """Most bytes of metadata that travel with an RTS."""
+MAX_WORDS: Final = 32 * 1024
+"""Most bytes of words about devices in an RTS."""
 
 MIN_INT: Final = -(2**63)
 MAX_INT: Final = 2**63 - 1
@@ -199,10 +204,12 @@ def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, in
     raise malformed(fields)
 
 
-def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int, int, int]:
-    """(tag, wanted, id, bytes of metadata, bytes of data)."""
+def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int, int, int, bytes]:
+    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices)."""
     if len(fields) == 6:
-        _, tag, wanted, sid, meta, data = fields
+        fields = [*fields, b""]
+    if len(fields) == 7:
+        _, tag, wanted, sid, meta, data, words = fields
         if (
             is_tag(tag)
             and type(wanted) is bool
@@ -211,8 +218,9 @@ def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int,
             and is_count(data)
             and meta > 0
             and nbytes == (meta if meta <= INLINE else 0)
+            and type(words) is bytes
         ):
-            return tag, wanted, sid, meta, data
+            return tag, wanted, sid, meta, data, words
     raise malformed(fields)
 
 

@@ -130,6 +130,15 @@ class Work(asyncio.Future[T], Generic[T]):
         async with asyncio.timeout(timeout):
             return await asyncio.shield(self)
 
+    def synchronize(self) -> None:
+        """Block until the result is ready on its device, as that of a torch Work.
+
+        A Work on devices is done when the device is, so after ``await work`` there is nothing to
+        wait for. Raises RuntimeError while it is pending: it goes on only while the loop turns.
+        """
+        if not self.done():
+            raise RuntimeError(f"{self!r} is pending: await it before you synchronize")
+
     def _end(self, state: str, error: BaseException | None = None) -> None:
         self._ended = self.get_loop().time()
         self._on_cancel = None

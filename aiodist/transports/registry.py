@@ -60,14 +60,28 @@ _KINDS: Mapping[str, _Kind] = {
 }
 
 
+DEVICES = "cuda_ipc"
+"""Named as a transport, though it is none between ranks: they read each other's devices."""
+
+
+def names_of(names: str | Iterable[str] | None) -> list[str]:
+    """What `choose` takes, as a list; all for None."""
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",")]
+    return [*_KINDS, DEVICES] if names is None else list(names)
+
+
+def allows_devices(names: str | Iterable[str] | None) -> bool:
+    """Whether `names`, as `choose` takes them, allow ranks to read each other's devices."""
+    return DEVICES in names_of(names)
+
+
 def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
     """The transports that `names` allows here, best first: all for None, else a tuple of names
     (or a string of names with commas between). Raises ValueError for unknown names, and where
     none is left."""
-    if isinstance(names, str):
-        names = [name.strip() for name in names.split(",")]
-    wanted = list(_KINDS if names is None else names)
-    known = ", ".join(repr(name) for name in _KINDS)
+    wanted = [name for name in names_of(names) if name != DEVICES]
+    known = ", ".join(repr(name) for name in (*_KINDS, DEVICES))
     for name in wanted:
         if name not in _KINDS:
             raise ValueError(f"there is no transport {name!r}: transports= takes {known}")

@@ -21,6 +21,7 @@ REGION     [kind, context, number, address, key, nbytes]: an array of mine to be
 MAPPED     [kind, context, number]: I have mapped your array
 UNMAP      [kind, context, number]: my array is gone
 REVOKE     [kind, context, rank]: rank has revoked the group
+DEVICE     [kind, context, word, number]: about work on devices, see `aiodist.runtime.device`
 FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
 ========== =================================================================================
 
@@ -55,3 +56,4 @@ UNMAP: Final = 16
 CHALLENGE: Final = 17
 PROOF: Final = 18
 REVOKE: Final = 19
+DEVICE: Final = 20

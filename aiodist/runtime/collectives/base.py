@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from aiodist.errors import AiodistError
 from aiodist.runtime.board import BULK, SMALL
 from aiodist.runtime.collectives.memories import Blobs
+from aiodist.runtime.device import Plane
 from aiodist.runtime.operation import Phase, Program, Running, Start, prepared
 from aiodist.runtime.pull import PullPhase, planned
 from aiodist.schedules import dissemination, pull_whole, team_whole
@@ -44,8 +46,13 @@ class Place(Protocol):
     size: int
     teams: Teams
 
+    loop: asyncio.AbstractEventLoop
+
     @property
     def heap(self) -> SharedArrays: ...
+
+    @property
+    def plane(self) -> Plane: ...
 
     max_message_bytes: int
     allow_pickle: bool

@@ -10,16 +10,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgpack
 import numpy as np
 
-from aiodist.buffers.values import Encoded, Incoming, copy_value, describe, encode, into, parse
+from aiodist.buffers.foreign import Taker
+from aiodist.buffers.values import Encoded, Incoming, describe, parse
 from aiodist.errors import MismatchError, ProtocolError
 from aiodist.runtime.collectives import lanes, pulls
-from aiodist.runtime.collectives.base import Call, Part, Place, check_root, share
+from aiodist.runtime.collectives.base import MANY_RANKS, Call, Part, Place, check_root, share
 from aiodist.runtime.collectives.memories import Regions
+from aiodist.runtime.collectives.passages import Offer, Passage
 from aiodist.runtime.operation import Phase, Program, prepared
 from aiodist.schedules import chain, direct_exchange
 from aiodist.schedules.teams import spans_hosts
@@ -29,23 +30,10 @@ ROOM = 64 * 1024
 """Most bytes of data that travel within the offers, over all ranks."""
 
 
-MANY_RANKS = 64
-"""With more ranks, what all offer to all is too much for the frames of one all-gather."""
-
 _HEAD = struct.Struct(">QQ")
 
 
-class Offer(NamedTuple):
-    """What one rank has for another: `meta` (or its length, where large), and maybe the data, or
-    the place where it lies in memory that all ranks see (0: elsewhere)."""
-
-    meta: bytes | int
-    nbytes: int
-    data: bytes | None
-    place: int = 0
-
-
-def pack_offers(place: Place, values: Sequence[Encoded], room: int) -> bytes:
+def pack_offers(place: Place, passage: Passage, values: Sequence[Encoded], room: int) -> bytes:
     """The blob of one rank. The data of a value goes in while there is room, then metadata."""
 
     def place_of(value: Encoded) -> int:
@@ -53,50 +41,34 @@ def pack_offers(place: Place, values: Sequence[Encoded], room: int) -> bytes:
 
     packed: list[Offer] = []
     for value in values:
-        if len(value.meta) + value.nbytes <= room:
-            room -= len(value.meta) + value.nbytes
-            packed.append(Offer(value.meta, value.nbytes, b"".join(value.buffers)))
-        elif len(value.meta) <= room:
-            room -= len(value.meta)
-            packed.append(Offer(value.meta, value.nbytes, None, place_of(value)))
+        small = len(value.meta) <= room
+        meta = value.meta if small else len(value.meta)
+        room -= len(value.meta) if small else 0
+        if value.gaps:
+            first = passage.first(value)
+            packed.append(Offer(meta, value.nbytes, None, 0, value.elsewhere, first))
+        elif small and value.nbytes <= room:
+            room -= value.nbytes
+            packed.append(Offer(meta, value.nbytes, b"".join(value.buffers)))
         else:
-            packed.append(Offer(len(value.meta), value.nbytes, None, place_of(value)))
-    blob: bytes = msgpack.packb(packed)
-    return blob
-
-
-def unpack_offers(blob: bytes, count: int, src: int) -> list[Offer]:
-    """The offers in the blob of `src`. Raises ProtocolError."""
-    try:
-        offers = [Offer(*fields) for fields in msgpack.unpackb(blob)]
-    except Exception as error:
-        raise ProtocolError(f"malformed offers of rank {src}: {error}") from None
-    if len(offers) != count or not all(_sound(offer) for offer in offers):
-        raise ProtocolError(f"malformed offers of rank {src}")
-    return offers
-
-
-def _sound(offer: Offer) -> bool:
-    return (
-        type(offer.nbytes) is int
-        and offer.nbytes >= 0
-        and (type(offer.meta) is bytes or (type(offer.meta) is int and offer.meta > 0))
-        and (offer.data is None or (type(offer.data) is bytes and len(offer.data) == offer.nbytes))
-        and type(offer.place) is int
-        and offer.place >= 0
-    )
+            packed.append(Offer(meta, value.nbytes, None, place_of(value)))
+    return passage.pack(packed, room)
 
 
 Offers = list[list[Offer | None]]
 """By source and destination; None for what is not known here."""
 
 
-def offers_of_all(place: Place, own: Sequence[Encoded], on_lane: bool) -> Part[Offers]:
+def offers_of_all(
+    place: Place, passage: Passage, own: Sequence[Encoded], on_lane: bool
+) -> Part[Offers]:
     """What each rank offers to each other one: all of it, or what concerns this rank."""
     if place.size > MANY_RANKS:
+        yield from passage.to_host()
         return (yield from _offers_apart(place, own))
-    blobs = yield from share(place, pack_offers(place, own, ROOM // place.size), on_lane)
-    return [[*unpack_offers(blob, place.size, src)] for src, blob in enumerate(blobs)]
+    blobs = yield from share(place, pack_offers(place, passage, own, ROOM // place.size), on_lane)
+    offers = yield from passage.agree(dict(enumerate(blobs)), place.size, on_lane)
+    return [[*offers[src]] for src in range(place.size)]
 
 
 def _offers_apart(place: Place, own: Sequence[Encoded]) -> Part[Offers]:
@@ -152,6 +124,8 @@ def _bounds(size: int, views: Mapping[int, Sequence[memoryview]]) -> tuple[int, 
 
 def collect(
     place: Place,
+    passage: Passage,
+    own: tuple[Encoded, Any] | None,
     sends: Mapping[int, tuple[Encoded, Offer]],
     receives: Mapping[int, Offer],
     outs: Mapping[int, Any],
@@ -160,7 +134,8 @@ def collect(
     on_lane: bool,
     lengths: Sequence[int] | None = None,
 ) -> Part[dict[int, Any]]:
-    """The values offered to this rank, by source; those offered to others are sent.
+    """The values offered to this rank, by source; those offered to others are sent. `own`: what
+    this rank has for itself, and where it goes.
 
     `travelling`: what any rank offers to any other. `lengths`: where everyone offers the same to
     all others, the bytes of each.
@@ -171,12 +146,14 @@ def collect(
         value = parse(
             metas[src], max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle
         )
-        if value.nbytes != offer.nbytes:
+        if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
-        allocate(place, value, src, outs.get(src), describe_out)
+        foreign = passage.places(src, offer.first, value)
+        allocate(place, value, src, outs.get(src), describe_out, foreign)
         if offer.data is not None:
             fill(value, offer.data)
         incoming[src] = value
+    passage.read()
     longest = max((o.nbytes for o in travelling if o is not None and o.data is None), default=0)
     outgoing = {
         dst: encoded.buffers for dst, (encoded, offer) in sends.items() if offer.data is None
@@ -191,6 +168,10 @@ def collect(
     elif longest:
         source = next(iter(outgoing.values()), ())
         yield from lanes.all_gather(place, lengths, source, target)
+    if own is not None:
+        incoming[place.rank] = passage.own(*own)
+        passage.read()
+    yield from passage.land(on_lane)
     return {src: value.finish() for src, value in incoming.items()}
 
 
@@ -239,10 +220,12 @@ def fill(value: Incoming, data: bytes) -> None:
         at += view.nbytes
 
 
-def allocate(place: Place, value: Incoming, src: int, out: Any, name: str) -> None:
+def allocate(
+    place: Place, value: Incoming, src: int, out: Any, name: str, foreign: Taker | None
+) -> None:
     """Give `value` its memory. What does not fit `out` is a mismatch between two ranks."""
     try:
-        value.allocate(out)
+        value.allocate(out, foreign=foreign)
     except (ValueError, TypeError) as error:
         if out is None:
             raise
@@ -255,37 +238,52 @@ def allocate(place: Place, value: Incoming, src: int, out: Any, name: str) -> No
 def broadcast(place: Place, x: Any, src: int) -> Call:
     """`x` of rank `src`; elsewhere `x` (if not None) is where it goes."""
     check_root(place, src, "src")
-    own = encode(x, allow_pickle=place.allow_pickle) if place.rank == src else None
+    passage = Passage(place)
+    own = passage.encode(x) if place.rank == src else None
+    if own is None:
+        passage.aim(x)
 
     def program(on_lane: bool) -> Program:
-        blob = b"" if own is None else pack_offers(place, [own], ROOM)
+        blob = b"" if own is None else pack_offers(place, passage, [own], ROOM)
         blobs = yield from share(place, blob, on_lane)
-        (offer,) = unpack_offers(blobs[src], 1, src)
+        offers = yield from passage.agree({src: blobs[src]}, 1, on_lane)
+        (offer,) = offers[src]
+        meta = yield from metadata(place, src, offer, own, on_lane)
         if own is not None:
-            if isinstance(offer.meta, int):
-                yield from _chain(place, src, [memoryview(own.meta)], [], on_lane)
             if offer.data is None:
                 yield from _data(place, src, offer, own.buffers, [], on_lane)
+            yield from passage.land(on_lane)
             return x
-        meta = offer.meta
-        if isinstance(meta, int):
-            if meta > place.max_message_bytes:
-                raise ProtocolError(f"rank {src} offers {meta} bytes of metadata")
-            buffer = bytearray(meta)
-            yield from _chain(place, src, [], [memoryview(buffer)], on_lane)
-            meta = bytes(buffer)
         value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
-        if value.nbytes != offer.nbytes:
+        if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
-        allocate(place, value, src, x, "x")
+        allocate(place, value, src, x, "x", passage.places(src, offer.first, value))
+        passage.read()
         if offer.data is not None:
             fill(value, offer.data)
         else:
             yield from _data(place, src, offer, [], value.buffers, on_lane)
+        yield from passage.land(on_lane)
         return value.finish()
 
-    nbytes = 0 if own is None else own.nbytes
-    return Call("broadcast", f"broadcast(src={src})", program, nbytes)
+    nbytes = 0 if own is None else own.nbytes + own.elsewhere
+    return Call("broadcast", f"broadcast(src={src})", passage.guard(program), nbytes)
+
+
+def metadata(
+    place: Place, src: int, offer: Offer, own: Encoded | None, on_lane: bool
+) -> Part[bytes]:
+    """The metadata of what `src` offers to all; `own` is that value, there."""
+    if isinstance(offer.meta, bytes):
+        return offer.meta
+    if own is not None:
+        yield from _chain(place, src, [memoryview(own.meta)], [], on_lane)
+        return own.meta
+    if offer.meta > place.max_message_bytes:
+        raise ProtocolError(f"rank {src} offers {offer.meta} bytes of metadata")
+    buffer = bytearray(offer.meta)
+    yield from _chain(place, src, [], [memoryview(buffer)], on_lane)
+    return bytes(buffer)
 
 
 def _data(
@@ -323,16 +321,19 @@ def _chain(
 
 def all_gather(place: Place, x: Any, out: Any) -> Call:
     """`x` of every rank, by rank."""
-    own = encode(x, allow_pickle=place.allow_pickle)
+    passage = Passage(place)
+    own = passage.encode(x)
     check_slots(out, place.size)
+    passage.aim(out)
 
     def program(on_lane: bool) -> Program:
-        blobs = yield from share(place, pack_offers(place, [own], ROOM // place.size), on_lane)
-        offers = [unpack_offers(blob, 1, src)[0] for src, blob in enumerate(blobs)]
-        outs = slots_of(out, x, [offer.nbytes for offer in offers])
+        offers = yield from _one_of_all(place, passage, own, on_lane)
+        outs = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
+            passage,
+            (own, outs.get(place.rank)),
             dict.fromkeys(others, (own, offers[place.rank])),
             {src: offers[src] for src in others},
             outs,
@@ -341,28 +342,39 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
             on_lane,
             [offer.nbytes if offer.data is None else 0 for offer in offers],
         )
-        values[place.rank] = own_slot(x, outs.get(place.rank))
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
-    return Call("all_gather", "all_gather()", program, own.nbytes)
+    nbytes = own.nbytes + own.elsewhere
+    return Call("all_gather", "all_gather()", passage.guard(program), nbytes)
+
+
+def _one_of_all(place: Place, passage: Passage, own: Encoded, on_lane: bool) -> Part[list[Offer]]:
+    """What each rank offers to all who want it."""
+    blob = pack_offers(place, passage, [own], ROOM // place.size)
+    blobs = yield from share(place, blob, on_lane)
+    offers = yield from passage.agree(dict(enumerate(blobs)), 1, on_lane)
+    return [offers[src][0] for src in range(place.size)]
 
 
 def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
     """`x` of every rank, by rank, at `dst`."""
     check_root(place, dst, "dst")
-    own = encode(x, allow_pickle=place.allow_pickle)
     here = place.rank == dst
     if out is not None and not here:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
+    passage = Passage(place)
+    own = passage.encode(x)
     check_slots(out, place.size)
+    passage.aim(out)
 
     def program(on_lane: bool) -> Program:
-        blobs = yield from share(place, pack_offers(place, [own], ROOM // place.size), on_lane)
-        offers = [unpack_offers(blob, 1, src)[0] for src, blob in enumerate(blobs)]
-        outs = slots_of(out, x, [offer.nbytes for offer in offers])
+        offers = yield from _one_of_all(place, passage, own, on_lane)
+        outs = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
+            passage,
+            (own, outs.get(dst)) if here else None,
             {} if here else {dst: (own, offers[place.rank])},
             {src: offers[src] for src in others} if here else {},
             outs,
@@ -372,27 +384,32 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
         )
         if not here:
             return None
-        values[dst] = own_slot(x, outs.get(dst))
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
-    return Call("gather", f"gather(dst={dst})", program, own.nbytes)
+    nbytes = own.nbytes + own.elsewhere
+    return Call("gather", f"gather(dst={dst})", passage.guard(program), nbytes)
 
 
 def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     """``xs[rank]`` of rank `src`."""
     check_root(place, src, "src")
     here = place.rank == src
-    mine: Any = xs
     if not here and xs is not None:
         raise ValueError(f"xs is for rank src={src}; this is rank {place.rank}: pass None here")
-    own = _encode_slots(place, xs, "scatter") if here else []
+    passage = Passage(place)
+    own = _encode_slots(place, passage, xs, "scatter") if here else []
+    passage.aim(out)
 
     def program(on_lane: bool) -> Program:
-        blobs = yield from share(place, pack_offers(place, own, ROOM) if here else b"", on_lane)
-        offers = unpack_offers(blobs[src], place.size, src)
+        blob = pack_offers(place, passage, own, ROOM) if here else b""
+        blobs = yield from share(place, blob, on_lane)
+        agreed = yield from passage.agree({src: blobs[src]}, place.size, on_lane)
+        offers = agreed[src]
         others = [dst for dst in range(place.size) if dst != src]
         values = yield from collect(
             place,
+            passage,
+            (own[src], out) if here else None,
             {dst: (own[dst], offers[dst]) for dst in others} if here else {},
             {} if here else {src: offers[place.rank]},
             {} if out is None else {src: out},
@@ -400,28 +417,29 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
             [offer for dst, offer in enumerate(offers) if dst != src],
             on_lane,
         )
-        return own_slot(mine[src], out) if here else values[src]
+        return values[src]
 
-    nbytes = sum(slot.nbytes for slot in own)
-    return Call("scatter", f"scatter(src={src})", program, nbytes)
+    nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
+    return Call("scatter", f"scatter(src={src})", passage.guard(program), nbytes)
 
 
 def all_to_all(place: Place, xs: Any, out: Any) -> Call:
     """``xs[rank]`` of every rank, by rank."""
-    own = _encode_slots(place, xs, "all_to_all")
+    passage = Passage(place)
+    own = _encode_slots(place, passage, xs, "all_to_all")
     check_slots(out, place.size)
+    passage.aim(out)
 
     def program(on_lane: bool) -> Program:
-        offers = yield from offers_of_all(place, own, on_lane)
+        offers = yield from offers_of_all(place, passage, own, on_lane)
         here = place.rank
         others = [rank for rank in range(place.size) if rank != here]
-        incoming = [
-            slot.nbytes if src == here else known(offers[src][here]).nbytes
-            for src, slot in enumerate(own)
-        ]
-        outs = slots_of(out, xs[here], incoming)
+        mine = [known(row[here]) for row in offers]
+        outs = slots_of(out, xs[here], [offer.nbytes + offer.apart for offer in mine])
         values = yield from collect(
             place,
+            passage,
+            (own[here], outs.get(here)),
             {dst: (own[dst], known(offers[here][dst])) for dst in others},
             {src: known(offers[src][here]) for src in others},
             outs,
@@ -434,11 +452,10 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
             ],
             on_lane,
         )
-        values[place.rank] = own_slot(xs[place.rank], outs.get(place.rank))
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
-    nbytes = sum(slot.nbytes for slot in own)
-    return Call("all_to_all", "all_to_all()", program, nbytes)
+    nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
+    return Call("all_to_all", "all_to_all()", passage.guard(program), nbytes)
 
 
 def known(offer: Offer | None) -> Offer:
@@ -447,17 +464,12 @@ def known(offer: Offer | None) -> Offer:
     return offer
 
 
-def own_slot(x: Any, out: Any) -> Any:
-    """A rank's own part of a result: never the same memory as what was given."""
-    return copy_value(x) if out is None else into(x, out)
-
-
-def _encode_slots(place: Place, xs: Any, op: str) -> list[Encoded]:
+def _encode_slots(place: Place, passage: Passage, xs: Any, op: str) -> list[Encoded]:
     if not isinstance(xs, (list, tuple)):
         raise TypeError(f"{op} takes a list of {place.size} values, one a rank, not {describe(xs)}")
     if len(xs) != place.size:
         raise ValueError(f"{op} takes {place.size} values, one a rank; got {len(xs)}")
-    return [encode(x, allow_pickle=place.allow_pickle) for x in xs]
+    return [passage.encode(x) for x in xs]
 
 
 def check_slots(out: Any, size: int) -> None:

@@ -57,7 +57,7 @@ def test_the_helpers_make_what_encode_makes() -> None:
         [array((3,), b"")],
         [array((3,), b"bfloat16", kind=0)],
         [array((3,), b"S5", kind=1)],
-        [array((3,), kind=2)],
+        [array((3,), kind=3)],
         [array((3,), b"", ndim=4)],
         [array((1,) * (MAX_NDIM + 1))],
         [Ext(tokens.ARRAY, b"")],

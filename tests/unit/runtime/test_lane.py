@@ -114,6 +114,7 @@ class Endpoint:
         self.progress = Progress(world.chooser)
         self.recorder = Recorder()
         self.lost: dict[int, str] = {}
+        self.reads_devices = False
         self._world = world
 
     def send(self, rank, header, payload=(), *, done=None, token=None, urgent=False):

@@ -1,0 +1,312 @@
+"""CUDA tensors of torch. torch is imported already where this is: a tensor has shown up."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from aiodist.buffers import tensors
+from aiodist.buffers.dtypes import CARRIERS, carrier
+from aiodist.devices.base import Location
+from aiodist.devices.driver import HANDLE_BYTES, Context
+from aiodist.types import ReduceOp
+
+_PROCESS = secrets.token_bytes(16)
+"""CUDA does not open what the same process has exported: that is found by this."""
+
+_OPERATORS = {
+    "SUM": "add",
+    "AVG": "add",
+    "PREMUL_SUM": "add",
+    "PRODUCT": "mul",
+    "MIN": "minimum",
+    "MAX": "maximum",
+    "BAND": "bitwise_and",
+    "BOR": "bitwise_or",
+    "BXOR": "bitwise_xor",
+    "LAND": "logical_and",
+    "LOR": "logical_or",
+}
+_REDUCED = frozenset(
+    {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
+    | {"uint8", "int8", "int16", "int32", "int64"}
+)
+"""What torch has all operators of on the device; bool has the logical ones."""
+_HALF = frozenset({"float16", "bfloat16"})
+
+_events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+
+
+class Event:
+    """`aiodist.devices.base.Event`: an interprocess event of torch."""
+
+    def __init__(self, event: Any, device: Any, handle: bytes = b"") -> None:
+        self.event = event
+        self._device = device
+        self._handle = handle
+        if not handle:
+            self._number = secrets.randbits(63)
+            _events[self._number] = self
+
+    @property
+    def handle(self) -> bytes:
+        if not self._handle:
+            # Before it is first recorded it is made for the current device.
+            with sys.modules["torch"].cuda.device(self._device):
+                ipc = bytes(self.event.ipc_handle())
+            self._handle = msgpack.packb([_PROCESS, self._number, ipc])
+        return self._handle
+
+    def done(self) -> bool:
+        return bool(self.event.query())
+
+
+class Stream:
+    """`aiodist.devices.base.Stream`."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def record(self, event: Any) -> None:
+        event.event.record(self.stream)
+
+    def wait(self, event: Any) -> None:
+        self.stream.wait_event(event.event)
+
+
+class Mapping:
+    """Memory of an allocation, of another process or of this one, as torch takes it: kept by the
+    tensors made of it. With `context` it is unmapped with the last of them."""
+
+    def __init__(
+        self, context: Context | None, base: int, nbytes: int, keeps: object | None = None
+    ) -> None:
+        self._keeps = keeps
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (base, False),
+            "strides": None,
+            "version": 3,
+        }
+        if context is not None:
+            weakref.finalize(self, context.close, base).atexit = False
+
+
+def of(tensor: Any) -> Device:
+    """The device of a CUDA tensor."""
+    return _device(tensor.device.index)
+
+
+def current() -> Device | None:
+    """torch's current device; None where torch or a GPU is missing."""
+    torch = tensors.require()
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return _device(torch.cuda.current_device())
+
+
+@functools.lru_cache(maxsize=64)
+def _device(index: int) -> Device:
+    return Device(index)
+
+
+class Device:
+    """`aiodist.devices.base.Device`: one GPU, as torch sees it."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._index = index
+        self._device = self._torch.device("cuda", index)
+        self._context: Context | None = None
+        self._handles: dict[int, tuple[int, bytes]] = {}
+        """By the number of an allocation: its address, and the handle."""
+
+    def _driver(self) -> Context:
+        if self._context is None:
+            self._context = Context(self._index)
+        return self._context
+
+    def _dtype(self, name: str) -> Any:
+        dtype = getattr(self._torch, name, None)
+        if not isinstance(dtype, self._torch.dtype):
+            raise TypeError(f"torch {self._torch.__version__} has no dtype {name!r}")
+        return dtype
+
+    # -- arrays -----------------------------------------------------------------------------------
+
+    def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
+        name = tensors.dtype_name(array.dtype)
+        if name is None or array.layout is not self._torch.strided:
+            raise TypeError(
+                f"a tensor of dtype {array.dtype} and layout {array.layout} does not travel: "
+                "pass a dense, unquantised tensor"
+            )
+        return name, tuple(array.shape)
+
+    def can_write(self, array: Any) -> bool:
+        if array.is_conj() or array.is_neg():
+            return False
+        sizes = zip(array.stride(), array.shape, strict=True)
+        return not any(stride == 0 and n > 1 for stride, n in sizes)
+
+    def flat(self, array: Any) -> Any | None:
+        array = array.detach()
+        if not array.is_contiguous() or array.is_conj() or array.is_neg():
+            return None
+        return array.view(-1)
+
+    def empty(self, stream: Any, name: str, shape: Sequence[int]) -> Any:
+        torch = self._torch
+        # It is given back to the pool of `stream`, and only when the current one is through, too.
+        with torch.cuda.stream(stream.stream):
+            array = self._empty(name, shape, device=self._device)
+        array.record_stream(torch.cuda.current_stream(self._device))
+        return array
+
+    def host(self, name: str, shape: Sequence[int]) -> Any:
+        return self._empty(name, shape, pin_memory=True)
+
+    def _empty(self, name: str, shape: Sequence[int], **where: Any) -> Any:
+        torch = self._torch
+        dtype = self._dtype(name)
+        if name in CARRIERS:  # torch.empty warns for some of them
+            return torch.empty(tuple(shape), dtype=self._dtype(carrier(name).name), **where).view(
+                dtype
+            )
+        return torch.empty(tuple(shape), dtype=dtype, **where)
+
+    def written(self, array: Any) -> None:
+        tensors.mark_written(array)
+
+    # -- order ------------------------------------------------------------------------------------
+
+    def current(self) -> Stream:
+        return Stream(self._torch.cuda.current_stream(self._device))
+
+    def stream(self) -> Stream:
+        return Stream(self._torch.cuda.Stream(self._device))
+
+    def event(self) -> Event:
+        return Event(self._torch.cuda.Event(interprocess=True), self._device)
+
+    def open_event(self, handle: bytes) -> Event:
+        process, number, ipc = msgpack.unpackb(handle)
+        if process == _PROCESS:
+            return _events[number]
+        try:
+            event = self._torch.cuda.Event.from_ipc_handle(self._device, ipc)
+            return Event(event, self._device, handle)
+        except RuntimeError as error:
+            raise OSError(f"an event of another process cannot be had: {error}") from error
+
+    # -- memory of others -------------------------------------------------------------------------
+
+    def locate(self, flat: Any) -> Location:
+        pointer = flat.data_ptr()
+        if not pointer:  # an empty one lies nowhere
+            flat = self._torch.empty(1, dtype=self._torch.uint8, device=self._device)
+            pointer = flat.data_ptr()
+        driver = self._driver()
+        number, base, nbytes = driver.allocation(pointer)
+        if number not in self._handles:
+            where = [_PROCESS, _host(), base, nbytes, driver.export(base)]
+            self._handles[number] = base, msgpack.packb(where)
+        return Location(number, self._handles[number][1], pointer - base)
+
+    def holds(self, allocation: int) -> bool:
+        base, _ = self._handles.get(allocation, (0, b""))
+        held = bool(base) and self._driver().number(base) == allocation
+        if not held:
+            self._handles.pop(allocation, None)
+        return held
+
+    def _whole(self, memory: Mapping) -> Any:
+        # Without a device, torch would copy it to the host. Memory of another GPU has this device,
+        # too: it is mapped for work on this one.
+        return self._torch.as_tensor(memory, device=self._device)
+
+    def open(self, handle: bytes) -> Any:
+        process, host, base, nbytes, ipc = msgpack.unpackb(handle)
+        if process == _PROCESS:
+            return self._whole(Mapping(None, base, nbytes))
+        if host != _host():
+            raise OSError("it is on another host")
+        if len(ipc) != HANDLE_BYTES:
+            raise OSError("its handle is malformed")
+        driver = self._driver()
+        return self._whole(Mapping(driver, driver.open(ipc), nbytes))
+
+    def at(
+        self, memory: Any, offset: int, name: str, length: int, owner: object | None = None
+    ) -> Any:
+        dtype = self._dtype(name)
+        stop = offset + length * carrier(name).itemsize
+        if not 0 <= offset <= stop <= memory.nbytes:
+            raise ValueError(f"bytes {offset} to {stop} of an allocation of {memory.nbytes}")
+        if owner is not None:
+            memory = self._whole(Mapping(None, memory.data_ptr(), memory.nbytes, (memory, owner)))
+        return memory[offset:stop].view(dtype)
+
+    # -- work -------------------------------------------------------------------------------------
+
+    def copy(self, stream: Any, into: Any, source: Any) -> None:
+        with self._torch.cuda.stream(stream.stream), self._torch.no_grad():
+            into.detach().copy_(source.detach(), non_blocking=True)
+
+    def reduces(self, op: ReduceOp, name: str) -> bool:
+        if name == "bool":
+            return op.name in ("BAND", "BOR", "BXOR", "LAND", "LOR")
+        return name in _REDUCED and op.name in _OPERATORS
+
+    def reduce(
+        self, stream: Any, op: ReduceOp, operands: Sequence[Any], into: Any, size: int
+    ) -> None:
+        torch = self._torch
+        combine = getattr(torch, _OPERATORS[op.name])
+        # torch adds and multiplies two of half precision in float32, and rounds once, by itself.
+        several = len(operands) > 2 or op.name in ("AVG", "PREMUL_SUM")
+        summed = several and combine in (torch.add, torch.mul)
+        half = summed and tensors.dtype_name(into.dtype) in _HALF
+
+        def load(operand: Any) -> Any:
+            if half:
+                operand = operand.to(torch.float32)
+            if op.name in ("LAND", "LOR"):
+                operand = operand != 0
+            return operand * op.factor if op.name == "PREMUL_SUM" else operand
+
+        # `into` may be one of the operands: it is written when all others were read.
+        with torch.cuda.stream(stream.stream), torch.no_grad():
+            total = load(operands[0])
+            for operand in operands[1:-1]:
+                total = combine(total, load(operand))
+            if len(operands) > 1:
+                last = load(operands[-1])
+                if not half and op.name != "AVG" and total.dtype == last.dtype == into.dtype:
+                    combine(total, last, out=into)
+                    return
+                total = combine(total, last)
+            if op.name == "AVG":
+                total = total / size
+            into.copy_(total)
+
+
+@functools.lru_cache(maxsize=1)
+def _host() -> str:
+    """Which kernel this is: handles are good under the same one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return f"{socket.gethostname()} {os.uname().release}"

@@ -1,0 +1,108 @@
+"""Reductions of arrays on the stand-in device, of ranks in one loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import Group, ReduceOp
+from aiodist.buffers.kernels import Kernel
+from aiodist.testing.standin import StandinArray, StandinDevice
+
+Devices = Callable[[int], list[StandinDevice]]
+
+
+def inputs(size: int, shape: tuple[int, ...] = (1000,), dtype: str = "float32") -> list[Any]:
+    rng = np.random.default_rng(7)
+    return [(rng.random(shape) * 50).astype(dtype) for _ in range(size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "complex64"])
+async def test_all_reduce(devices: Devices, size: int, dtype: str) -> None:
+    ranks = devices(size)
+    given = inputs(size, (37, 5), dtype)
+    due = np.empty((37, 5), dtype)
+    flat = [x.reshape(-1) for x in given]
+    Kernel.of(ReduceOp.SUM, dtype).reduce(flat, due.reshape(-1), size)  # in rank order
+    async with aiodist.local(size) as groups:
+        for _ in range(3):
+            xs = [device.put(x) for device, x in zip(ranks, given, strict=True)]
+            got = await asyncio.gather(*(g.all_reduce(x) for g, x in zip(groups, xs, strict=True)))
+            for device, x, result in zip(ranks, xs, got, strict=True):
+                assert result is x
+                np.testing.assert_array_equal(device.get(x), due)
+
+
+async def test_it_starts_after_what_is_queued_on_the_current_stream(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        xs = [device.put(np.zeros(10)) for device in ranks]
+        gate = ranks[1].current().hold()
+        for device, x in zip(ranks, xs, strict=True):
+            device.fill(x, 1.0)
+        works = [g.all_reduce(x) for g, x in zip(groups, xs, strict=True)]
+        for _ in range(10):  # however long it is waited
+            await asyncio.gather(*(g.all_reduce(1, tag="other") for g in groups))
+        assert not any(work.done() for work in works)
+        gate.set()
+        await asyncio.gather(*works)
+        for device, x in zip(ranks, xs, strict=True):
+            np.testing.assert_array_equal(device.get(x), np.full(10, 2.0))
+
+
+async def both(groups: list[Group], call: Callable[[Group, int], Any]) -> list[Any]:
+    return list(await asyncio.gather(*(call(g, g.rank) for g in groups)))
+
+
+async def test_other_reductions(devices: Devices) -> None:
+    ranks = devices(3)
+    given = inputs(3, (7, 3), "int64")
+
+    def put() -> list[StandinArray]:
+        return [device.put(x) for device, x in zip(ranks, given, strict=True)]
+
+    async with aiodist.local(3) as groups:
+        xs = put()
+        got = await both(groups, lambda g, r: g.reduce(xs[r], 1, ReduceOp.MAX))
+        assert got[0] is got[2] is None
+        np.testing.assert_array_equal(ranks[1].get(got[1]), np.maximum.reduce(given))
+        np.testing.assert_array_equal(ranks[0].get(xs[0]), given[0])
+        xs = put()
+        got = await both(groups, lambda g, r: g.reduce_scatter(xs[r]))
+        parts = np.array_split(sum(given), 3)
+        for device, result, part in zip(ranks, got, parts, strict=True):
+            np.testing.assert_array_equal(device.get(result), part)
+        for exclusive in (False, True):
+            xs = put()
+            name = "exscan" if exclusive else "scan"
+            got = await both(groups, lambda g, r, n=name, xs=xs: getattr(g, n)(xs[r]))  # type: ignore[misc]
+            for r, (device, result) in enumerate(zip(ranks, got, strict=True)):
+                stop = r if exclusive else r + 1
+                due = sum(given[:stop]) if stop else given[0]
+                np.testing.assert_array_equal(device.get(result), due)
+
+
+async def test_lists_views_and_out(devices: Devices) -> None:
+    ranks = devices(2)
+    given = inputs(2, (6, 4))
+    async with aiodist.local(2) as groups:
+        xs = [device.put(x) for device, x in zip(ranks, given, strict=True)]
+        ns = [device.put(np.arange(5)) for device in ranks]
+        got = await both(groups, lambda g, r: g.all_reduce([xs[r].T, ns[r][1:3]]))
+        for device, x, n, result in zip(ranks, xs, ns, got, strict=True):
+            assert len(result) == 2
+            np.testing.assert_array_equal(device.get(x), given[0] + given[1])
+            np.testing.assert_array_equal(device.get(n), [0, 2, 4, 3, 4])
+        xs = [device.put(x) for device, x in zip(ranks, given, strict=True)]
+        outs = [device.new("float32", (6, 4)) for device in ranks]
+        got = await both(groups, lambda g, r: g.all_reduce(xs[r], out=outs[r]))
+        for device, x, out, own, result in zip(ranks, xs, outs, given, got, strict=True):
+            assert result is out
+            np.testing.assert_array_equal(device.get(x), own)
+            np.testing.assert_array_equal(device.get(out), given[0] + given[1])

@@ -1,0 +1,205 @@
+"""`Group.share` on stand-in devices: one memory, and how long it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import Group
+from aiodist.runtime import device_shares
+from aiodist.testing.standin import StandinDevice
+
+Devices = Callable[[int], list[StandinDevice]]
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What is kept for good, until the test is over."""
+    kept: list[Any] = []
+    monkeypatch.setattr(device_shares, "_for_good", kept)
+    yield kept
+    kept.clear()
+
+
+def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
+    for group, device in zip(groups, ranks, strict=True):
+        group._context.plane.use(device)
+
+
+async def shared(groups: list[Group], x: Any, src: int = 0, **kwargs: Any) -> list[Any]:
+    works = [g.share(x if g.rank == src else None, src, **kwargs) for g in groups]
+    return list(await asyncio.gather(*works))
+
+
+async def turn(groups: list[Group]) -> None:
+    await asyncio.gather(*(g.barrier(tag="turn") for g in groups))
+
+
+@pytest.mark.parametrize("tag", [None, "tagged"])
+async def test_it_is_the_same_memory(devices: Devices, tag: str | None) -> None:
+    ranks = devices(3)
+    async with aiodist.local(3) as groups:
+        on(groups, ranks)
+        x = ranks[1].put(np.arange(12.0).reshape(3, 4))
+        tree = {"w": x, "step": 7, "more": [ranks[1].put(np.ones(5, np.int8))]}
+        got = await shared(groups, tree, 1, tag=tag)
+        assert got[1] is tree
+        for rank in (0, 2):
+            assert got[rank]["step"] == 7 and got[rank]["w"].shape == (3, 4)
+            np.testing.assert_array_equal(ranks[rank].get(got[rank]["w"]), ranks[1].get(x))
+            np.testing.assert_array_equal(ranks[rank].get(got[rank]["more"][0]), np.ones(5))
+        ranks[1].fill(x, 5.0)
+        np.testing.assert_array_equal(ranks[1].get(x), np.full((3, 4), 5.0))
+        np.testing.assert_array_equal(ranks[0].get(got[0]["w"]), np.full((3, 4), 5.0))
+        assert (ranks[0].opened, ranks[2].opened) == (1, 1)
+
+
+async def test_it_comes_after_what_is_queued(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        x = ranks[0].put(np.zeros(4))
+        gate = ranks[0].current().hold()
+        ranks[0].fill(x, 3.0)
+        works = [g.share(x if g.rank == 0 else None) for g in groups]
+        await turn(groups)
+        assert not works[1].done()
+        gate.set()
+        _, got = await asyncio.gather(*works)
+        np.testing.assert_array_equal(ranks[1].get(got), np.full(4, 3.0))
+
+
+async def test_the_owner_keeps_it_until_the_last_view_is_gone(devices: Devices) -> None:
+    ranks = devices(3)
+    async with aiodist.local(3) as groups:
+        on(groups, ranks)
+        x = ranks[0].put(np.ones(300_000))
+        got = await shared(groups, x)
+        pools = len(ranks[0]._pools)
+        views = [got[1][10:20], got[2]]
+        del x, got
+        for _ in range(3):
+            await turn(groups)
+        gc.collect()
+        assert len(ranks[0]._pools) == pools
+        np.testing.assert_array_equal(ranks[1].get(views[0]), np.ones(10))
+        views.clear()
+        while groups[0]._context.plane.shares._lent:
+            await turn(groups)
+        gc.collect()
+        assert len(ranks[0]._pools) == pools - 1
+
+
+async def test_who_leaves_with_it_may_keep_it(devices: Devices, kept: list[Any]) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        x = ranks[0].put(np.ones(1000))
+        _, got = await shared(groups, x)
+        del x
+        await groups[1].close()
+        async with asyncio.timeout(20):
+            with contextlib.suppress(aiodist.AiodistError):
+                await groups[0].recv()  # until it is seen that rank 1 has left
+        assert len(kept) == 1
+    np.testing.assert_array_equal(ranks[1].get(got), np.ones(1000))
+
+
+async def test_the_owner_leaves_first(devices: Devices, kept: list[Any]) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        _, got = await shared(groups, ranks[0].put(np.ones(1000)))
+        await groups[0].close()
+        assert len(kept) == 1
+        np.testing.assert_array_equal(ranks[1].get(got), np.ones(1000))
+
+
+async def test_a_cancelled_share_leaves_nothing(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        x = ranks[0].put(np.zeros(4))
+        gate = ranks[0].current().hold()
+        works = [g.share(x if g.rank == 0 else None) for g in groups]
+        await turn(groups)
+        works[1].cancel()
+        with pytest.raises(aiodist.CollectiveAbortedError):
+            await works[0]
+        gate.set()
+        del works
+        while groups[0]._context.plane.shares._lent:
+            gc.collect()
+            await turn(groups)
+
+
+async def test_what_cannot_be_shared(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        with pytest.raises(TypeError, match=r"group\.empty"):
+            groups[0].share(np.ones(3))
+        with pytest.raises(TypeError, match="there is none"):
+            groups[0].share([1, "a"])
+        with pytest.raises(ValueError, match="contiguous"):
+            groups[0].share(ranks[0].put(np.ones((2, 3))).T)
+        with pytest.raises(ValueError, match="pass None"):
+            groups[1].share(ranks[1].put(np.ones(3)))
+
+        def refuse(handle: bytes) -> None:
+            raise OSError("no peer access")
+
+        monkeypatch.setattr(ranks[1], "open", refuse)
+        x = ranks[0].put(np.ones(3))
+        works = [g.share(x if g.rank == 0 else None) for g in groups]
+        for end in await asyncio.gather(*works, return_exceptions=True):
+            assert isinstance(end, (OSError, aiodist.CollectiveAbortedError))
+            assert "no peer access" in str(end) and "broadcast" in str(end)
+        while groups[0]._context.plane.shares._lent:
+            await turn(groups)
+
+
+async def test_the_owner_is_gone(devices: Devices) -> None:
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        on(groups, ranks)
+        _, got = await shared(groups, ranks[0].put(np.ones(1000)))
+        with contextlib.suppress(aiodist.AiodistError):
+            groups[0].abort("it is over")
+        ranks[0].close()
+        np.testing.assert_array_equal(ranks[1].get(got), np.ones(1000))
+
+
+def test_who_is_lost_has_no_views() -> None:
+    told: list[tuple[int, int, int]] = []
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        shares = device_shares.Shares(loop, lambda *word: told.append(word))
+        number = shares.lend("memory", {1, 2})
+        shares.rank_lost(1)
+        shares.heard(2, device_shares.RELEASED, number)
+        assert not shares._lent
+        shares.heard(2, device_shares.RELEASED, number)  # once more does no harm
+        # One that says that it leaves with views may be lost after that.
+        number = shares.lend("more", {1})
+        shares.heard(1, device_shares.KEPT, number)
+        shares.rank_lost(1)
+        assert device_shares._for_good == ["more"] and not shares._lent
+        # Asked after a failure, who has no view says so, and who has does not.
+        shares.heard(1, device_shares.HELD, 7)
+        holder = shares.borrow(1, 8)
+        shares.heard(1, device_shares.HELD, 8)
+        assert told == [(1, device_shares.RELEASED, 7)]
+        with pytest.raises(aiodist.ProtocolError):
+            shares.heard(1, 99, 0)
+        shares.rank_lost(1)
+        del holder
+        loop.run_until_complete(asyncio.sleep(0))
+        assert len(told) == 1
+        shares.close()

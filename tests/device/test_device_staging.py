@@ -1,0 +1,87 @@
+"""Large reductions through the host, in sections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import ReduceOp
+from aiodist.runtime.collectives import staging
+from aiodist.runtime.collectives.staging import sections
+from aiodist.testing.standin import StandinDevice
+
+Devices = Callable[[int], list[StandinDevice]]
+
+
+def test_sections() -> None:
+    assert sections([10], [1], 4) == [[(0, 0, 4)], [(0, 4, 8)], [(0, 8, 10)]]
+    assert sections([1, 1, 1], [2, 2, 2], 4) == [[(0, 0, 1), (1, 0, 1)], [(2, 0, 1)]]
+    assert sections([0, 3], [8, 8], 16) == [[(1, 0, 2)], [(1, 2, 3)]]
+    assert sections([2], [16], 8) == [[(0, 0, 1)], [(0, 1, 2)]]  # at least an element
+
+
+@pytest.fixture
+def ranks(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> list[StandinDevice]:
+    def refuse(handle: bytes) -> None:
+        raise OSError("no peer access")
+
+    monkeypatch.setattr(staging, "SECTION", 1000)
+    made = devices(3)
+    for device in made:
+        monkeypatch.setattr(device, "open", refuse)
+    return made
+
+
+@pytest.mark.parametrize("tag", [None, "tagged"])
+async def test_in_sections(ranks: list[StandinDevice], tag: str | None) -> None:
+    xs = [np.random.default_rng(r).random((70, 50)) for r in range(3)]
+    due = xs[0] + xs[1] + xs[2]
+    async with aiodist.local(3) as groups:
+
+        async def each(call: Callable[[Any, int], Any]) -> list[Any]:
+            return list(await asyncio.gather(*(call(g, g.rank) for g in groups)))
+
+        on = [device.put(x) for device, x in zip(ranks, xs, strict=True)]
+        turned = [device.put(x.T.copy()) for device, x in zip(ranks, xs, strict=True)]
+        small = [device.put(np.full(3, r)) for r, device in enumerate(ranks)]
+        outs = [device.new("float64", (70, 50)) for device in ranks]
+        await each(lambda g, r: g.all_reduce(on[r], out=outs[r], tag=tag))
+        for device, out, x, given in zip(ranks, outs, on, xs, strict=True):
+            np.testing.assert_array_equal(device.get(out), due)
+            np.testing.assert_array_equal(device.get(x), given)
+        await each(lambda g, r: g.all_reduce([turned[r].T, small[r], on[r]], tag=tag))
+        for device, back, few, x in zip(ranks, turned, small, on, strict=True):
+            np.testing.assert_array_equal(device.get(back), due.T)
+            np.testing.assert_array_equal(device.get(few), np.full(3, 3))
+            np.testing.assert_array_equal(device.get(x), due)
+        on = [device.put(x) for device, x in zip(ranks, xs, strict=True)]
+        got = await each(lambda g, r: g.reduce(on[r], 1, ReduceOp.MAX, tag=tag))
+        assert got[0] is got[2] is None
+        np.testing.assert_array_equal(ranks[0].get(on[0]), xs[0])
+        np.testing.assert_array_equal(ranks[1].get(on[1]), np.maximum.reduce(xs))
+        on = [device.put(x) for device, x in zip(ranks, xs, strict=True)]
+        await each(lambda g, r: g.exscan(on[r], tag=tag))
+        for device, x, before in zip(ranks, on, [xs[0], xs[0], xs[0] + xs[1]], strict=True):
+            np.testing.assert_array_equal(device.get(x), before)
+
+
+async def test_cancelled_between_sections(ranks: list[StandinDevice]) -> None:
+    async with aiodist.local(3) as groups:
+        on = [device.put(np.ones(5000)) for device in ranks]
+        works = [g.all_reduce(x) for g, x in zip(groups, on, strict=True)]
+        for _ in range(30):
+            await asyncio.sleep(0)
+        works[2].cancel()
+        ranks[2].fill(on[2], 7.0)
+        for work in works[:2]:
+            with pytest.raises(aiodist.CollectiveAbortedError):
+                await work
+        np.testing.assert_array_equal(ranks[2].get(on[2]), np.full(5000, 7.0))
+        while any(g._context.plane._limbo for g in groups):
+            await asyncio.gather(*(g.barrier(tag="turn") for g in groups))
+        np.testing.assert_array_equal(ranks[2].get(on[2]), np.full(5000, 7.0))

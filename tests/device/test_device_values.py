@@ -1,0 +1,97 @@
+"""Arrays of the stand-in device, moved between ranks of one loop, on the device and by the host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import Group, MismatchError
+from aiodist.testing.standin import StandinDevice
+
+Devices = Callable[[int], list[StandinDevice]]
+
+
+async def each(groups: list[Group], call: Callable[[Group, int], Any]) -> list[Any]:
+    return list(await asyncio.gather(*(call(g, g.rank) for g in groups)))
+
+
+def refuse(handle: bytes) -> None:
+    raise OSError("no peer access")
+
+
+@pytest.fixture(params=["device", "host"])
+def ranks(
+    request: pytest.FixtureRequest, devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> list[StandinDevice]:
+    made = devices(3)
+    if request.param == "host":
+        monkeypatch.setattr(made[2], "open", refuse)
+    return made
+
+
+def of_rank(rank: int, more: int = 0) -> Any:
+    return np.arange(6.0 + rank + more) + 10 * rank
+
+
+def check(device: StandinDevice, got: Any, due: Any) -> None:
+    np.testing.assert_array_equal(device.get(got), due)
+
+
+async def test_gathered(ranks: list[StandinDevice]) -> None:
+    async with aiodist.local(3) as groups:
+        xs = [device.put(of_rank(r)) for r, device in enumerate(ranks)]
+        for got, device in zip(
+            await each(groups, lambda g, r: g.all_gather(xs[r])), ranks, strict=True
+        ):
+            assert len(got) == 3
+            for src, part in enumerate(got):
+                check(device, part, of_rank(src))
+        outs = [device.new("float64", (6 + r,)) for r, device in enumerate([ranks[1]] * 3)]
+        got = await each(groups, lambda g, r: g.gather(xs[r], 1, out=outs if r == 1 else None))
+        assert got[0] is got[2] is None and got[1] is outs
+        for src, part in enumerate(outs):
+            check(ranks[1], part, of_rank(src))
+
+
+async def test_broadcast_of_a_view(ranks: list[StandinDevice]) -> None:
+    async with aiodist.local(3) as groups:
+        x = np.arange(12).reshape(3, 4)
+        xs = [device.put(x.T.copy() if r != 1 else x) for r, device in enumerate(ranks)]
+        for r, device in enumerate(ranks):
+            if r != 1:
+                device.fill(xs[r], 0)
+        given = [array.T if r == 1 else array for r, array in enumerate(xs)]
+        got = await each(groups, lambda g, r: g.broadcast(given[r], 1))
+        for device, own, result in zip(ranks, given, got, strict=True):
+            assert result is own
+            check(device, result, x.T)
+
+
+async def test_scattered(ranks: list[StandinDevice]) -> None:
+    async with aiodist.local(3) as groups:
+        slots = [ranks[0].put(of_rank(r)) for r in range(3)]
+        outs = [device.new("float64", (6 + r,)) for r, device in enumerate(ranks)]
+        got = await each(
+            groups, lambda g, r: g.scatter(slots if r == 0 else None, 0, out=outs[r] if r else None)
+        )
+        for r, (device, result) in enumerate(zip(ranks, got, strict=True)):
+            check(device, result, of_rank(r))
+        xs = [[device.put(of_rank(r, dst)) for dst in range(3)] for r, device in enumerate(ranks)]
+        got = await each(groups, lambda g, r: g.all_to_all(xs[r]))
+        for r, (device, result) in enumerate(zip(ranks, got, strict=True)):
+            for src, part in enumerate(result):
+                check(device, part, of_rank(src, r))
+
+
+async def test_out_that_does_not_fit(ranks: list[StandinDevice]) -> None:
+    async with aiodist.local(3) as groups:
+        xs = [device.put(np.ones(4 if r == 0 else 5)) for r, device in enumerate(ranks)]
+        works = [g.broadcast(x, 0) for g, x in zip(groups, xs, strict=True)]
+        ends = await asyncio.gather(*works, return_exceptions=True)
+        assert any(isinstance(end, MismatchError) for end in ends[1:])
+        assert all(isinstance(end, aiodist.AiodistError) for end in ends)

@@ -1,0 +1,86 @@
+"""How CUDA tensors are reduced, on tensors of the CPU: the same calls, in a stream that is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist import ReduceOp
+from aiodist.buffers.kernels import Kernel
+from aiodist.devices import cuda
+
+torch = pytest.importorskip("torch")
+
+OPS = [
+    ReduceOp.SUM,
+    ReduceOp.PRODUCT,
+    ReduceOp.MIN,
+    ReduceOp.MAX,
+    ReduceOp.AVG,
+    ReduceOp.BAND,
+    ReduceOp.BOR,
+    ReduceOp.BXOR,
+    ReduceOp.LAND,
+    ReduceOp.LOR,
+    ReduceOp.premul_sum(3),
+]
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+
+
+def on_cpu() -> cuda.Device:
+    device = cuda.Device(0)
+    device._device = torch.device("cpu")
+    return device
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_bit_for_bit_as_on_the_host(op: ReduceOp, name: str, size: int) -> None:
+    device = on_cpu()
+    try:
+        kernel = Kernel.of(op, name)
+    except TypeError:
+        pytest.skip("it has no meaning")
+    if not device.reduces(op, name):
+        pytest.skip("such arrays go through the host")
+    rng = np.random.default_rng(size)
+    given: list[Any] = [(rng.random(97) * 9 - 2).astype(np.int64).astype(name) for _ in range(size)]
+    if name.startswith("float"):
+        given = [(rng.random(97) * 3 - 1).astype(name) for _ in range(size)]
+    due = np.empty(97, name)
+    kernel.reduce(given, due, size)
+    for place in range(size):  # in place at each of the ranks
+        xs = [torch.from_numpy(x.copy()) for x in given]
+        device.reduce(cuda.Stream(None), op, xs, xs[place], size)
+        np.testing.assert_array_equal(xs[place].numpy(), due)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    device = on_cpu()
+    xs = [torch.tensor([256.0, 1.0]).to(torch.bfloat16) for _ in range(3)]
+    xs[1][0] = xs[2][0] = 1.0  # 256 + 1 is 256 in bfloat16, 256 + 2 is 258
+    device.reduce(cuda.Stream(None), ReduceOp.SUM, xs, xs[0], 3)
+    assert xs[0].tolist() == [258.0, 3.0]
+
+
+def test_what_the_device_lacks_goes_through_the_host() -> None:
+    device = on_cpu()
+    assert not device.reduces(ReduceOp.SUM, "uint32")
+    assert not device.reduces(ReduceOp.custom(max), "float32")
+    assert device.reduces(ReduceOp.LOR, "bool")
+
+
+def test_flat_empty_and_describe() -> None:
+    device = on_cpu()
+    x = torch.arange(6.0).reshape(2, 3)
+    flat = device.flat(x)
+    assert flat is not None and flat.data_ptr() == x.data_ptr() and flat.shape == (6,)
+    assert device.flat(x.T) is None
+    assert device.flat(torch.ones(2, dtype=torch.complex64).conj()) is None
+    assert device.describe(device._empty("bfloat16", (2, 3))) == ("bfloat16", (2, 3))
+    assert not device.can_write(torch.ones(1).expand(3))
+    with pytest.raises(TypeError, match="dense"):
+        device.describe(x.to_sparse())
