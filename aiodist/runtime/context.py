@@ -253,9 +253,6 @@ class Context:
             urgent=op.urgent,
         )
 
-    def has_settled(self, op: Operation, peer: int) -> bool:
-        return self.endpoint.settle(self.ranks[peer], op, op.settled)
-
     def may_send(self, op: Operation, peer: int, nbytes: int) -> bool:
         used = self._unsolicited[peer]
         if used and used + nbytes > MAX_UNSOLICITED:
@@ -597,8 +594,8 @@ class Context:
     def discard(self, dst: int, token: object) -> None:
         self.endpoint.discard(self.ranks[dst], token)
 
-    def settle(self, dst: int, token: object, done: Done) -> bool:
-        return self.endpoint.settle(self.ranks[dst], token, done)
+    def settle(self, dst: int, token: object) -> None:
+        self.endpoint.settle(self.ranks[dst], token)
 
     def divert(self, src: int, into: memoryview | None) -> int:
         return self.endpoint.divert(self.ranks[src], into)

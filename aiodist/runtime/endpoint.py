@@ -206,10 +206,11 @@ class Endpoint:
     def discard(self, rank: int, token: object) -> None:
         self._peers[rank].discard(token)
 
-    def settle(self, rank: int, token: object, done: Done) -> bool:
+    def settle(self, rank: int, token: object) -> None:
         """See `Link.settle`."""
         link = self._peers[rank].link
-        return link is None or link.settle(token, done)
+        if link is not None:
+            link.settle(token)
 
     def divert(self, rank: int, into: memoryview | None) -> int:
         link = self._peers[rank].link

@@ -111,9 +111,8 @@ class Host(Protocol):
         self, op: Operation, peer: int, slot: int, views: Sequence[memoryview]
     ) -> None: ...
 
-    def has_settled(self, op: Operation, peer: int) -> bool:
-        """Whether what was sent to `peer`, and has left, is not read any more. If it may be, since
-        it may have to be sent again, `settled` is called in due course."""
+    def settle(self, dst: int, token: object) -> None:
+        """What was sent to `dst` for the operation `token`, and has left, is not read any more."""
         ...
 
     def send_grant(self, op: Operation, peer: int, upto: int) -> None: ...
@@ -146,7 +145,7 @@ class Operation:
     __slots__ = (
         "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
         "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_pull", "_receives",
-        "_running", "_sent", "_settling", "_staging", "_start", "_to", "_unsent", "call", "digest",
+        "_running", "_sent", "_staging", "_start", "_to", "_unsent", "call", "digest",
         "done", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited", "urgent",
         "waiting_for", "work",
     )  # fmt: skip
@@ -190,7 +189,6 @@ class Operation:
         self._staging: dict[int, bytearray | Spans] = {}
         self._unsent = [0] * size
         self._to: set[int] = set()  # to whom something was sent in this phase
-        self._settling = 0  # peers to whom it may have to be sent again
         self._running = False
         self._draining = False
         self._plan: Plan | None = None
@@ -470,38 +468,25 @@ class Operation:
     def sent(self, peer: int) -> None:
         """A frame has left for `peer` (the `done` of its send)."""
         self._unsent[peer] -= 1
-        if self._draining:
-            self._drain()
-
-    def settled(self) -> None:
-        """What was sent to a peer is not read any more."""
-        self._settling -= 1
-        if self._draining:
-            self._drain()
+        if self._draining and not self.done and self._is_drained():
+            self._draining = False
+            self._running = True
+            try:
+                self._next_phase()
+            except Exception as error:
+                self._host.failed(self, error)
+            finally:
+                self._running = False
+            self.advance()
 
     def _is_drained(self) -> bool:
-        """Whether all that was sent has left, and its memory is free again."""
+        """Whether all that was sent has left; then its memory is free again."""
         if any(self._unsent):
             return False
-        to, self._to = self._to, set()
-        for peer in to:
-            if not self._host.has_settled(self, peer):
-                self._settling += 1
-        return not self._settling
-
-    def _drain(self) -> None:
-        """Go on with the next phase, if it is time."""
-        if self.done or self._running or not self._is_drained():
-            return
-        self._draining = False
-        self._running = True
-        try:
-            self._next_phase()
-        except Exception as error:
-            self._host.failed(self, error)
-        finally:
-            self._running = False
-        self.advance()
+        for peer in self._to:
+            self._host.settle(peer, self)
+        self._to.clear()
+        return True
 
     def _next_phase(self) -> None:
         for peer, spans in self._receives.items():

@@ -30,7 +30,6 @@ class Sending:
 
     __slots__ = (
         "ahead",
-        "delivered",
         "dst",
         "encoded",
         "gone",
@@ -71,7 +70,6 @@ class Sending:
         self.pieces: Iterator[list[memoryview]] = iter(())
         self.ahead: list[memoryview] | None = None  # the piece that is next to go
         self.in_link = 0
-        self.delivered = False  # the receiver completes with it
         self.gone = False
 
 
@@ -158,13 +156,8 @@ class Sender:
         self._peers[dst].credit.refund(tag, price)
 
     def withdraw(self, sending: Sending) -> None:
-        """Let go of the buffers of a pending message; no receiver completes with it. Where it is
-        too late for that, its Work is complete."""
+        """Let go of the buffers of a pending message; no receiver completes with it."""
         peer = self._peers[sending.dst]
-        if sending.delivered:
-            self._wire.discard(sending.dst, sending)
-            self._complete(peer, sending)
-            return
         sending.gone = True
         if sending.sid is None:
             self._unqueue(peer, sending)
@@ -182,13 +175,10 @@ class Sender:
         pending = [sending for line in peer.waiting.values() for sending in line.values()]
         pending += peer.announced.values()
         for sending in pending:
-            if sending.delivered:
-                self._complete(peer, sending)
-            else:
-                sending.gone = True
-                self._stop(peer, sending)
+            sending.gone = True
+            self._stop(peer, sending)
         peer.moving.clear()
-        return [sending.work for sending in pending if not sending.delivered]
+        return [sending.work for sending in pending]
 
     # -- frames from the receiver -----------------------------------------------------------------
 
@@ -389,24 +379,16 @@ class Sender:
         """The part that was pulled last has left."""
         if sending.next_part != NOTHING:
             return
+        assert sending.sid is not None
+        del peer.announced[sending.sid]
         # Until this frame the receiver holds the message for incomplete: a withdrawal puts zeros
         # for what is left of a piece, and these must not be taken for data.
-        assert sending.sid is not None
         self._wire.send(sending.dst, (wire.FIN, sending.sid))
-        sending.delivered = True
-        if self._wire.settle(sending.dst, sending, partial(self._complete, peer, sending)):
-            self._complete(peer, sending)
-
-    def _complete(self, peer: Peer, sending: Sending) -> None:
-        """It is delivered, and its buffers are the user's again."""
-        if not sending.gone:
-            assert sending.sid is not None
-            sending.gone = True
-            del peer.announced[sending.sid]
-            if sending.sources is not None:
-                sending.sources.finished()
-            self._ended(sending.work)
-            sending.work.finish(None)
+        self._wire.settle(sending.dst, sending)
+        if sending.sources is not None:
+            sending.sources.finished()
+        self._ended(sending.work)
+        sending.work.finish(None)
 
     def _stop(self, peer: Peer, sending: Sending) -> None:
         """Send no further pieces, and take back those that the link holds."""

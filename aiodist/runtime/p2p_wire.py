@@ -93,9 +93,8 @@ class Channel(Protocol):
     def discard(self, dst: int, token: object) -> None:
         """See `Link.discard`."""
 
-    def settle(self, dst: int, token: object, done: Done) -> bool:
+    def settle(self, dst: int, token: object) -> None:
         """See `Link.settle`."""
-        ...
 
     def divert(self, src: int, into: memoryview | None) -> int:
         """See `Link.divert`, for the payload of this engine that now comes from `src`."""
@@ -146,9 +145,10 @@ class Wire:
         if dst != self.rank:
             self._channel.discard(dst, token)
 
-    def settle(self, dst: int, token: object, done: Done) -> bool:
+    def settle(self, dst: int, token: object) -> None:
         """See `Link.settle`."""
-        return dst == self.rank or self._channel.settle(dst, token, done)
+        if dst != self.rank:
+            self._channel.settle(dst, token)
 
     def flush(self) -> None:
         """Take in what this rank sent to itself. Ends every entry into the engine."""

@@ -113,8 +113,6 @@ class Work(asyncio.Future[T], Generic[T]):
         if self._on_cancel is not None:
             # The engine lets go of the buffers and tells the others before anyone learns of it.
             self._on_cancel(self)
-            if self.done():  # it was too late for that
-                return False
         if self.trace is not None:
             self.trace("cancelled", self, None)
         self._end("cancelled")

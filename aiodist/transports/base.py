@@ -98,13 +98,10 @@ class Link(Protocol):
         now: its payload is copied, as is that of frames that have left and may have to be sent
         again. Nothing happens for None, the token of frames that have none."""
 
-    def settle(self, token: object, done: Done) -> bool:
-        """Have the views not read any more that were sent with `token`, all of which have left
-        (their `done` was called): a link that can be made again may have to send them again. True:
-        they are not. False: not yet, `done` will be called, unless they are discarded.
-
-        Views that were sent without a token must not change for as long as they exist."""
-        ...
+    def settle(self, token: object) -> None:
+        """Do not read the views any more that were sent with `token`, all of which have left (their
+        `done` was called): a link that can be made again may have to send them again, and copies
+        what the peer may not have. Views that were sent without a token must never change."""
 
     def divert(self, into: memoryview | None) -> int:
         """Change where the payload that is being received goes: into `into` (same size as the

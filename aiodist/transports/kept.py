@@ -3,7 +3,8 @@ connection if this one breaks. No I/O in here.
 
 Frames are counted, from the first one between two members on, over all their connections. A small
 frame is kept as it was sent; of a large one only the views of its payload are, as copying it would
-cost too much: they are *lent*, and nobody may write there until `settle` says so.
+cost too much: they are *lent*, and nobody may write there before `settle`. That copies what may be
+lost, and lets go of the rest: those frames are *spent*, and cannot be sent again.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ JOINED = 4096
 MANY = 512
 """So many frames are sent before the peer is asked what has come."""
 MUCH = 2 << 20
-"""And so many bytes of large ones."""
-COPIED = 256 * 1024
-"""What is lent is copied, up to this: cheaper than to wait for the peer."""
+"""And so many bytes of copies of large ones."""
+COPIED = 64 * 1024
+"""So much of what is lent is copied whatever the system says of it."""
+SLACK = 4096
+"""More than the bytes of the link's own frames among those that are on their way."""
 
 
 def own_frame(code: int, number: int = 0) -> bytes:
@@ -74,18 +77,17 @@ class Lent:
         self.token = None
 
 
-class _Settling(NamedTuple):
+class _Waiting(NamedTuple):
     """Somebody who waits until the frames below `upto` have come."""
 
     upto: int
-    token: object
     done: Done
 
 
 class Kept:
     """The frames that were sent and not acknowledged. `acknowledged`: how many were."""
 
-    __slots__ = ("_fresh", "_lent", "_waiting", "acknowledged", "frames", "limit")
+    __slots__ = ("_fresh", "_lent", "_spent", "_waiting", "acknowledged", "frames", "limit")
 
     def __init__(self) -> None:
         self.acknowledged = 0
@@ -93,8 +95,9 @@ class Kept:
         self.limit = MANY
         """How long `frames` may become before the peer is to be asked."""
         self._lent: deque[Lent] = deque()
-        self._waiting: list[_Settling] = []
-        self._fresh = 0  # bytes of large frames since the peer was asked
+        self._spent = 0  # frames below this number cannot be sent again
+        self._waiting: list[_Waiting] = []
+        self._fresh = 0  # bytes of copies of large frames since the peer was asked
 
     @property
     def sent(self) -> int:
@@ -117,7 +120,8 @@ class Kept:
         self.frames.append(lent)
         if token is not None:
             self._lent.append(lent)
-        self.count(nbytes)
+        else:
+            self.count(nbytes)
 
     def finished(self, frame: Outgoing) -> None:
         """Keep a frame that has left, of those that were queued."""
@@ -160,32 +164,43 @@ class Kept:
             self._waiting = [one for one in self._waiting if one.upto > count]
         return ready
 
-    def settle(self, token: object, done: Done) -> bool:
-        """See `Link.settle`. False: the peer is to be asked."""
+    def can_go_on(self, came: int) -> bool:
+        """Whether a peer to whom `came` frames have come can be sent the next one."""
+        return max(self.acknowledged, self._spent) <= came <= self.sent
+
+    @property
+    def has_lent(self) -> bool:
+        """Whether memory of others is read if it comes to that."""
+        return bool(self._lent)
+
+    def settle(self, token: object, underway: int | None) -> None:
+        """Do not read the memory of frames with `token` any more. `underway`: so many of the last
+        bytes may be lost with the connection; None: nobody knows."""
         mine = [lent for lent in self._lent if lent.token == token]
         if not mine:
-            return True
-        if sum([lent.nbytes for lent in mine]) <= COPIED:
-            self._copy(mine)
-            return True
-        self._waiting.append(_Settling(mine[-1].number + 1, token, done))
-        return False
+            return
+        first = 0  # of those that may be lost
+        if underway is not None and sum([lent.nbytes for lent in mine]) > COPIED:
+            first = self.sent
+            left = underway + SLACK if underway else 0
+            for frame in reversed(self.frames):
+                if left <= 0:
+                    break
+                size = frame.nbytes + len(frame.head) if isinstance(frame, Lent) else len(frame)
+                left -= size
+                first -= 1
+        for lent in mine:
+            if lent.number >= first:
+                lent.copy()
+                self.count(lent.nbytes)
+            else:
+                lent.views, lent.token = (), None
+                self._spent = lent.number + 1
+        self._lent = deque([lent for lent in self._lent if lent.token is not None])
 
     def wait(self, queued: int, done: Done) -> None:
         """Call `done` once all that was sent has come, and `queued` frames more."""
-        self._waiting.append(_Settling(self.sent + queued, OWN, done))
-
-    def discard(self, token: object) -> None:
-        """Do not read the memory of frames with `token` any more; nobody waits for them."""
-        if self._lent:
-            self._copy([lent for lent in self._lent if lent.token == token])
-            self._waiting = [one for one in self._waiting if one.token != token]
-
-    def _copy(self, some: list[Lent]) -> None:
-        for lent in some:
-            lent.copy()
-        if some:
-            self._lent = deque(lent for lent in self._lent if lent.token is not None)
+        self._waiting.append(_Waiting(self.sent + queued, done))
 
     def end(self) -> list[Done]:
         """Nothing will be sent again: who has waited."""

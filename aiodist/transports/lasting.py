@@ -59,8 +59,7 @@ class LastingLink(FramedLink):
 
     def can_go_on(self, came: int) -> bool:
         """Whether a peer to whom `came` frames have come can be sent the next one."""
-        kept = self._kept
-        return kept is not None and kept.acknowledged <= came <= kept.sent
+        return self._kept is not None and self._kept.can_go_on(came)
 
     def sever(self) -> None:
         """Give up this connection, for there is another one: nothing more moves, the keeper is not
@@ -139,19 +138,24 @@ class LastingLink(FramedLink):
 
     def discard(self, token: object) -> None:
         super().discard(token)
-        if self._kept is not None and token is not None:
-            self._kept.discard(token)
+        if token is not None:
+            self.settle(token)
 
-    def settle(self, token: object, done: Done) -> bool:
+    def settle(self, token: object) -> None:
         kept = self._kept
         if kept is None or self._closed:
-            return True
+            return
         if self._outbox.backlog:
             self._outbox.detach(token)  # what is to be sent again, over another connection
-        if kept.settle(token, done):
-            return True
-        self._ask()
-        return False
+        if kept.has_lent:
+            kept.settle(token, None if self._severed else self._underway())
+            if not kept.limit:
+                self._ask()
+
+    @abstractmethod
+    def _underway(self) -> int | None:
+        """How many of the bytes that were sent the peer's system may not have yet; None where
+        nobody knows."""
 
     def deliver(self, done: Done) -> bool:
         """Whether all that was sent has come to the peer. If not, `done` will be called."""

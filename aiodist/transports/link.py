@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.base import Link, Receiver
 from aiodist.wire.frames import MAX_HEADER_BEFORE_HELLO
 
 log = logging.getLogger("aiodist.transport")
@@ -90,8 +90,7 @@ class BaseLink(Link):
     def _send_bye(self) -> None:
         """Send the end-of-stream marker behind all that is queued."""
 
-    def settle(self, token: object, done: Done) -> bool:
-        return True
+    def settle(self, token: object) -> None: ...
 
     def close(self, error: BaseException | None = None) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Whether the other end of a TCP connection answers, as far as the kernel knows.
+"""What the kernel knows of the other end of a connection: whether it answers, and what it has.
 
 TCP_USER_TIMEOUT is no help: Linux also lets it end connections to a peer that is alive and answers,
 but has not read for so long (a rank that computes while others send to it). So the kernel is asked
@@ -8,8 +8,14 @@ answers the probes of its window.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
+import sys
+
+if sys.platform != "win32":
+    import fcntl
+    import termios
 
 _FACTS = struct.Struct("=3xB20xI28xI")
 """Of Linux's `struct tcp_info`: `tcpi_probes`, probes that had no answer; `tcpi_unacked`, segments
@@ -46,3 +52,13 @@ def probe_when_idle(sock: socket.socket, seconds: float) -> None:
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def unacknowledged(fd: int) -> int | None:
+    """How many bytes that were written to a stream socket its peer's system has not acknowledged;
+    None where the system does not say. What it has acknowledged it gives to its process, even if
+    the connection breaks (Linux: SIOCOUTQ, tcp(7))."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return None

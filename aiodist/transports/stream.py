@@ -18,7 +18,7 @@ from aiodist.transports.kept import JOINED
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.link import TURN
 from aiodist.transports.outbox import MOST_BUFFERS, Outgoing
-from aiodist.transports.silence import is_unanswered, probe_when_idle
+from aiodist.transports.silence import is_unanswered, probe_when_idle, unacknowledged
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD
 
 SCRATCH = 16 * 1024
@@ -239,6 +239,9 @@ class StreamLink(LastingLink):
             self._scratch[:held] = self._scratch[start:stop]
         if held == len(self._scratch):  # a header longer than the scratch, within the limits
             self._grow(MAX_HEADER + OVERHEAD)
+
+    def _underway(self) -> int | None:
+        return unacknowledged(self._fd)
 
     # ---- the end ----
 

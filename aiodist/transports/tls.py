@@ -158,6 +158,11 @@ class TlsLink(StreamLink):
         if not self._cipher:  # else again, once the socket has taken it
             super()._all_sent()
 
+    def _underway(self) -> int | None:
+        # Encrypted, it is more.
+        sent = super()._underway()
+        return None if sent is None else sent + len(self._cipher) + self._outgoing.pending
+
     # ---- receiving ----
 
     def _read(self) -> bool:

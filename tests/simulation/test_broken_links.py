@@ -104,23 +104,28 @@ class Cutter:
         host, _, port = where.rpartition(":")
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._watch(asyncio.current_task())
+            self._writers.append(writer)
             try:
                 there = await asyncio.open_connection(host, int(port))
             except OSError:
                 writer.close()
                 return
-            self._writers += [writer, there[1]]
+            self._writers.append(there[1])
             for source, target, other in (
                 (reader, there[1], writer),
                 (there[0], writer, there[1]),
             ):
-                task = asyncio.ensure_future(self._pass(source, target, other))
-                self._passing.add(task)
-                task.add_done_callback(self._passing.discard)
+                self._watch(asyncio.ensure_future(self._pass(source, target, other)))
 
         server = await asyncio.start_server(connected, "127.0.0.1", 0)
         self._servers.append(server)
         return f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    def _watch(self, task: asyncio.Task[None] | None) -> None:
+        assert task is not None
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
 
     async def _pass(
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, back: asyncio.StreamWriter
@@ -140,12 +145,14 @@ class Cutter:
             writer.transport.abort()
 
     async def close(self) -> None:
+        for _ in range(5):  # asyncio finishes what it has begun to accept
+            await asyncio.sleep(0)
         for server in self._servers:
             server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        if self._passing:
-            await asyncio.wait(self._passing)
+        while self._passing:
+            for writer in self._writers:
+                writer.transport.abort()
+            await asyncio.wait(self._passing, return_when=asyncio.FIRST_COMPLETED)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

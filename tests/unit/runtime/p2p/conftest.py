@@ -15,7 +15,6 @@ import pytest
 from aiodist.errors import AiodistError
 from aiodist.runtime import credit, p2p_sender, p2p_wire, pieces
 from aiodist.runtime.p2p import PointToPoint
-from aiodist.transports.base import Done
 from aiodist.wire.frames import pack_fields, unpack_fields
 
 
@@ -220,8 +219,7 @@ class FakeChannel:
             self.net.sent.append((self.rank, dst, fields))
             (pipe.urgent if urgent else pipe.bulk).append(Frame(fields, payload, done, token))
 
-    def settle(self, dst: int, token: object, done: Done) -> bool:
-        return True
+    def settle(self, dst: int, token: object) -> None: ...
 
     def discard(self, dst: int, token: object) -> None:
         self.net.pipes[self.rank, dst].discard(token)
