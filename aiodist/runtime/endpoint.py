@@ -70,6 +70,7 @@ class Endpoint:
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
         self.closing = False
+        self._is_over = False
         self.rank = -1
         """This rank's own root."""
         self.on_broken: Callable[[int, str], None] = lambda root, reason: None
@@ -231,6 +232,9 @@ class Endpoint:
 
     def accept(self, link: Link) -> None:
         """A peer has connected."""
+        if self._is_over:
+            link.close()
+            return
         greeter = Greeter(self, link)
         link.receiver = greeter
         self._greeters[greeter] = None
@@ -382,6 +386,8 @@ class Endpoint:
         links = [peer.link for peer in self._peers.values() if peer.link is not None]
         if links:
             await asyncio.gather(*(link.finish(timeout) for link in links))
+        self._is_over = True
+        self._close_greeters()
 
     def abort(self, reason: str) -> None:
         """Leave at once, telling the peers why. Await `aborted` next."""
@@ -411,6 +417,9 @@ class Endpoint:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._close_greeters()
+
+    def _close_greeters(self) -> None:
         for greeter in list(self._greeters):
             greeter.link.close()
 
