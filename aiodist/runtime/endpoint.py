@@ -75,6 +75,7 @@ class Endpoint:
         self.closing = False
         self.reads_devices = True
         """Whether this rank may read the devices of others, and they its own."""
+        self._is_over = False
         self.rank = -1
         """This rank's own root."""
         self.on_broken: Callable[[int, str], None] = lambda root, reason: None
@@ -238,6 +239,9 @@ class Endpoint:
 
     def accept(self, link: Link) -> None:
         """A peer has connected."""
+        if self._is_over:
+            link.close()
+            return
         greeter = Greeter(self, link)
         link.receiver = greeter
         self._greeters[greeter] = None
@@ -389,6 +393,8 @@ class Endpoint:
         links = [peer.link for peer in self._peers.values() if peer.link is not None]
         if links:
             await asyncio.gather(*(link.finish(timeout) for link in links))
+        self._is_over = True
+        self._close_greeters()
 
     def abort(self, reason: str) -> None:
         """Leave at once, telling the peers why. Await `aborted` next."""
@@ -418,6 +424,9 @@ class Endpoint:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._close_greeters()
+
+    def _close_greeters(self) -> None:
         for greeter in list(self._greeters):
             greeter.link.close()
 

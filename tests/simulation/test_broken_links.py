@@ -94,7 +94,7 @@ class Cutter:
     def __init__(self, after: int) -> None:
         self.left = after
         self.cuts = 0
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Future[asyncio.Server]] = []
         self._writers: list[asyncio.StreamWriter] = []
         self._passing: set[asyncio.Task[None]] = set()
 
@@ -118,8 +118,10 @@ class Cutter:
             ):
                 self._watch(asyncio.ensure_future(self._pass(source, target, other)))
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0)
-        self._servers.append(server)
+        # Who dials may be cancelled, and asyncio leaves a socket open then.
+        making = asyncio.ensure_future(asyncio.start_server(connected, "127.0.0.1", 0))
+        self._servers.append(making)
+        server = await asyncio.shield(making)
         return f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def _watch(self, task: asyncio.Task[None] | None) -> None:
@@ -145,10 +147,8 @@ class Cutter:
             writer.transport.abort()
 
     async def close(self) -> None:
-        for _ in range(5):  # asyncio finishes what it has begun to accept
-            await asyncio.sleep(0)
-        for server in self._servers:
-            server.close()
+        for making in self._servers:
+            (await making).close()
         while self._passing:
             for writer in self._writers:
                 writer.transport.abort()
