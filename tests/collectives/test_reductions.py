@@ -410,7 +410,7 @@ def test_mismatch_is_an_error_on_all(run, groups, everyone, what, odd):
                 assert isinstance(error, aiodist.MismatchError), (rank, error)
                 assert odd in error.calls
                 assert len(set(error.calls.values())) == 2
-                assert f"rank {odd}: " in str(error)
+                assert f"\n  rank {odd} " in str(error)
             assert await everyone(ranks, lambda g: g.all_reduce(g.rank)) == [3, 3, 3]
 
     run(main())
