@@ -79,7 +79,7 @@ def test_a_link_that_breaks_at_byte_k(name, arrived, size):
     program = PROGRAMS[name]
     expected, _ = outcome(program, 0, 0, arrived=arrived, size=size)
     broken = 0
-    ats = [*range(1, 1500, 97), *(int(1500 * 1.5**step) for step in range(20))]
+    ats = [*range(1, 1500, 197), *(int(1500 * 1.8**step) for step in range(13))]
     for seed, at in enumerate(ats):
         found, breaks = outcome(program, seed, at, arrived=arrived, size=size)
         assert found == expected, f"broken at byte {at}"

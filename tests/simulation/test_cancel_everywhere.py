@@ -19,7 +19,7 @@ from aiodist.testing import Conditions, Simulation
 SIZE = 3
 VICTIM = 1
 QUICK = Conditions(delay=(20e-6, 200e-6), loss=0.0)
-ALL = 25
+ALL = 12
 """Turns up to which each one is tried; then steps grow."""
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +66,7 @@ def turns() -> Any:
     turn = 0
     while True:
         yield turn
-        turn += 1 if turn < ALL else max(1, turn // 9)
+        turn += 1 if turn < ALL else max(1, turn // 4)
 
 
 async def cancelled_at(turn: int, start: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
