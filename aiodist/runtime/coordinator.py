@@ -272,7 +272,8 @@ class Coordinator:
         self._step(Received(connection.number, request, message))
 
     def closed(self, connection: Connection, reason: str) -> None:
-        del self._connections[connection.number]
+        if self._connections.pop(connection.number, None) is None:
+            return
         self._strangers.discard(connection)
         self._step(Disconnected(connection.number, reason))
 
@@ -316,6 +317,9 @@ class Coordinator:
         if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
             self._strangers.discard(connection)
             sock.close()
+            if connection.number in self._connections:
+                # It was made just then. uvloop closes it, too, and tells nobody.
+                connection.connection_lost(None)
 
     def _step(self, event: Event) -> None:
         if self._stopping:

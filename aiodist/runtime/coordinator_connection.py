@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -119,9 +118,7 @@ class Connection(asyncio.Protocol):
         if backlog > MAX_BACKLOG:
             self.fail(f"it does not read: {backlog} bytes wait for it, the limit is {MAX_BACKLOG}")
         else:
-            # uvloop's may be closed without saying so yet; `connection_lost` is about to come.
-            with contextlib.suppress(RuntimeError):
-                self._transport.write(data)
+            self._transport.write(data)
 
     def close(self, reason: str) -> None:
         """Close once what was sent is out, or after a while."""

@@ -163,36 +163,27 @@ def test_who_does_not_read_is_closed(
         assert len(await other.store.get("big")) == 1024 * 1024
 
 
-class Closed:
-    """A transport that was closed, and does not say so."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        raise RuntimeError("the handler is closed")
-
-
-def test_a_connection_that_closed_unseen_stops_nobody(play: Play) -> None:
-    """As uvloop's do for a moment. What the others are told is told to them."""
+def test_a_connection_that_is_dropped_while_it_is_made(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = coordinator_connection.Connection.connection_made
 
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
+        def made(
+            connection: coordinator_connection.Connection, transport: asyncio.BaseTransport
+        ) -> None:
+            real(connection, transport)
+            for task in coordinator._adopting:
+                task.cancel()
+
+        monkeypatch.setattr(coordinator_connection.Connection, "connection_made", made)
         raw = await site.raw(coordinator.address)
-        await raw.greet()
-        raw.say(JoinRequest(group="g", id="raw", rank=0, size=2))
-        raw.say(StoreGet("no such key"), 7)
-        await raw.hear()  # the coordinator has its request to join
-        [connection] = coordinator._connections.values()
-        connection._transport = Closed(connection._transport)  # type: ignore[assignment]
-        other = await site.process(coordinator.address)
-        assert len((await other.join(rank=1)).members) == 2
-        connection._transport.abort()
-        event = await other.event()
-        assert isinstance(event, MemberLost)
+        await raw.ended()
+        assert not coordinator._connections
+        monkeypatch.setattr(coordinator_connection.Connection, "connection_made", real)
+        member = await site.process(coordinator.address)
+        assert await member.join(size=1)
 
 
 def test_another_version_is_told_so(play: Play) -> None:
