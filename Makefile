@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torch-suite coverage simulate lint format docs bench gpu kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test test-all torch-suite coverage simulate lint format docs bench gpu kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ demo: $(READY)  ## train on handwritten digits with 4 ranks
 
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
+
+test-all: $(READY)  ## the tests, in all combinations of their parameters
+	$(BIN)/python -m pytest --all-combinations
 
 # What Gloo passes, but for what torch keeps for Gloo's own class: see docs/torch.md.
 torch-suite: $(READY)  ## torch's own tests of a backend, on aiodist

@@ -525,15 +525,20 @@ class Group:
     def share(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
-        """Let all ranks use the memory of `x` of rank `src`: a CUDA tensor, or a tree of them,
-        contiguous. A collective; elsewhere `x` is None, and the result the same tensors, mapped.
+        """Let all ranks use the same memory: that of `x` of rank `src`, a CUDA tensor, a numpy
+        array or a tensor of the host, or a tree of such. A collective; elsewhere `x` is None.
 
-        Whoever writes to them writes to the one copy that there is, and sees to the order himself.
-        `src` keeps the memory until all others have let go of the last view of it, even if it drops
-        its own tensors or leaves the group. The Work fails with OSError where not all ranks can map
-        it; numbers and strings in a tree travel as in `broadcast`.
+        CUDA tensors have to be contiguous, and stay where they are: `src` gets `x` back. Arrays of
+        the host are copied, once, into memory that all ranks map: the result is that of all, also
+        at `src`, and `x` is left alone. Whoever writes to the result writes to the one copy that
+        there is, and sees to the order himself.
 
-        Raises TypeError for arrays of the host, ValueError for tensors that are not contiguous.
+        The memory is there until the last view of it is gone, even if `src` drops its own or leaves
+        the group. Numbers and strings in a tree travel as in `broadcast`. The Work fails with
+        OSError on all ranks where not all can map it: those of another host cannot.
+
+        Raises TypeError for what holds no array, or arrays of the host and of a device, ValueError
+        for CUDA tensors that are not contiguous.
         """
         self._enter()
         return self._launch(loans.loan(self._context, x, src), tag, timeout)

@@ -1,11 +1,15 @@
-"""What every test gets: loops of both kinds, and a check that nothing was left behind."""
+"""What every test gets: loops of both kinds, an end to what hangs in them, and a check that nothing
+was left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import threading
+import traceback
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,24 +22,136 @@ from hypothesis import settings
 settings.register_profile("replayed", derandomize=True)
 settings.load_profile("replayed")
 
+# Else each rank that a test starts would compile the library anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 
 FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+@pytest.fixture
+def patience(request: pytest.FixtureRequest) -> float:
+    """Seconds after which `run` gives up: shortly before pytest's timeout, an exception in a signal
+    handler, which uvloop only reports. 0, as with ``pytest --timeout 0``: never."""
+    seconds = _timeout(request.node)
+    return seconds - min(5.0, seconds / 4)
+
+
 @pytest.fixture(params=sorted(FACTORIES))
-def run(request: pytest.FixtureRequest) -> Iterator[Run[Any]]:
-    """``run(coroutine)`` in a loop of either kind; fails if a task is left over."""
-    with asyncio.Runner(loop_factory=FACTORIES[request.param]) as runner:
+def run(request: pytest.FixtureRequest, patience: float) -> Iterator[Run[Any]]:
+    """``run(coroutine)`` in a loop of either kind; fails if a task is left over, and if it, or the
+    end of the loop, takes longer than `patience`."""
+    stuck: list[str] = []
 
-        async def checked(coroutine: Coroutine[Any, Any, T]) -> T:
-            result = await coroutine
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not left, f"tasks left over: {left}"
-            return result
+    async def checked(coroutine: Coroutine[Any, Any, T]) -> T:
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        assert main is not None
 
-        yield lambda coroutine: runner.run(checked(coroutine))
+        def give_up() -> None:
+            if stuck:  # cancelling did not help, or ending the tasks that are left hangs
+                loop.stop()
+            else:
+                stuck.append(_stacks(loop))
+                main.cancel()
+            loop.call_later(1.0, give_up)
+
+        if patience:
+            loop.call_later(patience, give_up)
+        result = await coroutine
+        left = asyncio.all_tasks() - {main}
+        assert not left, f"tasks left over: {left}"
+        return result
+
+    def within(coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            result = runner.run(checked(coroutine))
+        except BaseException as error:
+            if stuck:
+                raise _Hangs(patience, stuck[0]) from error
+            raise
+        if stuck:
+            raise _Hangs(patience, stuck[0])
+        return result
+
+    runner = asyncio.Runner(loop_factory=FACTORIES[request.param])
+    try:
+        with runner:
+            yield within
+    except RuntimeError as error:
+        if stuck:  # `give_up` has stopped the loop amid the runner's clean-up
+            raise _Hangs(patience, stuck[0]) from error
+        raise
+
+
+class _Hangs(AssertionError):
+    def __init__(self, seconds: float, stacks: str) -> None:
+        super().__init__(f"not done after {seconds:g} s; what still waited then:\n{stacks}")
+
+
+def _timeout(item: pytest.Item) -> float:
+    """Seconds that pytest-timeout gives a test; 0: no end to them."""
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        return float(marker.args[0])
+    given = item.config.getoption("timeout")
+    return float(item.config.getini("timeout") if given is None else given)
+
+
+def _stacks(loop: asyncio.AbstractEventLoop) -> str:
+    """Where each task waits: `Task.print_stack` would show the outermost frame alone."""
+    lines = []
+    for task in asyncio.all_tasks(loop):
+        lines.append(f"{task.get_name()}:\n")
+        inner: Any = task.get_coro()
+        while inner is not None and getattr(inner, "cr_frame", None) is not None:
+            lines += traceback.format_stack(inner.cr_frame, limit=1)
+            inner = inner.cr_await
+        lines.append(f"    {inner!r}\n")
+    return "".join(lines) or "no task: the loop did not turn"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-combinations", action="store_true", help="also those that `strength` leaves out"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thin the tests that are marked `strength(t)`: see `covering`."""
+    marked: dict[tuple[Any, ...], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("strength"):
+            marked[item.path, item.cls, item.originalname].append(item)
+    out: set[pytest.Item] = set()
+    for group in marked.values():
+        marker = group[0].get_closest_marker("strength")
+        assert marker is not None
+        if hasattr(group[0], "callspec") and not config.getoption("all_combinations"):
+            values = [item.callspec.params.items() for item in group]
+            rows = [{name: id(value) for name, value in params} for params in values]
+            kept = covering(rows, *marker.args)
+            out.update(item for at, item in enumerate(group) if at not in kept)
+    if out:
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=sorted(out, key=lambda item: item.nodeid))
+
+
+def covering(rows: list[dict[str, int]], strength: int) -> set[int]:
+    """Which of `rows` together hold every combination of values that any `strength` parameters
+    have in one of them: a covering array, chosen greedily (as AETG does)."""
+    missing = [
+        set(itertools.combinations(sorted(row.items()), min(strength, len(row)))) for row in rows
+    ]
+    kept: set[int] = set()
+    while any(missing):
+        best = max(range(len(rows)), key=lambda at: len(missing[at]))
+        kept.add(best)
+        found = set(missing[best])
+        for each in missing:
+            each -= found
+    return kept
 
 
 def _sockets() -> dict[str, str]:
@@ -58,6 +174,14 @@ def _children() -> set[str]:
         except OSError:
             continue  # a thread that has just ended
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_collect() -> None:
+    """What is there now (modules, thousands of tests) is nobody's garbage: the collections of
+    `no_leaks` and of simulations need not go through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -319,13 +319,16 @@ def _arrays(x: Any, where: Where) -> list[Array]:
 
 
 def _signature(items: list[Array], *, joined: bool) -> str:
-    texts = [str(item) for item in items]
     if not joined:
-        return texts[0]
+        return str(items[0])
+    return signature_of_list([str(item) for item in items], sum([i.base.size for i in items]))
+
+
+def signature_of_list(texts: list[str], elements: int) -> str:
+    """What all ranks must agree on of a list of arrays: `texts`, of each, and their elements."""
     if len(texts) <= _SHOWN:
         return f"[{', '.join(texts)}]"
     digest = hashlib.blake2b(" ".join(texts).encode(), digest_size=6).hexdigest()
-    elements = sum([item.base.size for item in items])
     return f"[{len(texts)} arrays, {_short(elements)} elements, #{digest}]"
 
 

@@ -3,7 +3,8 @@
 A segment is an anonymous memfd: it has no name that could be left behind, and is gone with the
 last process that maps it. Its owner seals it against resizing (a reader of memory that shrinks
 would die of SIGBUS) and against writing through any other mapping, then passes the descriptor on
-(`aiodist.transports.handover`, or a connection of its own).
+(`aiodist.transports.handover`, or a connection of its own). What all are to write is sealed against
+resizing alone (`all_write`).
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Segment:
         self._memory: memoryview | None = memoryview(mapping)
 
     @classmethod
-    def create(cls, nbytes: int, name: str = "aiodist") -> Self:
-        """New memory, all zero, that this process alone writes. `name` is what /proc/self/maps
-        shows.
+    def create(cls, nbytes: int, name: str = "aiodist", *, all_write: bool = False) -> Self:
+        """New memory, all zero, that this process alone writes (`all_write`: or any that has it).
+        `name` is what /proc/self/maps shows.
 
         Raises ValueError for `nbytes` < 1, and OSError where the system gives no such memory."""
         if nbytes < 1:
@@ -51,7 +52,7 @@ class Segment:
             mapping = mmap.mmap(fd, nbytes)
             sizes = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             try:
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sizes | _SEAL_FUTURE_WRITE)
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sizes | (0 if all_write else _SEAL_FUTURE_WRITE))
             except OSError:  # an older kernel: a peer could write here, but not resize
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sizes)
             return cls(mapping, fd)
@@ -60,9 +61,9 @@ class Segment:
             raise
 
     @classmethod
-    def attach(cls, fd: int, nbytes: int) -> Self:
-        """Map a peer's segment of `nbytes` bytes to read it. Takes `fd` over: it is closed here
-        whatever happens.
+    def attach(cls, fd: int, nbytes: int, *, writes: bool = False) -> Self:
+        """Map a peer's segment of `nbytes` bytes to read it, or to write as well. Takes `fd` over:
+        it is closed here whatever happens.
 
         Raises ProtocolError for what is no sealed memory of that size, OSError where it cannot be
         mapped."""
@@ -83,7 +84,8 @@ class Segment:
                     "a peer passed on a segment that it could shrink, which would kill its readers"
                     " (SIGBUS): expected one sealed by F_SEAL_SHRINK"
                 )
-            return cls(mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ), -1)
+            access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
+            return cls(mmap.mmap(fd, nbytes, access=access), -1)
         finally:
             os.close(fd)
 

@@ -243,12 +243,11 @@ class Incoming:
     """A message whose metadata is here and whose array bytes are to come.
 
     `nbytes`: how many bytes its arrays have. `allocate`, then fill `buffers` in order, then
-    `finish`. `foreign`: what it was allocated with.
+    `finish`. `foreign`: what it was allocated with; `targets`: where its arrays go.
     """
 
     __slots__ = (
         "_allow_pickle",
-        "_arrays",
         "_out",
         "_staged",
         "_tree",
@@ -256,6 +255,7 @@ class Incoming:
         "foreign",
         "nbytes",
         "specs",
+        "targets",
     )
 
     def __init__(self, tree: Any, specs: list[Spec], allow_pickle: bool) -> None:
@@ -266,7 +266,7 @@ class Incoming:
         self.buffers: list[memoryview] = []
         self.foreign: Any = None
         self._out: Any = None
-        self._arrays: list[Target] = []
+        self.targets: list[Target] = []
         self._staged: list[Flat | None] = []
 
     def describe(self) -> str:
@@ -314,8 +314,8 @@ class Incoming:
                 raise _misfit(leaf, place, where)
         self._out = out
         self.foreign = foreign
-        self._arrays = [array for array in made if array is not None]
-        staged = [array.stage() for array in self._arrays]
+        self.targets = [array for array in made if array is not None]
+        staged = [array.stage() for array in self.targets]
         self._staged = [copy for _, copy in staged]
         self.buffers = [byte_view(target) for target, _ in staged if target.nbytes]
 
@@ -325,7 +325,7 @@ class Incoming:
         With `out`, that is `out` itself where it is an array or the value holds nothing but
         arrays; else the value that came, with the arrays of `out` in it.
         """
-        for array, staged in zip(self._arrays, self._staged, strict=True):
+        for array, staged in zip(self.targets, self._staged, strict=True):
             array.commit(staged)
         if self._out is not None and _only_arrays(self._tree):
             return self._out
@@ -334,7 +334,7 @@ class Incoming:
     def _build(self, tree: Any) -> Any:
         kind = type(tree)
         if kind is _Leaf:
-            return self._arrays[tree.index].value
+            return self.targets[tree.index].value
         if kind is list:
             return [self._build(item) for item in tree]
         if kind is tuple:

@@ -29,15 +29,18 @@ Outcome = Verdict | Void
 REMEMBERED = 1024
 """Outcomes that are remembered for each group."""
 
+_DIFFER = "the ranks called different things, or differ in who they are"
+
 
 @dataclass(slots=True)
 class Ballot:
     """`voters`: the ids of all, in their order (empty: the whole group). `votes`: by connection,
-    the request and the vote, of those who are alive."""
+    the request and the vote, of those who are alive; `since`: when each has voted."""
 
     key: BallotKey
     voters: tuple[str, ...]
     votes: dict[int, tuple[int, Vote]] = field(default_factory=dict)
+    since: dict[int, float] = field(default_factory=dict)
 
     def electorate(self, members: Members) -> list[int]:
         """The connections of the voters that are alive, in their order."""
@@ -75,24 +78,29 @@ class Ballots:
 
     def __init__(self) -> None:
         self._ballots: dict[BallotKey, Ballot] = {}
-        self._outcomes: dict[BallotKey, Outcome] = {}
+        self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, Outcome]] = {}
+        """With the voters of each; None: not known, it was heard of from a member."""
 
-    def cast(self, members: Members, conn: int, request: int, vote: Vote) -> list[Answer]:
+    def cast(
+        self, members: Members, conn: int, request: int, vote: Vote, now: float = 0.0
+    ) -> list[Answer]:
         """Member `conn` votes: who hears what of it now."""
         wrong = self._refuse(members, conn, vote)
         if wrong is not None:
             return [Answer(conn, request, wrong)]
-        key = (vote.context, vote.number)
-        known = self._outcomes.get(key)
+        key, own = (vote.context, vote.number), members[conn].id
+        voters, known = self._outcomes.get(key, (None, None))
         if known is not None:
+            if voters is not None and voters != vote.members:  # it was decided among others
+                known = Void(Cause.MISMATCH, _DIFFER, own, {own: vote.call})
             return [Answer(conn, request, known)]
         ballot = self._ballots.setdefault(key, Ballot(key, vote.members))
         ballot.votes[conn] = (request, vote)
+        ballot.since.setdefault(conn, now)
         asked = {one.call for _, one in ballot.votes.values()}
         if len(asked) > 1 or vote.members != ballot.voters:
             ids = {members[one].id: its.call for one, (_, its) in ballot.votes.items()}
-            text = "the ranks called different things, or differ in who they are"
-            void = Void(Cause.MISMATCH, text, members[conn].id, ids)
+            void = Void(Cause.MISMATCH, _DIFFER, own, ids)
             return self.close(ballot, void)
         return []
 
@@ -117,6 +125,10 @@ class Ballots:
         void = Void(cause, text[:MAX_TEXT], members[conn].id, details)
         return self.close(ballot, void)
 
+    def of(self, conn: int) -> list[Ballot]:
+        """The ballots in which it has voted, and that are not decided."""
+        return [ballot for ballot in self._ballots.values() if conn in ballot.votes]
+
     def missing(self, members: Members, key: BallotKey) -> list[int]:
         """The living voters that have not voted."""
         ballot = self._ballots.get(key)
@@ -128,6 +140,7 @@ class Ballots:
         """Nothing comes over `conn` any more: its member is lost, or votes again over another."""
         for key, ballot in list(self._ballots.items()):
             ballot.votes.pop(conn, None)
+            ballot.since.pop(conn, None)
             if not ballot.votes:
                 del self._ballots[key]
 
@@ -150,7 +163,7 @@ class Ballots:
         del self._ballots[ballot.key]
         if outcome is None:
             return []
-        self._remember(ballot.key, outcome)
+        self._remember(ballot.key, ballot.voters, outcome)
         return [Answer(conn, request, outcome) for conn, (request, _) in ballot.votes.items()]
 
     def learn(self, key: BallotKey, outcome: Outcome) -> list[Answer]:
@@ -158,12 +171,12 @@ class Ballots:
         ballot = self._ballots.get(key)
         if ballot is not None:
             return self.close(ballot, outcome)
-        self._remember(key, outcome)
+        self._remember(key, None, outcome)
         return []
 
-    def _remember(self, key: BallotKey, outcome: Outcome) -> None:
+    def _remember(self, key: BallotKey, voters: tuple[str, ...] | None, outcome: Outcome) -> None:
         self._outcomes.pop(key, None)
-        self._outcomes[key] = outcome
+        self._outcomes[key] = voters, outcome
         if len(self._outcomes) > REMEMBERED:
             del self._outcomes[next(iter(self._outcomes))]
 
@@ -173,7 +186,6 @@ class Ballots:
             return Failed(Failure.INVALID, "a vote among others: the sender is none of the voters")
         if vote.purpose is Purpose.RENDEZVOUS and vote.members:
             return Failed(Failure.INVALID, "a rendezvous is of the whole group")
-        open_ones = sum([conn in ballot.votes for ballot in self._ballots.values()])
-        if open_ones >= MAX_BALLOTS:
+        if len(self.of(conn)) >= MAX_BALLOTS:
             return Failed(Failure.INVALID, f"{MAX_BALLOTS} votes are under way, the limit")
         return None

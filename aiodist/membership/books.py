@@ -88,7 +88,7 @@ class Books:
 
     def open(self, key: GroupKey, size: Size, opener: str) -> Group:
         """A new group, that forms."""
-        store = KeyValueStore(partial(self._set_ttl, key))
+        store = KeyValueStore(partial(self._set_ttl, key), now=lambda: self.now)
         if self._keep is not None:
             store.changed = partial(self._on_stored, key)
             store.answered = partial(self._on_answered, key)

@@ -4,7 +4,8 @@ Members answer one after the other while the program goes on, so a wait counts o
 longer than `LEAST`. A rank waits for those that have not entered its collective, or for the other
 end of its message. Who is waited for and waits for nobody is a culprit; so is who does not answer,
 and whose event loop does not turn. Ranks that wait for each other and for no culprit are in a
-deadlock.
+deadlock. Who waits for what no rank is known to owe, such as a key of the store that nobody has
+set, is told beside them.
 
 Sets of ranks are bits of an int: there may be thousands of ranks that wait for thousands.
 """
@@ -26,12 +27,13 @@ Key = tuple[bytes, str, int | None]
 
 class Waiting(NamedTuple):
     """An operation that is pending, `what` in words. `missing`, as bits: the ranks that it waits
-    for, as far as its own rank knows."""
+    for, as far as its own rank knows. `lacking`: what else it waits for, in words."""
 
     key: Key
     what: str
     seconds: float
     missing: int
+    lacking: str = ""
 
 
 class Doing(NamedTuple):
@@ -52,11 +54,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`culprits` hold up others, by way of these operations; in a `deadlock`: each other."""
+    """`culprits` hold up others, by way of these operations; in a `deadlock`: each other. There are
+    none where it is something else that is `lacking`."""
 
     culprits: tuple[int, ...]
     held: tuple[Held, ...]
     deadlock: bool = False
+    lacking: str = ""
 
 
 def find(doings: Mapping[int, Doing | None]) -> list[Finding]:
@@ -89,7 +93,7 @@ def find(doings: Mapping[int, Doing | None]) -> list[Finding]:
     if locked := stuck & ~reached:
         ranks = ranks_in(locked)
         findings.append(Finding(ranks, _held(held_up, ranks), deadlock=True))
-    return findings
+    return findings + _lacking(doings)
 
 
 def entered(doings: Mapping[int, Doing | None]) -> dict[Key, int]:
@@ -99,6 +103,17 @@ def entered(doings: Mapping[int, Doing | None]) -> dict[Key, int]:
         for wait in doing.waits if doing is not None else ():
             found[wait.key] = found.get(wait.key, 0) | 1 << rank
     return found
+
+
+def _lacking(doings: Mapping[int, Doing | None]) -> list[Finding]:
+    """What ranks wait for that no rank is known to owe: what most of them wait for first."""
+    by_text: dict[str, HeldUp] = {}
+    for rank, doing in doings.items():
+        for wait in doing.waits if doing is not None else ():
+            if wait.lacking and wait.seconds >= LEAST:
+                by_text.setdefault(wait.lacking, {}).setdefault(rank, []).append((wait, 0))
+    found = [Finding((), _held(held, held), lacking=text) for text, held in by_text.items()]
+    return sorted(found, key=lambda one: (-len(by_text[one.lacking]), one.lacking))
 
 
 HeldUp = dict[int, list[tuple[Waiting, int]]]

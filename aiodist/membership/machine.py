@@ -118,7 +118,8 @@ class Membership:
         return effects
 
     @property
-    def _now(self) -> float:
+    def now(self) -> float:
+        """The time of the present step."""
         return self._books.now
 
     def restore(self, records: Iterable[Record], now: float) -> None:
@@ -171,7 +172,7 @@ class Membership:
             self._lose(group, {conn: reason[:MAX_REASON]})
 
     def _on_tick(self) -> None:
-        due = self._timers.pop_due(self._now)
+        due = self._timers.pop_due(self.now)
         silent: dict[GroupKey, dict[int, str]] = {}
         for timer in due:
             if isinstance(timer, Lease):
@@ -330,11 +331,11 @@ class Membership:
         self._places[joiner.conn] = group
         self._renew(joiner.conn)
         self.note("waiting", group, rank=joiner.ask.rank, who=describe(joiner.ask))
-        if group.is_full and self._now >= self._form_after:
+        if group.is_full and self.now >= self._form_after:
             self._form(group)
         elif group.may_form:
             window = 0.0 if group.is_full else group.size.window
-            self._timers.set(Window(group.key), max(self._now + window, self._form_after))
+            self._timers.set(Window(group.key), max(self.now + window, self._form_after))
         else:
             self._recovery.joiners_changed(group)
 
@@ -500,7 +501,7 @@ class Membership:
     # Small things.
 
     def set_timer(self, timer: Window | Ruling, seconds: float) -> None:
-        self._timers.set(timer, self._now + seconds)
+        self._timers.set(timer, self.now + seconds)
 
     def cancel_timer(self, timer: Window | Ruling) -> None:
         self._timers.cancel(timer)
@@ -508,7 +509,7 @@ class Membership:
     def _renew(self, conn: int) -> None:
         group = self._places.get(conn)
         if group is not None:
-            self._timers.set(Lease(conn), self._now + group.leases[conn])
+            self._timers.set(Lease(conn), self.now + group.leases[conn])
 
     def _keep(self, record: Record) -> None:
         self._effects.append(Keep(record))
@@ -519,7 +520,7 @@ class Membership:
 
     def turn_away(self, conn: int, reason: str) -> None:
         """Tell who came over a connection that it is a member no more, and close it."""
-        self.send(conn, 0, Evicted(reason))
+        self.send(conn, 0, Evicted(reason[:MAX_TEXT]))  # it may hold what a member has said
         self._effects.append(Close(conn, reason))
 
     def send(self, conn: int, request: int, message: Message) -> None:

@@ -35,6 +35,9 @@ RecoveryMessage = Vote | GiveUpVote | WatchWaiting | Unreachable
 class Owner(Protocol):
     """What the machine does for recovery."""
 
+    @property
+    def now(self) -> float: ...
+
     def send(self, conn: int, request: int, message: Message) -> None: ...
 
     def go_on(
@@ -46,6 +49,8 @@ class Owner(Protocol):
     def next_epoch(self, group: Group) -> int: ...
 
     def evict(self, group: Group, reasons: dict[int, str]) -> None: ...
+
+    def give_up(self, group: Group, reasons: dict[int, str]) -> None: ...
 
     def set_timer(self, timer: Window | Ruling, seconds: float) -> None: ...
 
@@ -69,7 +74,7 @@ class Recovery:
         """A member of `group` says something. `seen`: what members are doing, by id."""
         match message:
             case Vote():
-                self._tell(group.ballots.cast(group.members, conn, request, message))
+                self._tell(self._cast(group, conn, request, message))
                 self.review(group)
             case GiveUpVote(context, number, cause, text):
                 key = (context, number)
@@ -88,6 +93,9 @@ class Recovery:
                 self._report(group, conn, message)
 
     # Ballots.
+
+    def _cast(self, group: Group, conn: int, request: int, vote: Vote) -> list[Answer]:
+        return group.ballots.cast(group.members, conn, request, vote, self._owner.now)
 
     def review(self, group: Group) -> None:
         """Somebody has voted, is back, or is gone: carry out what is decided now."""
@@ -200,11 +208,17 @@ class Recovery:
 
     def _report(self, group: Group, conn: int, report: Unreachable) -> None:
         own = group.members[conn].id
-        known = {member.id for member in (*group.members.values(), *group.absent.values())}
-        if report.id in known and report.id != own:
+        known = {one.id: one.rank for one in (*group.members.values(), *group.absent.values())}
+        if report.id not in known or report.id == own:
+            return
+        if not report.ended:
             if not group.broken:
                 self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
             group.broken[min(own, report.id), max(own, report.id)] = report.reason
+        elif (other := group.conn_of(known[report.id])) is not None:
+            self._owner.evict(group, {other: report.reason})
+        else:
+            self._owner.give_up(group, {known[report.id]: report.reason})
 
     def rule(self, group: Group) -> None:
         """Turn out as few as can be, so that the rest can reach each other."""

@@ -59,12 +59,14 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Listener:
-    """A wait (`missing`: keys that do not exist yet) or a watch (`missing` is None)."""
+    """A wait (`missing`: keys that do not exist yet) or a watch (`missing` is None), from the time
+    `since` on."""
 
     conn: int
     request: int
     keys: tuple[str, ...]
     missing: set[str] | None
+    since: float
 
 
 @dataclass(slots=True)
@@ -73,12 +75,13 @@ class KeyValueStore:
 
     `set_ttl(key, seconds)` is called to have `expire(key)` called that much later; None calls
     that off. `changed(key, value)` is called after each change (None: deleted), and `answered`
-    with what a write gave that changed something.
+    with what a write gave that changed something. `now()` is the time.
     """
 
     set_ttl: Callable[[str, float | None], None]
     changed: Callable[[str, bytes | None], None] = lambda key, value: None
     answered: Callable[[str, int, Result], None] = lambda member, request, result: None
+    now: Callable[[], float] = lambda: 0.0
     max_bytes: int = MAX_STORE_BYTES
     max_keys: int = MAX_STORE_KEYS
     max_pending: int = MAX_PENDING
@@ -146,6 +149,14 @@ class KeyValueStore:
         self._delete(key, sends)
         return sends
 
+    def waits(self, conn: int) -> list[tuple[float, list[str]]]:
+        """The waits of a connection: since when, and for which keys, which do not exist."""
+        return [
+            (one.since, sorted(one.missing))
+            for one in self._listeners.get(conn, {}).values()
+            if one.missing is not None
+        ]
+
     def drop(self, conn: int) -> None:
         """Forget the waits and watches of a connection."""
         for request in list(self._listeners.get(conn, ())):
@@ -191,10 +202,10 @@ class KeyValueStore:
                 missing = {key for key in keys if key not in self.values}
                 if not missing:
                     return Result(None)
-                self._listen(_Listener(conn, request, keys, missing))
+                self._listen(_Listener(conn, request, keys, missing, self.now()))
                 return None
             case StoreWatch(key, again):
-                self._listen(_Listener(conn, request, (key,), None))
+                self._listen(_Listener(conn, request, (key,), None, self.now()))
                 if again:
                     sends.append(Send(conn, request, StoreChanged(key, self.values.get(key))))
                 return Result(None)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.membership import culprits
+from aiodist.membership.awaited import waits_of
 from aiodist.membership.books import Answers, Books, Lease
 from aiodist.membership.group import Group, ranks_text
 from aiodist.wire.activity import (
@@ -23,6 +24,7 @@ from aiodist.wire.activity import (
     shortened,
     unpacked,
 )
+from aiodist.wire.limits import MAX_WAITS
 from aiodist.wire.messages import Message, Status
 
 _INQUIRE = Inquire()
@@ -50,6 +52,14 @@ class _Asker:
     waiting: set[int]
     due: float
     then: Callable[[], None]
+
+
+class _Known(NamedTuple):
+    """An operation that a member waits in: of which group and epoch."""
+
+    group: str
+    epoch: int
+    wait: culprits.Waiting
 
 
 class Survey:
@@ -145,15 +155,19 @@ class Survey:
 
     def _detailed(self, status: dict[str, Any]) -> dict[str, Any]:
         """The status with "doing" for every member: None for one that did not answer, else "age"
-        (seconds since it said so), "busy" (seconds without a turn of its loop), "places", "last"
-        and "waits"; with "silent" for each, the seconds since its last sign of life; and with
-        "findings" for every group: what `culprits.find` says."""
+        (seconds since it said so), "busy" (seconds without a turn of its loop), "places", "last",
+        "waits" (for which ranks, and what else is "lacking"), and since it joined, "collectives"
+        that it called, bytes "sent" and "received"; with "silent" for each, the
+        seconds since its last sign of life; and with "findings" for every group: what
+        `culprits.find` says."""
         for plain, group in zip(status["groups"], self._books.groups.values(), strict=True):
-            doings = {member.rank: self._doing(conn) for conn, member in group.ranked.items()}
+            doings = {
+                member.rank: self._doing(group, conn) for conn, member in group.ranked.items()
+            }
             entered = culprits.entered(doings)
             for member, conn in zip(plain["members"], group.ranked, strict=True):
                 member["silent"] = self._silent(group, conn)
-                member["doing"] = self._plain(conn, entered)
+                member["doing"] = self._plain(group, conn, entered)
             plain["findings"] = [asdict(finding) for finding in culprits.find(doings)]
         return status
 
@@ -162,7 +176,9 @@ class Survey:
         due = self._books.timers.get(Lease(conn))
         return 0.0 if due is None else max(0.0, self._books.now - (due - group.leases[conn]))
 
-    def _plain(self, conn: int, entered: Mapping[culprits.Key, int]) -> dict[str, Any] | None:
+    def _plain(
+        self, group: Group, conn: int, entered: Mapping[culprits.Key, int]
+    ) -> dict[str, Any] | None:
         said = self._said.get(conn)
         if said is None:
             return None
@@ -173,28 +189,44 @@ class Survey:
             "busy": activity.busy + age if activity.busy else 0.0,
             "places": list(activity.places),
             "last": activity.last,
+            "collectives": activity.collectives,
+            "sent": activity.sent,
+            "received": activity.received,
             "waits": [
                 {
-                    "group": wait.group,
-                    "epoch": wait.epoch,
-                    "what": what(wait),
-                    "seconds": wait.seconds,
-                    "missing": ranks_text(ranks_in(_missing(wait, entered))),
+                    "group": known.group,
+                    "epoch": known.epoch,
+                    "what": known.wait.what,
+                    "seconds": known.wait.seconds,
+                    "missing": ranks_text(ranks_in(_missing(known.wait, entered))),
+                    "lacking": known.wait.lacking,
                 }
-                for wait in activity.waits
+                for known in self._known(group, conn, activity)
             ],
         }
 
-    def _doing(self, conn: int) -> culprits.Doing | None:
+    def _doing(self, group: Group, conn: int) -> culprits.Doing | None:
         said = self._said.get(conn)
         if said is None:
             return None
         activity, _ = said
-        waits = [
-            culprits.Waiting(_key(wait), what(wait), wait.seconds, unpacked(wait.missing))
+        waits = [known.wait for known in self._known(group, conn, activity)]
+        return culprits.Doing(tuple(waits), is_stuck=activity.busy > 0)
+
+    def _known(self, group: Group, conn: int, activity: Activity) -> list[_Known]:
+        """What a member waits in, as it says, and as is known here: the oldest first."""
+        known = [
+            _Known(
+                wait.group,
+                wait.epoch,
+                culprits.Waiting(_key(wait), what(wait), wait.seconds, unpacked(wait.missing)),
+            )
             for wait in activity.waits
         ]
-        return culprits.Doing(tuple(waits), is_stuck=activity.busy > 0)
+        assert group.view is not None  # it has members
+        here = waits_of(group, conn, self._books.now)
+        known += [_Known(group.name, group.view.epoch, wait) for wait in here]
+        return sorted(known, key=lambda one: -one.wait.seconds)[:MAX_WAITS]
 
     def _words(self, group: Group, conn: int | None) -> str:
         """What a member is doing, in a few words; "" for one that is gone."""
@@ -209,9 +241,9 @@ class Survey:
         if activity.busy:
             busy = activity.busy + self._books.now - when
             return shortened(f"its event loop has not turned for {busy:.1f} s{at}")
-        if activity.waits:
-            wait = activity.waits[0]
-            return shortened(f"in {what(wait)} for {wait.seconds:.1f} s{at}")
+        for _, _, wait in self._known(group, conn, activity)[:1]:
+            lacking = f" ({wait.lacking})" if wait.lacking else ""
+            return shortened(f"in {wait.what} for {wait.seconds:.1f} s{lacking}{at}")
         return shortened(f"in no operation{at} (last: {activity.last})")
 
 
@@ -219,10 +251,9 @@ def _key(wait: Wait) -> culprits.Key:
     return wait.context, wait.tag, wait.seq
 
 
-def _missing(wait: Wait, entered: Mapping[culprits.Key, int]) -> int:
+def _missing(wait: culprits.Waiting, entered: Mapping[culprits.Key, int]) -> int:
     """The ranks that an operation waits for, without those that say that they have entered it."""
-    missing = unpacked(wait.missing)
-    return missing if wait.seq is None else missing & ~entered.get(_key(wait), 0)
+    return wait.missing if wait.key[2] is None else wait.missing & ~entered.get(wait.key, 0)
 
 
 def what(wait: Wait) -> str:

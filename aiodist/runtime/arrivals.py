@@ -3,20 +3,33 @@ while that was not called here yet, and answered where it is a question."""
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import ProtocolError
-from aiodist.runtime import failures
+from aiodist.runtime import failures, variants
 from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
 from aiodist.runtime.lane_setup import SETUP_TAG
 from aiodist.runtime.operation import Operation
 from aiodist.runtime.recorder import name_of
+from aiodist.schedules.teams import spans_hosts
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
+
+MAX_AHEAD_BYTES = 24 << 20
+"""Most bytes that are kept of one rank for collectives that were not called here yet. Of payload,
+ranks send at most `MAX_UNSOLICITED` unasked; the rest is for tens of thousands of collectives."""
+
+AHEAD = 1024
+"""What each thing that is kept costs of that, beside its bytes."""
+
+MAX_VERDICT_BYTES = 16 << 20
+"""Most bytes of verdicts that are kept on collectives that were not called here yet: the oldest
+goes, and who calls that late has to wait for its deadline."""
 
 
 class Arrivals:
@@ -29,9 +42,11 @@ class Arrivals:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.early: dict[Key, Early] = {}
-        self.verdicts: dict[Key, failures.Verdict] = {}
+        self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
         self._held: list[tuple[int, Key, failures.Verdict]] = []
         self._receiving: dict[int, Operation | Ahead] = {}
+        self._ahead_bytes: Counter[int] = Counter()
+        self._verdict_bytes = 0
 
     # -- what has come of collectives that were not called here yet -------------------------------
 
@@ -41,7 +56,10 @@ class Arrivals:
 
     def take(self, key: Key) -> tuple[failures.Verdict | None, Early | None]:
         """It is called here now: what has come of it."""
-        return self.verdicts.pop(key, None), self.early.pop(key, None)
+        verdict = self.verdicts.pop(key, None)
+        if verdict is not None:
+            self._verdict_bytes -= _size(key, verdict)
+        return verdict, self._drop(key)
 
     def take_early(self, key: Key, src: int, call: bytes, into: memoryview) -> bool:
         """Whether the one frame of `src` for this one has come: its payload is `into` then."""
@@ -49,7 +67,7 @@ class Arrivals:
         if early is None or not early.take(src, call, into):
             return False
         if early.is_empty:
-            del self.early[key]
+            self._drop(key)
         return True
 
     def replay(self, op: Operation, early: Early) -> bool:
@@ -62,12 +80,16 @@ class Arrivals:
         calls |= {frame.src: frame.call for frame in early.frames}
         wrong = {src: call for src, call in calls.items() if call != op.call}
         if wrong:
-            self._context.differ(op, wrong)
-            return False
+            others = {s: call for s, call in wrong.items() if not variants.alike(call, op.call)}
+            if others:
+                self._context.differ(op, others)
+                return False
         for frame in early.frames:
-            self._hand_over(op, frame)
-        for src, (upto, _) in early.grants.items():
-            op.granted(src, upto)
+            if frame.call == op.call or self._agrees(op, frame.src, frame.call):
+                self._hand_over(op, frame)
+        for src, (upto, call) in early.grants.items():
+            if call == op.call or self._agrees(op, src, call):
+                op.granted(src, upto)
         return True
 
     # -- frames -----------------------------------------------------------------------------------
@@ -93,12 +115,16 @@ class Arrivals:
             self._answer(src, key, entered=entered)
             tags.keep(key[0])
             if not entered:
-                self._ahead(key).inquirers.add(src)
+                early = self._ahead(key, src)
+                if src not in early.inquirers:
+                    early.inquirers += (src,)
         elif kind == kinds.KNOCK:
             if op is not None:
                 self._admit(src, key)
             elif tags.is_ahead(*key):
-                self._ahead(key).knockers.add(src)
+                early = self._ahead(key, src)
+                if src not in early.knockers:
+                    early.knockers += (src,)
         elif kind == kinds.ADMIT:
             if op is not None:
                 op.admitted(src)
@@ -123,7 +149,8 @@ class Arrivals:
                 if self._agrees(op, src, receiver.call):
                     self._hand_over(op, receiver)
             elif self._context.tags.is_ahead(*receiver.key):
-                self._ahead(receiver.key).frames.append(receiver)
+                size = len(receiver.data) + len(receiver.call)
+                self._ahead(receiver.key, src, size).frames.append(receiver)
 
     def cut_off(self, src: int) -> None:
         """Of the last frame of `src` no `payload` comes: it was skipped, or nobody wants it."""
@@ -138,11 +165,32 @@ class Arrivals:
     def clear(self) -> None:
         """The context has ended."""
         self.early.clear()
+        self._ahead_bytes.clear()
         self.verdicts.clear()
+        self._verdict_bytes = 0
         self._receiving.clear()
 
-    def _ahead(self, key: Key) -> Early:
-        return self.early.setdefault(key, Early())
+    def _ahead(self, key: Key, src: int, nbytes: int = 0) -> Early:
+        """Where to keep something of `src`, of `nbytes`. Raises ProtocolError."""
+        early = self.early.get(key)
+        if early is None:
+            early = self.early[key] = Early()
+        tag = len(key[0]) if isinstance(key[0], (str, bytes)) else 0
+        cost = AHEAD + nbytes + tag
+        early.costs[src] = early.costs.get(src, 0) + cost
+        self._ahead_bytes[src] += cost
+        if self._ahead_bytes[src] > MAX_AHEAD_BYTES:
+            raise ProtocolError(
+                f"rank {src} sent over {MAX_AHEAD_BYTES} bytes for collectives not called here yet"
+            )
+        return early
+
+    def _drop(self, key: Key) -> Early | None:
+        """Keep nothing of this one any more."""
+        early = self.early.pop(key, None)
+        if early is not None:
+            self._ahead_bytes.subtract(early.costs)
+        return early
 
     def _message(
         self, src: int, key: Key, op: Operation | None, fields: Sequence[Any], nbytes: int
@@ -162,8 +210,32 @@ class Arrivals:
     def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
         if call == op.call:
             return True
-        self._context.differ(op, {src: call})
+        if not variants.alike(call, op.call):
+            self._context.differ(op, {src: call})
+        elif call == variants.on_host(op.call):
+            self.turn(op)
+            return True
+        else:  # to those whose arrays are on devices, too: they cannot know
+            self._say_called(src, op, op.call)
         return False
+
+    def turn(self, op: Operation) -> None:
+        """Others have called `op` with arrays of the host: this rank does as they do. It says so,
+        since others may have heard only of those whose arrays are on devices."""
+        context = self._context
+        for src in op.receiving_from():
+            context.divert(src, None)
+            self.cut_off(src)
+        call = variants.on_host(op.call)
+        if op.lane is None or spans_hosts(context.teams):
+            for peer in range(context.size):
+                if peer != context.rank:
+                    self._say_called(peer, op, call)
+        op.turn(call)
+
+    def _say_called(self, dst: int, op: Operation, call: bytes) -> None:
+        """Grants nothing: it is there to say what was called."""
+        self._say(dst, kinds.GRANT, op.tag, op.seq, 0, call)
 
     def _hand_over(self, op: Operation, frame: Ahead) -> None:
         try:
@@ -179,7 +251,7 @@ class Arrivals:
             if self._agrees(op, src, call):
                 op.granted(src, upto)
         elif self._context.tags.is_ahead(*key) and key not in self.verdicts:
-            self._ahead(key).grants[src] = (upto, call)
+            self._ahead(key, src, len(call)).grants[src] = (upto, call)
 
     def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
         op = self._context.ops.get(key)
@@ -187,10 +259,16 @@ class Arrivals:
         if op is not None:
             self._context.end(op, verdict)
         elif key[0] in tags.frozen:
-            self._held.append((src, key, verdict))  # of the number before, or after, the round
+            # It is of the number before, or after, the round.
+            if sum([_size(held, other) for _, held, other in self._held]) < MAX_VERDICT_BYTES:
+                self._held.append((src, key, verdict))
         elif tags.is_ahead(*key):
-            self.verdicts.setdefault(key, verdict)
-            self.early.pop(key, None)
+            if key not in self.verdicts:
+                self.verdicts[key] = verdict
+                self._verdict_bytes += _size(key, verdict)
+            while self._verdict_bytes > MAX_VERDICT_BYTES:
+                self._verdict_bytes -= _size(*self.verdicts.popitem(last=False))
+            self._drop(key)
 
     # -- answers ----------------------------------------------------------------------------------
 
@@ -205,6 +283,13 @@ class Arrivals:
         context.endpoint.send(
             context.ranks[dst], pack_fields(kind, context.id, *fields), urgent=True
         )
+
+
+def _size(key: Key, verdict: failures.Verdict) -> int:
+    """What it costs, about, to keep a verdict."""
+    tag = len(key[0]) if isinstance(key[0], (str, bytes)) else 0
+    details = sum([AHEAD // 8 + len(text) for text in verdict.details.values()])
+    return AHEAD + tag + len(verdict.text) + details
 
 
 def _doing(context: Context) -> str:

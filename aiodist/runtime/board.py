@@ -42,6 +42,7 @@ _ABORTED: Final = 3  # and 4, by parity: the number after that of an operation g
 _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in shared memory, or 0
 SLEEP: Final = 8
 WANTED: Final = 9
+_DEVICE: Final = 10  # and 11, by parity: 1 where the array is on a device, 2 if the rank turned
 _TEXT: Final = 1024  # bytes; and 1024 further, by parity: what was called, in words
 _TEXT_ROOM: Final = 1016
 
@@ -51,6 +52,13 @@ _acquire, _release = _fence.acquire, _fence.release
 
 AN_OPERATION: Final = 1 << 24
 A_PHASE: Final = 1 << 20
+
+
+ON_DEVICE: Final = -1
+"""As a place: the array is on a device."""
+_TURNED: Final = -2
+"""As a place: the array is on a device, but all do as ranks with arrays of the host do."""
+_ON_DEVICE_WORD: Final = {ON_DEVICE: 1, _TURNED: 2}
 
 
 def stamp_of(operation: int, phase: int = 0, publishes: int = 0) -> int:
@@ -91,11 +99,11 @@ class Board:
     # -- what was called --------------------------------------------------------------------------
 
     def announce(self, operation: int, digest: int, text: bytes, place: int = 0) -> None:
-        """What this rank called, and where its array lies if that is in memory that all see. To be
-        written before the stamp says that it has entered."""
+        """What this rank called, and where its array lies if that is in memory that all see, or
+        ON_DEVICE. To be written before the stamp says that it has entered."""
         parity = operation & 1
         if self._places[parity] != place:
-            self._places[parity] = self.own[_PLACE + parity] = place
+            self._say_place(parity, place)
         if self._calls[parity] == digest:
             return
         self._calls[parity] = digest
@@ -124,6 +132,21 @@ class Board:
         found = {peer: words[word] for peer, words in self._words}
         return found if all(found.values()) else None
 
+    def all_on_devices(self, operation: int) -> bool:
+        """Whether the arrays of the others, who have all entered, are on devices."""
+        word = _DEVICE + (operation & 1)
+        return all(words[word] for _, words in self._words)
+
+    def turn(self, operation: int) -> None:
+        """The array of this rank is on a device, but ranks of other hosts give arrays of the host:
+        what they do it does, too, from the next stamp that it writes."""
+        self._say_place(operation & 1, _TURNED)
+
+    def _say_place(self, parity: int, place: int) -> None:
+        self._places[parity] = place
+        self.own[_PLACE + parity] = max(place, 0)
+        self.own[_DEVICE + parity] = _ON_DEVICE_WORD.get(place, 0)
+
     def agree(self, operation: int, digest: int) -> bool:
         """Whether the others, who have all entered `operation`, called what `digest` stands for."""
         word = _CALL + (operation & 1)
@@ -145,18 +168,22 @@ class Board:
         """Nobody may complete `operation` with what is read of this rank from here on."""
         parity = operation & 1
         if self._places[parity]:  # perhaps of two operations ago, if this one is passed over
-            self._places[parity] = self.own[_PLACE + parity] = 0
+            self._say_place(parity, 0)
         self.own[_ABORTED + parity] = operation + 1
         fence()
 
-    def aborted(self, operation: int) -> bool:
-        """Whether one of the others has given `operation` up."""
-        word = _ABORTED + (operation & 1)
+    def is_void(self, operation: int) -> bool:
+        """Whether one of the others has given `operation` up, or with this rank's array on a device
+        has turned to what this rank does not do yet: what is read of it may be anything."""
+        parity = operation & 1
+        word = _ABORTED + parity
         for _, words in self._words:
             if words[word] == operation + 1:
                 break
         else:
-            return False
+            return self._places[parity] == ON_DEVICE and any(
+                words[_DEVICE + parity] == _ON_DEVICE_WORD[_TURNED] for _, words in self._words
+            )
         return True
 
     # -- waiting ----------------------------------------------------------------------------------

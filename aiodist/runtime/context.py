@@ -20,9 +20,9 @@ from aiodist.errors import (
     PeerLostError,
     ProtocolError,
 )
-from aiodist.runtime import deadlines, failures, revoking
+from aiodist.runtime import deadlines, failures, revoking, variants
 from aiodist.runtime.arrivals import Arrivals
-from aiodist.runtime.board import digest_of
+from aiodist.runtime.board import ON_DEVICE, digest_of
 from aiodist.runtime.device import Plane
 from aiodist.runtime.early import Key
 from aiodist.runtime.endpoint import Endpoint
@@ -31,7 +31,7 @@ from aiodist.runtime.heap import Heap
 from aiodist.runtime.lane import Lane, Layout, Sharing
 from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
-from aiodist.runtime.operation import Operation, Program, Start
+from aiodist.runtime.operation import Failure, Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.p2p_express import P2PExpress
 from aiodist.runtime.tags import Sends, TagCounts
@@ -192,7 +192,10 @@ class Context:
         lane = self.lane
         if lane is not None and tag is None and seq >= lane.first:
             operation.lane = lane
-            operation.digest = digest_of(operation.call)
+            call = operation.call
+            operation.digest = digest_of(
+                variants.on_host(call) if operation.place == ON_DEVICE else call
+            )
         verdict, early = self.arrivals.take(key)
         if verdict is not None:
             self.end(operation, verdict)
@@ -276,7 +279,10 @@ class Context:
 
     def finished(self, op: Operation, result: Any) -> None:
         self._forget(op, failed=False)
-        op.work.finish(result)
+        if isinstance(result, Failure):
+            op.work.fail(result.error)
+        else:
+            op.work.finish(result)
 
     def failed(self, op: Operation, error: BaseException) -> None:
         """`op` failed here: tell the others."""
@@ -335,7 +341,7 @@ class Context:
 
     def end(self, op: Operation, verdict: failures.Verdict) -> None:
         """Another rank gave `op` up."""
-        call = op.call.decode(errors="replace")
+        call = variants.shown(op.call)
         self._withdraw(op)
         where = {
             "group": self.group,
@@ -348,10 +354,14 @@ class Context:
 
     def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """`others`, by rank, called something else than `op`."""
-        calls = {self.rank: op.call.decode(errors="replace")}
-        calls |= {src: call.decode(errors="replace") for src, call in others.items()}
+        called = {self.rank: op.call, **others}
+        calls = {src: variants.shown(call) for src, call in called.items()}
         error = MismatchError(failures.mismatch_text(calls), calls=calls)
         self.failed(op, error)
+
+    def turn(self, op: Operation) -> None:
+        """Others have called `op` with arrays of the host: this rank does as they do."""
+        self.arrivals.turn(op)
 
     def locate(self, error: AiodistError, op: Operation) -> None:
         if error.op is None:
@@ -462,6 +472,11 @@ class Context:
             raise self.ended
 
     @property
+    def called(self) -> int:
+        """How many collectives were called here, but for how ranks agree on shared memory."""
+        return self.tags.called - self.tags.upcoming(SETUP_TAG)
+
+    @property
     def pending(self) -> list[Work[Any]]:
         """Works that are not done, but for receives and probes, which may never be, and aiodist's
         own, of which the user knows nothing."""
@@ -485,6 +500,7 @@ class Context:
                 self._withdraw(op)
                 op.work.fail(error)
         self.plane.close()  # it may have a last word
+        self.endpoint.called += self.called
         self.ended = error
         self.heap.close()
         if self.lane is not None:

@@ -14,11 +14,13 @@ import secrets
 import socket
 import ssl as tls
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from aiodist.errors import CoordinatorLostError
 from aiodist.membership import (
     Close,
     Disconnected,
@@ -29,6 +31,7 @@ from aiodist.membership import (
     Membership,
     Note,
     Received,
+    Send,
     Tick,
 )
 from aiodist.runtime import inproc_names
@@ -40,7 +43,7 @@ from aiodist.runtime.strangers import Strangers
 from aiodist.transports.sockets import Acceptor
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_REPLY
-from aiodist.wire.messages import Goodbye, Message, encode_message
+from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
 from aiodist.wire.returning import ViewWanted
 
 logger = logging.getLogger("aiodist.coordinator")
@@ -118,6 +121,7 @@ class Coordinator:
         self._loop: asyncio.AbstractEventLoop
         self._acceptor: Acceptor | None = None
         self._connections: dict[int, Connection] = {}
+        self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._numbers = itertools.count(1)
         self._adopting: dict[asyncio.Task[None], Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -247,6 +251,23 @@ class Coordinator:
         """
         return {"address": self.address, **self._machine.status()}
 
+    async def survey(self) -> dict[str, Any]:
+        """The same, with what the members are doing: each is asked, and has a second to answer.
+
+        Every member has "silent" and "doing", and every group "findings", as in ``aiodist status
+        --json``. Raises CoordinatorLostError where the coordinator stops meanwhile.
+        """
+        if self._address is None or self._stopping:
+            raise CoordinatorLostError("the coordinator does not listen: nobody can be asked")
+        number = next(self._numbers)
+        answer = self._surveys[number] = self._loop.create_future()
+        try:
+            self._step(Received(number, 1, StatusRequest(ask_members=True)))
+            return {"address": self.address, **await answer}
+        finally:
+            del self._surveys[number]
+            self._step(Disconnected(number, "it has its answer"))
+
     def close_fds_after_fork(self) -> None:
         """To be called in a forked child: gives up the child's copies of all sockets, so that
         neither the port nor a connection outlives the parent."""
@@ -342,6 +363,7 @@ class Coordinator:
             extra={"event": "state not written", "error": str(error)},
         )
         self._stopping = True
+        self._end_surveys(f"the coordinator cannot write its state: {error}")
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
@@ -361,6 +383,7 @@ class Coordinator:
                 continue
             connection = self._connections.get(effect.conn)
             if connection is None:
+                self._answer_survey(effect)
                 continue
             if isinstance(effect, Close):
                 connection.close(effect.reason)
@@ -371,6 +394,17 @@ class Coordinator:
                 if isinstance(effect.message, ViewWanted):
                     connection.expect_view()
                 connection.send(data)
+
+    def _answer_survey(self, effect: Effect) -> None:
+        if isinstance(effect, Send) and isinstance(effect.message, Status):
+            answer = self._surveys.get(effect.conn)
+            if answer is not None and not answer.done():
+                answer.set_result(effect.message.status)
+
+    def _end_surveys(self, reason: str) -> None:
+        for answer in self._surveys.values():
+            if not answer.done():
+                answer.set_exception(CoordinatorLostError(reason))
 
     def _arm(self) -> None:
         """See to it that a tick comes in time. One that comes too early does no harm."""
@@ -411,6 +445,7 @@ class Coordinator:
         if self._journal is not None:
             await self._journal.idle()
         self._stopping = True
+        self._end_surveys("the coordinator stopped")
         goodbye = encode_message(Goodbye())
         for connection in list(self._connections.values()):
             connection.send(goodbye)

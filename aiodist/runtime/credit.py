@@ -51,7 +51,7 @@ MAX_TAG: Final = 1024
 MOST: Final = COST + EAGER + MAX_TAG
 """Most that one message costs."""
 
-MAX_WANTS: Final = 65536
+MAX_WANTS: Final = 16384
 """Most wants outstanding with one sender."""
 
 

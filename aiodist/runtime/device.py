@@ -148,6 +148,7 @@ class Plane:
         self._heard: dict[tuple[int, int], Event] = {}
         self._limbo: dict[int, tuple[Lease, set[int]]] = {}
         self._closed = False
+        self._mixed = False
         self.shares = Shares(context.loop, self._tell)
         self.problem = "" if context.endpoint.reads_devices else "transports= leaves it out"
         """Why the ranks do not read each other's devices, if that has turned out."""
@@ -283,6 +284,17 @@ class Plane:
                 self._context.group,
                 self._context.rank,
                 problem,
+            )
+
+    def mixed(self) -> None:
+        """Other ranks have given arrays of the host for the same reduction."""
+        if not self._mixed:
+            self._mixed = True
+            log.warning(
+                "group %r: rank %d: tensors on devices are reduced by way of host memory where "
+                "other ranks give tensors of the host",
+                self._context.group,
+                self._context.rank,
             )
 
     def _review_again(self) -> None:
@@ -448,7 +460,10 @@ class Looks:
 class Settled(Pause):
     """Until the device has come to an event."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, event: Event) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, event: Event, *, last: bool = False
+    ) -> None:
+        self.last = last
         self._looks = Looks(loop, [event], self._resume)
 
     def _resume(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from aiodist.buffers import arrays
 from aiodist.buffers.arrays import Array, Flat, check_same
+from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import Spec
@@ -148,6 +149,9 @@ class Leaf:
     ) -> None:
         self._device = device
         self._shape = spec.shape
+        self._length = math.prod(spec.shape)
+        self._itemsize = carrier(spec.name).itemsize
+        self._passed = 0
         self._out = out
         """The user's array where that is on the host: filled when the device is done."""
         self.array = array
@@ -166,10 +170,28 @@ class Leaf:
         return (host_bytes(self.staging) if self.source is None else _NOTHING), None
 
     def queue(self, lease: Lease) -> None:
-        """Queue what is to be done on the device."""
+        """Queue what is to be done on the device, and was not queued yet."""
+        if self._passed:
+            self.pass_on(lease, self._length * self._itemsize)
+            return
         source = self.staging if self.source is None else self.source.reshape(self._shape)
         lease.kept += [self.into, source]
         lease.device.copy(lease.stream, self.into, source)
+
+    def pass_on(self, lease: Lease, nbytes: int) -> None:
+        """Its first `nbytes` have come to the host (or more, of others): queue the copies of those
+        elements that were not queued yet. Nothing happens where they do not lie one behind the
+        other on the device."""
+        flat = self._device.flat(self.into)
+        count = min(nbytes // self._itemsize, self._length)
+        if flat is None or count == self._passed:
+            return
+        source = self.staging.reshape(-1)
+        if not self._passed:
+            lease.kept += [flat, source]
+        part = slice(self._passed, count)
+        lease.device.copy(lease.stream, flat[part], source[part])
+        self._passed = count
 
     def commit(self, staged: Flat | None) -> None:
         if self._out is None:
@@ -256,6 +278,16 @@ class Places:
             lease.stream.wait(self._found.events[READY])
         for leaf in leaves:
             leaf.queue(lease)
+
+    def pass_on(self, come: Sequence[tuple[Leaf, int]]) -> None:
+        """So many bytes, from the first on, have come to the host for these: have them where they
+        go."""
+        lease = self.lease
+        assert lease is not None
+        lease.mark.busy = True
+        lease.follow()
+        for leaf, nbytes in come:
+            leaf.pass_on(lease, nbytes)
 
     def take_over(self, other: Places | None) -> None:
         """Queue copies of what `other`, of the same value, has read of another rank."""

@@ -44,14 +44,22 @@ class SeatDoings:
         ]
         pending.sort(key=lambda pair: -pair[0].elapsed)
         ranks = {root: rank for rank, root in enumerate(self._seat.roots)}
-        return Activity(
+        return self._activity(
             places=_places(whereabouts.of_tasks(self._seat.loop)),
-            last=self._last(),
             waits=tuple([_wait(work, context, ranks) for work, context in pending[:MAX_WAITS]]),
         )
 
     def busy(self, seconds: float, ident: int) -> Activity:
-        return Activity(seconds, _places(whereabouts.of_thread(ident)), self._last())
+        return self._activity(busy=seconds, places=_places(whereabouts.of_thread(ident)))
+
+    def _activity(self, **known: Any) -> Activity:
+        """With what any thread may ask for."""
+        endpoint = self._seat.endpoint
+        called = endpoint.called + sum([context.called for context in self._contexts()])
+        sent, received = endpoint.payload_bytes
+        return Activity(
+            **known, last=self._last(), collectives=called, sent=sent, received=received
+        )
 
     def _contexts(self) -> Iterable[Any]:
         return list(self._seat.endpoint.contexts.values())

@@ -24,17 +24,20 @@ class Ahead(NamedTuple):
 class Early:
     """All that came for one collective that was not called here yet.
 
-    `grants`: by rank, up to which slot it takes frames, and its call. `inquirers` and `knockers`
-    are the ranks that asked whether it was called here, to be answered when it is.
+    `costs`: by rank, what is kept of it. `grants`: by rank, up to which slot it takes frames, and
+    its call. `inquirers` and `knockers` are the ranks that asked whether it was called here, to be
+    answered when it is.
     """
 
-    __slots__ = ("frames", "grants", "inquirers", "knockers")
+    __slots__ = ("costs", "frames", "grants", "inquirers", "knockers")
 
     def __init__(self) -> None:
+        self.costs: dict[int, int] = {}
         self.frames: list[Ahead] = []
         self.grants: dict[int, tuple[int, bytes]] = {}
-        self.inquirers: set[int] = set()
-        self.knockers: set[int] = set()
+        # No sets: there may be many of these, and who asks are few.
+        self.inquirers: tuple[int, ...] = ()
+        self.knockers: tuple[int, ...] = ()
 
     def take(self, src: int, call: bytes, into: memoryview) -> bool:
         """Whether there is a frame of `src` with this call and of that size: it is `into` then."""

@@ -39,8 +39,11 @@ RELINK_TIMEOUT = 3.0
 LEASE = 15.0
 LONGEST_SILENCE = 3600.0
 """Seconds after which a connection without an answer is broken, however long the lease."""
-ATTEMPTS = 2
-"""How often a peer is dialled, if the connection breaks before it has answered the greeting."""
+ATTEMPTS = 10
+"""How often a peer is dialled, if the connection breaks before it has answered the greeting. A peer
+that has left, or trusts another authority, does not always say more than that: so not for ever."""
+FIRST_PAUSE = 0.001
+"""Seconds until the second attempt. Each further one takes twice as long: half a second in all."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
@@ -69,6 +72,8 @@ class Endpoint:
         self.progress = Progress(loop)
         self.recorder = Recorder()
         self.moved = Moved()
+        self.called = 0
+        """Collectives that were called in contexts that have ended."""
         self.contexts: dict[bytes, Inbox] = {}
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
@@ -78,8 +83,9 @@ class Endpoint:
         self._is_over = False
         self.rank = -1
         """This rank's own root."""
-        self.on_broken: Callable[[int, str], None] = lambda root, reason: None
-        """Called for a peer to whom there is no link any more, though it did not take its leave."""
+        self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
+        """Called for a peer to whom there is no link any more, though it did not take its leave;
+        and whether its process is known to have ended."""
         self.ask: Ask = lambda roots, tell: None
         """Asks the coordinator what peers are doing, where there is one: it tells, by root."""
         self._identity: Identity | None = None
@@ -228,8 +234,10 @@ class Endpoint:
 
     @property
     def payload_bytes(self) -> tuple[int, int]:
-        """Payload bytes sent and received so far, over all links and through shared memory."""
-        links = [peer.link for peer in self._peers.values() if peer.link is not None]
+        """Payload bytes sent and received so far, over all links and through shared memory. Any
+        thread may ask."""
+        peers = list(self._peers.values())
+        links = [link for peer in peers if (link := peer.link) is not None]
         return (
             sum([link.sent_bytes for link in links], self.moved.sent),
             sum([link.received_bytes for link in links], self.moved.received),
@@ -263,12 +271,14 @@ class Endpoint:
         final = True
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT if peer.link is None else RELINK_TIMEOUT):
-                for left in reversed(range(ATTEMPTS)):
+                for attempt in range(ATTEMPTS):
+                    if attempt:
+                        await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
                     try:
                         answer = await self._greet(peer)
                     except OSError as error:
                         # Nobody listens for a process that has ended. What breaks may be made.
-                        if not left or not was_broken(error.__cause__ or error):
+                        if attempt == ATTEMPTS - 1 or not was_broken(error.__cause__ or error):
                             raise
                     else:
                         if answer is None:
@@ -358,10 +368,10 @@ class Endpoint:
         for context in list(self.contexts.values()):
             context.rank_lost(rank, reason)
 
-    def cut(self, rank: int, reason: str) -> None:
-        """There is no link to `rank`, dead or alive."""
+    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
+        """There is no link to `rank`, dead or alive; or its process has `ended`."""
         if rank in self._peers and rank not in self.lost and not self.closing:
-            self.on_broken(rank, reason)
+            self.on_broken(rank, reason, ended)
         self.lose(rank, reason)
 
     def left(self, rank: int) -> None:
@@ -414,8 +424,7 @@ class Endpoint:
         for greeter in self._greeters:
             greeter.link.close_in_child()
         for peer in self._peers.values():
-            if peer.link is not None:
-                peer.link.close_in_child()
+            peer.close_in_child()
 
     async def _stop_tasks(self) -> None:
         if self._look is not None:

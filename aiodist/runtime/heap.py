@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiodist.group")
 
 MOST = 4096
-"""Most arrays of one peer that are mapped at a time."""
+"""Most arrays of one peer that are mapped, or about to be, at a time."""
 _OFFSET_BITS = 44
 
 Bytes = NDArray[np.uint8]
@@ -56,7 +56,7 @@ class Heap:
         self._blocks: dict[int, Block] = {}
         self._next = 0
         self._mapped: dict[tuple[int, int], Bytes] = {}
-        self._closed = False
+        self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}
         self.shows_any = False
         """Whether there is an array here that all others have mapped."""
 
@@ -155,14 +155,20 @@ class Heap:
         """A word of `peer` about its arrays, or about ours. Raises ProtocolError."""
         match fields:
             case [kinds.REGION, _, int(number), str(address), bytes(key), int(nbytes)]:
-                if sum(rank == peer for rank, _ in self._mapped) >= MOST:
+                known = sum([rank == peer for rank, _ in (*self._mapped, *self._coming)])
+                if known >= MOST:
                     raise ProtocolError(f"rank {peer} shares over {MOST} arrays at a time")
-                self._context.endpoint.spawn(
+                if (peer, number) in self._mapped or (peer, number) in self._coming:
+                    raise ProtocolError(f"rank {peer} shares array {number} twice")
+                self._coming[peer, number] = self._context.endpoint.spawn(
                     self._map(peer, number, address, key, nbytes), "aiodist shared array"
                 )
             case [kinds.MAPPED, _, int(number)]:
                 self.mapped(peer, number)
             case [kinds.UNMAP, _, int(number)]:
+                coming = self._coming.pop((peer, number), None)
+                if coming is not None:
+                    coming.cancel()
                 self._mapped.pop((peer, number), None)
                 if self._context.express is not None:
                     self._context.express.forget_arrays()
@@ -173,17 +179,20 @@ class Heap:
         try:
             fd, _ = await fetch(address, key, None)  # as long as it takes, see `lane_setup`
             memory = Segment.attach(fd, nbytes).memory
-        except (OSError, ProtocolError) as error:
+        except (OSError, ValueError, ProtocolError) as error:  # also an address that is none
             # Then it is staged, as other arrays are. Or it is gone already.
             log.debug("an array of rank %d is not mapped: %s", peer, error)
+            self._coming.pop((peer, number), None)
             return
-        if not self._closed:
+        if self._coming.pop((peer, number), None) is not None:
             self._mapped[peer, number] = np.frombuffer(memory, np.uint8)
             self._context.tell(peer, kinds.MAPPED, number)
 
     def close(self) -> None:
         """The group has ended; arrays stay usable as memory."""
-        self._closed = True
+        coming, self._coming = self._coming, {}
+        for task in coming.values():
+            task.cancel()
         self.shows_any = False
         for block in self._blocks.values():
             if block.handover is not None:

@@ -342,6 +342,11 @@ class Lane:
             self._write(self._base)
         return self._phase
 
+    def skip_phase(self) -> None:
+        """The first phase is over, if it has not begun."""
+        if self._phase < 0:
+            self.next_phase()
+
     def begin(self, area: int) -> bool:
         """Wait until the own `area` may be written. False: wait, and call again."""
         return self._wait(self.others, self._free[area])
@@ -399,14 +404,14 @@ class Lane:
         return self.board.reached((peer,), self._base + publishes)
 
     def is_void(self) -> bool:
-        """Whether one of the others has given the current operation up: what was read of it may be
-        anything."""
-        return self.board.aborted(self._seq)
+        """Whether one of the others has given the current operation up, or turned (see
+        `Board.is_void`): what was read of it may be anything."""
+        return self.board.is_void(self._seq)
 
     def end(self, area: int) -> bool:
-        """The phase is over. False: one of the others gave the operation up while we read from it;
-        its word comes over the link."""
-        if (not self._agreed and self._compare()) or self.board.aborted(self._seq):
+        """The phase is over. False: one of the others gave the operation up, or turned, while we
+        read from it; its word comes over the link."""
+        if (not self._agreed and self._compare()) or self.board.is_void(self._seq):
             return False
         over = self._base + A_PHASE
         self._free[area] = over

@@ -119,7 +119,7 @@ class LaneSetup:
         for rank, memory in zip(peers, found, strict=True):
             if isinstance(memory, memoryview):
                 others[rank] = memory
-            elif isinstance(memory, (OSError, ProtocolError)):
+            elif isinstance(memory, (OSError, ValueError, ProtocolError)):  # or no address
                 return {}, f"that of rank {rank} cannot be had: {memory}"
             else:
                 raise memory

@@ -7,14 +7,17 @@ synchronously from the call that starts it and from the links; nothing in here w
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import ProtocolError
+from aiodist.runtime.hosting import Host
 from aiodist.runtime.lane import DifferentCallsError, Lane
 from aiodist.runtime.pull import PullPhase, PullRun, area_for
+from aiodist.runtime.variants import Over, turned
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Await, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step
 from aiodist.schedules.pull import moved
@@ -85,58 +88,40 @@ class Running(Protocol):
         ...
 
 
-class Pause:
+class Pause(ABC):
     """A phase that waits for something on this rank, not for a peer: `run` says whether it is over,
-    and if not, sees to it that `resume` is called when it may be."""
+    and if not, sees to it that `resume` is called when it may be.
+
+    `last`: nothing is exchanged with any peer from here on.
+    """
 
     resume: Callable[[], None]
+    last = False
 
+    def belong(self, operation: Operation) -> None:
+        """It is a phase of `operation`, and begins."""
+        self.resume = operation.advance
+
+    @abstractmethod
     def run(self) -> bool:
-        raise NotImplementedError
+        """Whether it is over."""
 
+    @abstractmethod
     def close(self) -> None:
         """It is over, or nobody waits any more."""
+
+
+class Failure(NamedTuple):
+    """What a program returns that has run to its end, and has no result. The others need not be
+    told: they have all that this rank gives, and come to ends of their own."""
+
+    error: Exception
 
 
 Program = Generator[Phase | PullPhase | Running, None, Any]
 Start = Callable[[bool], Program]
 """Makes a program, given whether it runs on a lane: there, and only there, it may have phases in
 shared memory."""
-
-
-class Host(Protocol):
-    """What an operation needs of its context."""
-
-    def send_message(
-        self, op: Operation, peer: int, slot: int, views: Sequence[memoryview]
-    ) -> None: ...
-
-    def settle(self, dst: int, token: object) -> None:
-        """What was sent to `dst` for the operation `token`, and has left, is not read any more."""
-        ...
-
-    def send_grant(self, op: Operation, peer: int, upto: int) -> None: ...
-
-    def may_send(self, op: Operation, peer: int, nbytes: int) -> bool:
-        """Whether `nbytes` may go to `peer`, of which nobody knows whether it has entered `op`.
-        If not, `admitted` is called in due course."""
-        ...
-
-    def refund(self, op: Operation, peer: int) -> None:
-        """`peer` has entered `op`."""
-        ...
-
-    def finished(self, op: Operation, result: Any) -> None: ...
-
-    def failed(self, op: Operation, error: BaseException) -> None: ...
-
-    def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
-        """Others called something else."""
-        ...
-
-    def why_lost(self, peer: int) -> BaseException | None:
-        """Why nothing can be exchanged with `peer` any more, or None."""
-        ...
 
 
 class Operation:
@@ -222,6 +207,37 @@ class Operation:
                 self._arrived[step.peer] += 1
                 self.heard.add(step.peer)
 
+    def turn(self, call: bytes) -> None:
+        """The others give arrays of the host, which they name `call`: the program hears it. What
+        was exchanged till now was in vain, and does not count; on a lane, it was one phase."""
+        self.call = call
+        size = len(self._sent)
+        self._sent, self._arrived, self._base = [0] * size, [0] * size, [0] * size
+        self._consumed, self._granted, self._allowed = [0] * size, [0] * size, [0] * size
+        self._early.clear()
+        self._staging.clear()
+        self._receives = {}
+        self._draining = False
+        self.urgent = True
+        self.waiting_for = None
+        program = self._program
+        if program is None:
+            start = self._start
+
+            self._start = lambda on_lane: turned(start(on_lane), fresh=True)
+            return
+        self._program = turned(program, fresh=False)
+        if self._pull is not None:
+            self._pull.close()
+        self._unbind()
+        self._pull = Over()
+        self._plan = self._memory = None
+        self.advance()
+
+    def others_are_on_host(self) -> None:
+        """On its lane all have entered, and some give arrays of the host."""
+        self._host.turn(self)
+
     def ride(self) -> None:
         """It is its turn on its lane."""
         assert self.lane is not None
@@ -292,6 +308,8 @@ class Operation:
 
     def needs(self, peer: int) -> bool:
         """Whether the rest of the current phase exchanges anything with `peer`."""
+        if isinstance(self._pull, Pause) and self._pull.last:
+            return False
         if self.lane is not None and (self._pull is not None or self._plan is None):
             return True
         # What has not left never will.
@@ -313,6 +331,7 @@ class Operation:
         """Never run again; let go of all memory."""
         self.done = True
         self.waiting_for = None
+        self._plan = None
         self._early.clear()
         self._staging.clear()
         if not self._running:
@@ -415,8 +434,8 @@ class Operation:
                     late = [p for p in step.peers if not lane.has_published(p, step.count)]
                     return self._rest(late)
             pc += 1
-            if self.done:  # a link that broke during a send has ended the operation
-                return False
+            if self._plan is not plan:  # during a send, it has ended, or turned
+                return not self.done
         self._pc = pc
         self.waiting_for = None
         if self._area is None:
@@ -507,7 +526,7 @@ class Operation:
             elif not isinstance(phase, Phase):
                 self._pull = phase
                 if isinstance(phase, Pause):
-                    phase.resume = self.advance
+                    phase.belong(self)
         except StopIteration as stop:
             self.done = True
             self._host.finished(self, stop.value)

@@ -221,7 +221,10 @@ class P2PExpress:
 
     def _learn(self, meta: bytes) -> Form | None:
         """The form of what came with this metadata."""
-        specs = values.parse(meta).specs if meta else []
+        try:
+            specs = values.parse(meta).specs if meta else []
+        except ProtocolError:  # it failed the receive that took it, and says nothing of the next
+            specs = []
         form = self._make(specs[0]) if len(specs) == 1 and specs[0].kind != "device" else None
         if form is not None and form.meta != meta:
             form = None  # a tree of values

@@ -12,6 +12,7 @@ from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, Pr
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import Key, MessageTag, cost
 from aiodist.runtime.device import Lease, Plane
+from aiodist.runtime.device_sections import Arrival
 from aiodist.runtime.device_values import Places, Sources
 from aiodist.runtime.mailbox import Mailbox, Posted
 from aiodist.runtime.p2p_flow import Flow
@@ -261,6 +262,7 @@ class Receiver:
             self._mailbox.remove(message)
         self._consumed(message)
         if receiving is not None:
+            receiving.let_go()
             receiving.message = receiving.target = None
             self._post(receiving)
 
@@ -386,8 +388,8 @@ class Receiver:
             target = receiving.target
             assert target is not None
             message.body = target
-            message.landing = Landing(target.buffers)
             places: Places | None = target.foreign
+            message.landing = Landing(target.buffers) if places is None else Arrival(target, places)
             if places is not None and places.reads:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))

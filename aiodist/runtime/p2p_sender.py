@@ -12,6 +12,7 @@ from aiodist.buffers.values import Encoded
 from aiodist.errors import AiodistError, MessageTooLargeError, ProtocolError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import EAGER, MessageTag, SenderCredit, cost
+from aiodist.runtime.device_sections import Departure
 from aiodist.runtime.device_values import Sources
 from aiodist.runtime.mailbox import Line
 from aiodist.runtime.pieces import cut
@@ -30,6 +31,7 @@ class Sending:
 
     __slots__ = (
         "ahead",
+        "departure",
         "dst",
         "encoded",
         "gone",
@@ -65,6 +67,8 @@ class Sending:
         """Its arrays that are on a device."""
         self.words = b""
         """How the receiver was told to read them."""
+        self.departure: Departure | None = None
+        """How they come to the host, if they have to."""
         self.sid: int | None = None  # None: it waits here, nothing of it has travelled
         self.next_part = NOTHING
         self.pieces: Iterator[list[memoryview]] = iter(())
@@ -202,13 +206,16 @@ class Sender:
                 sources.plane.told(sending.words, src)
             self._move(peer, sending, sending.encoded.buffers)
             return
-        copies = sources.to_host()
-        sources.when_done(partial(self._copied, peer, sending, copies))
+        sending.departure = Departure(sources, sending.encoded)
+        sending.departure.when_there(partial(self._copied, peer, sending, sending.departure))
 
-    def _copied(self, peer: Peer, sending: Sending, copies: Sequence[memoryview]) -> None:
-        """All is on the host."""
+    def _copied(
+        self, peer: Peer, sending: Sending, departure: Departure, section: Sequence[memoryview]
+    ) -> None:
+        """A section is on the host."""
         if not sending.gone:
-            self._move(peer, sending, sending.encoded.filled(copies))
+            departure.fetch()
+            self._move(peer, sending, section)
             self._wire.flush()
 
     def _move(self, peer: Peer, sending: Sending, buffers: Sequence[memoryview]) -> None:
@@ -376,8 +383,12 @@ class Sender:
         self._wake(peer)
 
     def _all_left(self, peer: Peer, sending: Sending) -> None:
-        """The part that was pulled last has left."""
+        """The part that was pulled last has left, or a section of it."""
         if sending.next_part != NOTHING:
+            return
+        departure = sending.departure
+        if departure is not None and departure.more:
+            departure.when_there(partial(self._copied, peer, sending, departure))
             return
         assert sending.sid is not None
         del peer.announced[sending.sid]

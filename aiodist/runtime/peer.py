@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.greeting import Claim
+from aiodist.runtime.vigil import Vigil
 from aiodist.runtime.work import Work
 from aiodist.transports.base import Done, Link
 from aiodist.transports.lasting import LastingLink
@@ -28,6 +29,15 @@ log = logging.getLogger("aiodist.endpoint")
 
 MAX_EARLY_BYTES = 8 << 20
 """Most bytes that one peer may send for groups that were not made here yet."""
+STRAY_COST = 512
+"""What a frame costs of that, beside its bytes."""
+MAX_UNHEARD = 1 << 17
+"""A peer that asks for answers while so many frames for it wait, or were not acknowledged, is lost:
+it asks without listening."""
+QUESTIONS = frozenset(
+    {kinds.INQUIRE, kinds.KNOCK, kinds.TAGS, kinds.P2P, kinds.REGION, kinds.DEVICE}
+)
+"""Kinds of frames that may be answered, whatever the program of this rank does."""
 CLOSED = "it closed the group"
 SHORT_LIFE = 1.0
 """Seconds: a connection that breaks before that, without having brought anything, was in vain."""
@@ -73,7 +83,8 @@ class Peer:
 
     __slots__ = (
         "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_queue",
-        "_silent", "_target", "_unheard", "attached", "broken", "dialing", "id", "link", "rank",
+        "_silent", "_target", "_unheard", "_vigil", "attached", "broken", "dialing", "id", "link",
+        "rank",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, rank: int, id: str) -> None:
@@ -90,6 +101,7 @@ class Peer:
         self._came = 0
         self._in_vain = 0
         self._silent = 0  # looks, one after the other
+        self._vigil: Vigil | None = None  # over its process, whatever connection there is
         self._endpoint = endpoint
         self._queue: list[Outgoing] = []
         self._target: Inbox | Stray | None = None
@@ -173,6 +185,8 @@ class Peer:
             self._came = link.came
         if isinstance(link, StreamLink):
             link.listen_for(self._endpoint.lease)
+        if self._vigil is None:
+            self._vigil = Vigil.over(link, self._endpoint.loop, self._process_ended)
         self._made = self._endpoint.loop.time()
         self.attached.set()
         queue, self._queue = self._queue, []
@@ -219,6 +233,22 @@ class Peer:
         if self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
 
+    def _process_ended(self) -> None:
+        """Its process has ended, though somebody else may hold its end of the connection."""
+        link = self.link
+        assert link is not None
+        while link.poll():  # what it had sent
+            pass
+        if not link.is_closed:
+            self._endpoint.cut(self.rank, f"its process has ended ({link.peer_name})", ended=True)
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: drop its copies."""
+        if self._vigil is not None:
+            self._vigil.close_in_child()
+        if self.link is not None:
+            self.link.close_in_child()
+
     # -- Receiver ---------------------------------------------------------------------------------
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
@@ -229,6 +259,8 @@ class Peer:
         if fields[0] == kinds.FAREWELL:
             self._farewell(fields)
             return None
+        if fields[0] in QUESTIONS:
+            self._check_unheard(link)
         context = endpoint.contexts.get(fields[1])
         if context is not None:
             self._target = context
@@ -237,9 +269,10 @@ class Peer:
         if fields[1] in endpoint.closed_contexts:
             # Nobody takes it here any more, and the peer may not know.
             if fields[0] != kinds.REVOKE:
+                self._check_unheard(link)
                 link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
             return None
-        cost = nbytes + len(header) + 100
+        cost = nbytes + len(header) + STRAY_COST
         self._early_bytes += cost
         if self._early_bytes > MAX_EARLY_BYTES:
             raise ProtocolError(
@@ -247,6 +280,12 @@ class Peer:
             )
         self._target = stray = Stray(self.rank, fields, bytearray(nbytes), cost)
         return memoryview(stray.data)
+
+    def _check_unheard(self, link: Link) -> None:
+        if isinstance(link, LastingLink) and link.unheard > MAX_UNHEARD:
+            raise ProtocolError(
+                f"rank {self.rank} asks, but has not taken in {link.unheard} frames sent to it"
+            )
 
     def _farewell(self, fields: list[Any]) -> None:
         if len(fields) != 3 or type(fields[2]) is not str:
@@ -268,6 +307,8 @@ class Peer:
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:
             self._target = None
+            if self._vigil is not None:
+                self._vigil.close()
             if error is None:
                 self._endpoint.lose(self.rank, "it left the group")
             else:

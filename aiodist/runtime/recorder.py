@@ -1,7 +1,7 @@
 """The last operations of one rank, in fixed memory: what the flight recorder shows.
 
 An operation that has to wait is noted when it starts, and again when it ends. What is done within
-its call is noted once, as a plain tuple: that takes less than a tenth of a microsecond.
+its call is noted once, as a plain tuple.
 """
 
 from __future__ import annotations

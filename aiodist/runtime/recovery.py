@@ -206,6 +206,8 @@ class Recovery:
     def _of_survivors(self, verdict: Verdict) -> Context:
         """Of a group that was made of another."""
         roots = dict(zip(self._ids, self._context.ranks, strict=True))
+        if self._ids[self._context.rank] not in verdict.members or {*verdict.members} - {*roots}:
+            raise self._seat.control.unexpected(verdict)
         own = _id(pack_fields(self._context.id, verdict.epoch, *verdict.members))
         return self._make(own, verdict.epoch, [roots[one] for one in verdict.members])
 

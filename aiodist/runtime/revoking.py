@@ -33,4 +33,6 @@ def heard(context: Context, fields: Sequence[Any]) -> None:
     """A REVOKE frame has come. Raises ProtocolError."""
     if len(fields) != 3 or type(fields[2]) is not int or not 0 <= fields[2] < context.size:
         raise ProtocolError("a REVOKE frame ends in a rank")
+    if fields[2] == context.rank and context.ended is None:
+        raise ProtocolError("a REVOKE of this rank, which has not revoked the group")
     revoke(context, fields[2])

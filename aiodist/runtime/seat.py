@@ -183,10 +183,10 @@ class Seat:
                 "" if event.kept else ", without its state file: the group's store is empty now",
             )
 
-    def _on_broken(self, root: int, reason: str) -> None:
+    def _on_broken(self, root: int, reason: str, ended: bool) -> None:
         """There is no link to a peer any more: the coordinator rules who is lost."""
         if self._leaving is None and self.control.is_open and root in self.roots:
-            self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT]))
+            self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
 
     def _ask(self, roots: Sequence[int], tell: Callable[[dict[int, str]], None]) -> None:
         """Ask the coordinator what peers are doing."""

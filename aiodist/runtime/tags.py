@@ -45,6 +45,7 @@ class TagCounts:
         self._pending: dict[object, int] = {}
         self._kept: set[object] = set()
         self._idle: dict[object, None] = {}
+        self._forgotten = 0
         # The round under way: its number and tags; at rank 0 also who has answered, and what.
         self._round = 0
         self._named: list[object] = []
@@ -52,6 +53,11 @@ class TagCounts:
 
     def __len__(self) -> int:
         return len(self._next)
+
+    @property
+    def called(self) -> int:
+        """How many collectives were called, with any tag. Any thread may ask."""
+        return self._forgotten + sum(list(self._next.values()))
 
     def take(self, tag: object) -> int:
         """The number of the collective that is called now."""
@@ -170,7 +176,7 @@ class TagCounts:
 
     def _forget(self, tag: object) -> None:
         self.frozen.discard(tag)
-        self._next.pop(tag, None)
+        self._forgotten += self._next.pop(tag, 0)
         self._idle.pop(tag, None)
 
     def _end(self) -> None:

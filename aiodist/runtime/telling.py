@@ -38,7 +38,7 @@ class Telling:
         """The verdict in an ABORT frame of `src`, whose rest is `fields`. Raises ProtocolError."""
         verdict, untold = Verdict.parse(fields, self._context.size)
         self._heard.setdefault(src, deque(maxlen=KEPT)).append((key, verdict))
-        self._tell(key, verdict, untold)
+        self._tell(key, verdict, [peer for peer in untold if peer != src])
         return verdict
 
     def lose(self, src: int) -> None:

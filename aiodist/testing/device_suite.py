@@ -145,6 +145,62 @@ async def moves(group: Group, kind: str) -> None:
             equal(kit.get(part), xs[peer] + rank)
 
 
+async def mixed(group: Group, kind: str) -> None:
+    """Some ranks give arrays on the device and others arrays of the host: all patterns of that."""
+    rank, size = group.rank, group.size
+    await lane_is_there(group)
+    with kit_of(kind) as kit:
+        for pattern in range(1, 2**size - 1):
+            on_device = bool(pattern >> rank & 1)
+
+            def put(values: Values, on_device: bool = on_device) -> Any:
+                return kit.put(values) if on_device else values.copy()
+
+            def check(got: Any, due: Any, on_device: bool = on_device) -> None:
+                assert isinstance(got, np.ndarray) is not on_device
+                equal(kit.get(got) if on_device else got, due)
+
+            for length in (5, 300_000) if pattern < 4 else (5,):
+                xs = [given(peer, "float32", length) for peer in range(size)]
+                for tag in (None, "tagged"):
+                    if on_device and pattern % size == rank:
+                        kit.slow()
+                    check(await group.all_reduce(put(xs[rank]), tag=tag), sum(xs))
+                    x = put(xs[rank])
+                    dst = pattern % size
+                    result = await group.reduce(x, dst, tag=tag)
+                    assert (result is x) == (rank == dst)
+                    check(x, sum(xs) if rank == dst else xs[rank])
+                    part = await group.reduce_scatter(put(xs[rank]), tag=tag)
+                    check(part, np.array_split(sum(xs), size)[rank])
+                    check(await group.scan(put(xs[rank]), tag=tag), sum(xs[: rank + 1]))
+                    into = put(xs[rank])
+                    check(await group.broadcast(into, dst, tag=tag), xs[dst])
+                    outs = [put(np.zeros(length, np.float32)) for _ in range(size)]
+                    await group.all_gather(put(xs[rank]), out=outs, tag=tag)
+                    for out, due in zip(outs, xs, strict=True):
+                        check(out, due)
+            # A message from every rank to the next, whatever is there.
+            after, before = (rank + 1) % size, (rank - 1) % size
+            into = put(np.zeros(40_000))
+            x = put(np.full(40_000, float(rank)))
+            check(await group.sendrecv(x, after, src=before, out=into), np.full(40_000, before))
+        # Where all have arrays on the device, that is where they are reduced.
+        x = kit.put(np.full(9, float(rank)))
+        await group.all_reduce(x)
+        equal(kit.get(x), np.full(9, float(sum(range(size)))))
+        try:
+            await group.all_reduce(kit.put(np.ones(3)) if rank else np.ones(4))
+        except MismatchError as error:
+            assert error.calls[0] == "all_reduce(SUM, float64[4])"
+            assert (
+                error.calls.get(1, "all_reduce(SUM, float64[3])") == "all_reduce(SUM, float64[3])"
+            )
+        else:
+            raise AssertionError("shapes differed")
+        await group.barrier()
+
+
 async def order(group: Group, kind: str) -> None:
     """Operations come after what is queued, and before what is queued after them."""
     await lane_is_there(group)
@@ -276,5 +332,5 @@ async def warm_up(group: Group, kit: Kit) -> None:
     await group.all_reduce(kit.put(np.ones(1)), tag="warm-up")
 
 
-PROGRAMS = (reductions, moves, order, at_once, given_up, messages, trees, sharing)
+PROGRAMS = (reductions, mixed, moves, order, at_once, given_up, messages, trees, sharing)
 """All of them: ``async def program(group, kind)``."""

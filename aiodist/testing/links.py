@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, TypeVar
@@ -154,15 +155,15 @@ def scenario(
     return run
 
 
-class LinkTests:
+class LinkTests(ABC):
     """Base of tests over two connected links of `transport`."""
 
     in_pieces: ClassVar[bool] = True
     """Whether large payloads travel in pieces, so that one may be under way."""
 
+    @abstractmethod
     def transport(self) -> Transport:
         """The transport to be tested."""
-        raise NotImplementedError
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of a test."""
@@ -174,7 +175,8 @@ class LinkTests:
 
         async def watched() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, what: lost.append(what))
-            await main
+            async with asyncio.timeout(PATIENCE):
+                await main
 
         with asyncio.Runner(loop_factory=self.new_loop) as runner:
             runner.run(watched())

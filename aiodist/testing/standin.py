@@ -188,6 +188,7 @@ class StandinDevice:
         self._streams: list[StandinStream] = []
         self._pools: list[Pool] = []
         self._all: set[Pool] = set()
+        self._freed: deque[Pool] = deque()
         self.opened = 0
         """How often an allocation was opened."""
         self._current = self.stream()
@@ -219,6 +220,7 @@ class StandinDevice:
         for pool in list(self._all):
             self._retire(pool)
         self._pools.clear()
+        self._freed.clear()
         self._streams.clear()
         self._events.close()
         self._words = np.empty((0, 2), np.int64)
@@ -256,10 +258,11 @@ class StandinDevice:
         dtype = carrier(name)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         room = -(-max(1, nbytes) // _ALIGNED) * _ALIGNED
-        pool = next((pool for pool in self._pools if pool.used + room <= len(pool.memory)), None)
+        pools = self._held()
+        pool = next((pool for pool in pools if pool.used + room <= len(pool.memory)), None)
         if pool is None:
             pool = Pool(next(self._numbers), max(POOL, room))
-            self._pools.append(pool)
+            pools.append(pool)
             self._all.add(pool)
         start = pool.used
         pool.used += room
@@ -273,10 +276,22 @@ class StandinDevice:
         if self._closed:
             return
         self._current.put(lambda: memory.fill(0xDD))
-        pool.blocks -= 1
-        if not pool.blocks:
-            self._pools.remove(pool)
-            self._current.put(functools.partial(self._retire, pool))
+        self._freed.append(pool)  # by whichever thread has let go of it
+
+    def _held(self) -> list[Pool]:
+        """The pools of which any array has a part."""
+        while self._freed:
+            pool = self._freed.popleft()
+            pool.blocks -= 1
+            if not pool.blocks:
+                self._pools.remove(pool)
+                self._current.put(functools.partial(self._retire, pool))
+        return self._pools
+
+    @property
+    def allocations(self) -> int:
+        """How many there are."""
+        return len(self._held())
 
     def _retire(self, pool: Pool) -> None:
         pool.segment.close()
@@ -335,7 +350,7 @@ class StandinDevice:
         return Location(pool.number, pool.handle, at - start if flat.base.size else 0)
 
     def holds(self, allocation: int) -> bool:
-        return any(pool.number == allocation for pool in self._pools)
+        return any(pool.number == allocation for pool in self._held())
 
     def open(self, handle: bytes) -> Memory:
         self.opened += 1

@@ -311,8 +311,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _bury(self) -> None:
         for transport in list(self._transports.values()):  # type: ignore[attr-defined]
-            transport.abort()
-            with suppress(Exception):  # it was lost before
+            with suppress(Exception):  # it was lost before, and has let go of its loop
+                transport.abort()
                 transport._call_connection_lost(None)
         buried: set[asyncio.Task[Any]] = set()
         while left := asyncio.all_tasks(self) - buried:  # the last words of some are new tasks

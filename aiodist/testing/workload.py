@@ -101,10 +101,12 @@ class Run:
         chooser = Random(f"rank {self.scenario.seed} {rank}")
         group: Group | None = None
         name = ""
-        for number in range(self.scenario.epochs):
+        number = first_number = 0
+        while number < self.scenario.epochs:
             try:
                 if group is None:
-                    name = name or f"work {number}"
+                    if not name:
+                        name, first_number = f"work {number}", number
                     # Whoever comes back finds those who have come back, too.
                     first = name == "work 0"
                     group = await self.simulation.connecting(
@@ -120,10 +122,13 @@ class Run:
                 return
             assert group is not None
             self.voting.see(group)
-            move = self.scenario.moves[number] if number + 1 < self.scenario.epochs else "leave"
+            # The same on all ranks, also on one that has missed the first epochs.
+            at = first_number + group.epoch - 1
+            move = self.scenario.moves[at] if at + 1 < self.scenario.epochs else "leave"
             group = await self._epoch(group, chooser, move)
             if move == "leave":
                 name = ""
+            number = max(number, at) + 1
 
     async def _epoch(self, group: Group, chooser: Random, move: str) -> Group | None:
         """Work, and go on by `move`: the next group, or None where this rank has left."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -60,6 +61,10 @@ class FramedLink(BaseLink):
     @abstractmethod
     def start(self) -> None:
         """Begin to receive."""
+
+    @abstractmethod
+    def open_process(self) -> io.FileIO | None:
+        """See `processes.open_behind`: the process at the other end."""
 
     @abstractmethod
     def _write_frame(self, head: bytes, payload: Sequence[memoryview], nbytes: int) -> int:
@@ -411,9 +416,9 @@ class FramedLink(BaseLink):
 
     # ---- for links that outlive a connection, see `lasting` ----
 
+    @abstractmethod
     def _ask(self) -> None:
         """Ask the peer what has come: `_kept` says that it is time."""
-        raise NotImplementedError
 
     def _own(self, code: int, number: int) -> None:
         """The peer's link has said something."""

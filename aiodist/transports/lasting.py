@@ -57,6 +57,12 @@ class LastingLink(FramedLink):
         """How many frames have come, over all connections."""
         return self._came
 
+    @property
+    def unheard(self) -> int:
+        """How many frames were sent, or are about to be, of which the peer has not said that they
+        came; of those that are queued, only the urgent ones."""
+        return self._outbox.urgent + (0 if self._kept is None else len(self._kept.frames))
+
     def can_go_on(self, came: int) -> bool:
         """Whether a peer to whom `came` frames have come can be sent the next one."""
         return self._kept is not None and self._kept.can_go_on(came)

@@ -87,6 +87,11 @@ class Outbox:
         self.sent_bytes = 0
         """Payload bytes of frames that have left."""
 
+    @property
+    def urgent(self) -> int:
+        """How many frames are queued that go first."""
+        return len(self._urgent)
+
     def count(self, but: object) -> int:
         """How many frames are queued, without those whose token is `but`."""
         return sum([frame.token is not but for frame in self._all()])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import socket
 import time
@@ -22,6 +23,7 @@ from aiodist.transports.base import Receiver
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.kept import JOINED
 from aiodist.transports.link import TURN
+from aiodist.transports.processes import open_behind
 from aiodist.transports.shm_rings import PIECE, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
 
@@ -131,6 +133,9 @@ class ShmLink(FramedLink):
     def _arm(self) -> None:
         self._stay_awake()
 
+    def _ask(self) -> None:
+        """Nothing is kept: shared memory breaks only with the process that reads it."""
+
     # ---- receiving ----
 
     def poll(self) -> bool:
@@ -223,6 +228,9 @@ class ShmLink(FramedLink):
         return self._parse(joined, memoryview(joined), 0, len(joined))
 
     # ---- the end ----
+
+    def open_process(self) -> io.FileIO | None:
+        return open_behind(self._socket)
 
     def _release(self) -> None:
         if self._reading and not self._loop.is_closed():

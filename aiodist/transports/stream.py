@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import socket
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from aiodist.transports.kept import JOINED
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.link import TURN
 from aiodist.transports.outbox import MOST_BUFFERS, Outgoing
+from aiodist.transports.processes import open_behind
 from aiodist.transports.silence import is_unanswered, probe_when_idle, unacknowledged
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD
 
@@ -244,6 +246,9 @@ class StreamLink(LastingLink):
         return unacknowledged(self._fd)
 
     # ---- the end ----
+
+    def open_process(self) -> io.FileIO | None:
+        return open_behind(self._socket)
 
     def listen_for(self, seconds: float) -> None:
         """Lose the connection after about so many seconds without an answer, while it is idle. For

@@ -6,15 +6,14 @@ import asyncio
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Callable
 
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.processes import credentials
 from aiodist.transports.sockets import BACKLOG, SocketListener, log
 from aiodist.transports.stream import StreamLink
 
 SCHEME = "unix-abstract:"
-_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class UnixTransport:
@@ -95,13 +94,12 @@ async def connected_socket(address: str, scheme: str) -> socket.socket:
 def peer_pid(sock: socket.socket) -> int:
     """The process that made the other end. Raises PermissionError where it is neither of this
     user nor of root."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _gid = _CREDENTIALS.unpack(raw)
+    pid, uid = credentials(sock)
     if uid not in (os.getuid(), 0):
         raise PermissionError(
             f"process {pid} runs as user {uid}: expected user {os.getuid()}, as this one, or root"
         )
-    return int(pid)
+    return pid
 
 
 def _link(

@@ -47,13 +47,17 @@ class Activity(Message):
     `busy`: for so many seconds its loop has had no turn (0: it has). `places`: the lines of its
     program that keep the loop busy, innermost first; else those that its tasks wait at. `last`:
     what became of its last collective. `waits`: what is pending, the oldest first; of who is busy,
-    none is told.
+    none is told. Since it joined, in all groups and epochs: `collectives`, how many it has called;
+    `sent` and `received`, bytes of payload over all transports.
     """
 
     busy: Annotated[float, schema.seconds(0.0)] = 0.0
     places: Places = ()
     last: Name = ""
     waits: Annotated[tuple[Wait, ...], sequence(struct(Wait), MAX_WAITS)] = ()
+    collectives: Annotated[int, integer(0, 2**62)] = 0
+    sent: Annotated[int, integer(0, 2**62)] = 0
+    received: Annotated[int, integer(0, 2**62)] = 0
 
 
 @control_message(72)

@@ -110,6 +110,11 @@ def control_message(code: int) -> Callable[[type[_M]], type[_M]]:
     return register
 
 
+def message_types() -> tuple[type[Message], ...]:
+    """All control messages that there are, of the modules that were imported."""
+    return tuple(_CLASSES.values())
+
+
 # Greeting: Hello →, ← Challenge, Proof →, ← Welcome (or Failed, and the end).
 
 

@@ -148,7 +148,9 @@ class Waiting(Message):
 @dataclass(frozen=True, slots=True)
 class Unreachable(Message):
     """The sender's link to member `id` of its group broke, and could not be made again. No reply;
-    the coordinator rules who of the two is lost."""
+    the coordinator rules who of the two is lost. `ended`: the process of that member has ended,
+    so that there is nothing to weigh."""
 
     id: NonEmptyName
     reason: Text
+    ended: Annotated[bool, schema.flag] = False

@@ -127,6 +127,11 @@ def checked(cls: type[_M]) -> type[_M]:
     return cls
 
 
+def field_names(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a checked dataclass, in the order in which they are sent."""
+    return tuple([name for name, _ in _CHECKS[cls]])
+
+
 def build(cls: type[Any], values: list[Any]) -> Any:
     checks = _CHECKS[cls]
     if len(values) != len(checks):

@@ -13,8 +13,9 @@ from aiodist_cli.errors import CommandError, usage_error
 EPILOG = """\
     aiodist coordinator --listen tcp://10.0.0.1:29500 --token-file token.txt
 
-Its first line on stdout says where it listens. The first SIGTERM or Ctrl-C lets groups end, a
-second one stops at once. Options not given are taken from AIODIST_COORDINATOR_LISTEN and so on.
+Its first line on stdout says where it listens, with --http the second where it serves that. The
+first SIGTERM or Ctrl-C lets groups end, a second one stops at once. Options not given are taken
+from AIODIST_COORDINATOR_LISTEN and so on.
 
 Exit status: 0 if a signal stopped it, 1 if it could not start, 2 for wrong usage, 3 if it could not
 write its state file any more.
@@ -51,6 +52,13 @@ def coordinator(
     state: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keeps groups and stores over restarts."),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve a page with what groups do, and metrics, to whoever asks there.",
+        ),
     ] = None,
     drain_seconds: Annotated[
         float | None,

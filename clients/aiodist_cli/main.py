@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aiodist_cli import bench, coordinator, doctor, run, status
+from aiodist_cli import bench, coordinator, doctor, run, status, top
 
 app = typer.Typer(
     name="aiodist",
@@ -41,5 +41,6 @@ def _options(
 app.command(epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
 app.command(epilog=coordinator.EPILOG)(coordinator.coordinator)
 app.command(epilog=status.EPILOG)(status.status)
+app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)

@@ -67,26 +67,36 @@ async def ask(address: str, token: str | None, timeout: float) -> dict[str, Any]
 
 def render(found: Mapping[str, Any], now: float) -> Group:
     """The answer of a coordinator as tables; `now` in seconds since the Unix epoch."""
-    state = " (draining: it takes no new members)" if found["draining"] else ""
-    groups = found["groups"]
-    count = f"{len(groups)} group{'' if len(groups) == 1 else 's'}"
-    parts: list[RenderableType] = [Text(f"coordinator {found['address']}{state}: {count}")]
-    for group in groups:
-        parts += [_group_table(group, now), *_findings(group)]
+    parts: list[RenderableType] = [headline(found)]
+    for group in found["groups"]:
+        parts += [_group_table(group, now), *findings(group)]
     return Group(*parts)
 
 
-def _group_table(group: Mapping[str, Any], now: float) -> Table:
+def headline(found: Mapping[str, Any]) -> Text:
+    """Whose answer it is."""
+    state = " (draining: it takes no new members)" if found["draining"] else ""
+    count = len(found["groups"])
+    groups = f"{count} group{'' if count == 1 else 's'}"
+    return Text(f"coordinator {found['address']}{state}: {groups}")
+
+
+def title(group: Mapping[str, Any]) -> Text:
+    """The name of a group, its epoch, and how many are in it."""
     if group["epoch"] is None:
         state = f"forming, {len(group['waiting'])} of {group['wanted']} here"
     else:
         state = f"epoch {group['epoch']}, {len(group['members'])} of {group['size']} ranks"
-    table = Table(title=Text(f"group {group['name']}: {state}"), title_justify="left")
+    return plain(f"group {group['name']}: {state}")
+
+
+def _group_table(group: Mapping[str, Any], now: float) -> Table:
+    table = Table(title=title(group), title_justify="left")
     for column in ("rank", "name", "host", "pid", "state", "doing"):
         table.add_column(column, justify="right" if column in ("rank", "pid") else "left")
     for member in group["members"]:
-        state = f"member for {_duration(now - member['joined_at'])}"
-        _add(table, member, state, _doing(member))
+        state = f"member for {duration(now - member['joined_at'])}"
+        _add(table, member, state, doing_text(member))
     for joiner in group["waiting"]:
         _add(table, joiner, "waiting to join", "")
     for rank, reason in group["lost"].items():
@@ -100,59 +110,63 @@ def _group_table(group: Mapping[str, Any], now: float) -> Table:
 
 def _add(table: Table, member: Mapping[str, Any], state: str, doing: str) -> None:
     rank = "any" if member["rank"] is None else str(member["rank"])
-    name, host = _plain(member["name"]), _plain(member["host"])
-    table.add_row(rank, name, host, str(member["pid"]), state, _plain(doing))
+    name, host = plain(member["name"]), plain(member["host"])
+    table.add_row(rank, name, host, str(member["pid"]), state, plain(doing))
 
 
-def _plain(text: str) -> Text:
+def plain(text: str) -> Text:
     """What came from the network: no markup, and nothing that a terminal obeys."""
     return Text("".join([char if char.isprintable() else "?" for char in text]))
 
 
-def _doing(member: Mapping[str, Any]) -> str:
+def doing_text(member: Mapping[str, Any]) -> str:
     """What a member said that it is doing, in a few words."""
     doing = member["doing"]
     if doing is None:
-        return f"no answer; last sign of life {_duration(member['silent'])} ago"
+        return f"no answer; last sign of life {duration(member['silent'])} ago"
     at = f" at {doing['places'][0]}" if doing["places"] else ""
     if doing["busy"]:
-        return f"busy for {_duration(doing['busy'])}{at}"
+        return f"busy for {duration(doing['busy'])}{at}"
     if not doing["waits"]:
         return f"in no operation{at}"
     wait = doing["waits"][0]
-    text = f"{_duration(wait['seconds'])} in {wait['what']}"
+    text = f"{duration(wait['seconds'])} in {wait['what']}"
     if wait["missing"]:
         text += f", for {wait['missing']}"
+    if wait["lacking"]:
+        text += f", {wait['lacking']}"
     more = len(doing["waits"]) - 1
     return f"{text} (and {more} more){at}" if more else f"{text}{at}"
 
 
-def _findings(group: Mapping[str, Any]) -> Iterator[Text]:
+def findings(group: Mapping[str, Any]) -> Iterator[Text]:
     """Who holds up whom, and what the culprits are at."""
     members = {member["rank"]: member for member in group["members"]}
     for finding in group["findings"]:
         who = ranks_text(finding["culprits"])
         single = len(finding["culprits"]) == 1
         ways = [
-            f"{ranks_text(held['ranks'])} in {held['what']} for {_duration(held['seconds'])}"
+            f"{ranks_text(held['ranks'])} in {held['what']} for {duration(held['seconds'])}"
             for held in finding["held"][:_MOST]
         ]
         if len(finding["held"]) > _MOST:
             ways.append("...")
-        if finding["deadlock"]:
-            headline = f"{who} wait for each other: "
+        if finding["lacking"]:
+            text = f"{finding['lacking']}: "
+        elif finding["deadlock"]:
+            text = f"{who} wait for each other: "
         else:
-            headline = f"{who} {'holds' if single else 'hold'} up others: "
-        yield Text.assemble((headline, "bold red"), _plain("; ".join(ways)))
+            text = f"{who} {'holds' if single else 'hold'} up others: "
+        yield Text.assemble((plain(text).plain, "bold red"), plain("; ".join(ways)))
         for rank in finding["culprits"][:_MOST]:
-            yield _plain(f"  rank {rank}: {_doing(members[rank])}")
+            yield plain(f"  rank {rank}: {doing_text(members[rank])}")
             for place in (members[rank]["doing"] or {"places": []})["places"][1:]:
-                yield _plain(f"    {place}")
+                yield plain(f"    {place}")
         if len(finding["culprits"]) > _MOST:
             yield Text(f"  and {len(finding['culprits']) - _MOST} more")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """ "12 s", "3 min", "5.2 h"."""
     if seconds < 120:
         return f"{max(0.0, seconds):.0f} s"

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from aiodist.wire.address import parse_address
+from aiodist.wire.address import Address, parse_address
 
 
 class Config(BaseSettings):
@@ -18,10 +18,11 @@ class Config(BaseSettings):
     `listen`: ``tcp://host:port``, ``tls://host:port`` (with `tls_cert`, and `tls_key` unless the
     certificate file holds the key too) or ``unix:///path``. `token` or `token_file`: the secret
     that members have to prove to have. `insecure`: allow to listen without one where other hosts
-    can reach it. `drain_seconds`: how long the first SIGTERM or SIGINT waits for groups to end.
-    `state`: a file that keeps groups, epochs and stores over restarts. `recovery_seconds`: how long
-    no group forms after the start, so that members of groups of a daemon that was here before come
-    back first.
+    can reach it. `http`: ``host:port``, where to serve a page with what groups do, and metrics, to
+    whoever asks; where other hosts can reach that, it needs `insecure`, too. `drain_seconds`: how
+    long the first SIGTERM or SIGINT waits for groups to end. `state`: a file that keeps groups,
+    epochs and stores over restarts. `recovery_seconds`: how long no group forms after the start, so
+    that members of groups of a daemon that was here before come back first.
     """
 
     model_config = SettingsConfigDict(
@@ -34,6 +35,7 @@ class Config(BaseSettings):
     insecure: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    http: str | None = None
     state: Path | None = None
     recovery_seconds: float = Field(default=1.0, ge=0.0)
     drain_seconds: float = Field(default=30.0, ge=0.0)
@@ -43,6 +45,7 @@ class Config(BaseSettings):
     @model_validator(mode="after")
     def _check(self) -> Config:
         address = parse_address(self.listen)
+        http = self.http_address
         if address.scheme == "inproc":
             raise ValueError(f"listen={self.listen}: a daemon has nobody in its own process")
         if self.token is not None and self.token_file is not None:
@@ -60,7 +63,24 @@ class Config(BaseSettings):
                 "whoever gets through could join any group. Give a token_file (--token-file), or "
                 "insecure=True (--insecure) if the network is trusted"
             )
+        if http is not None and not (http.is_loopback or self.insecure):
+            raise ValueError(
+                f"http={self.http} can be reached from other hosts, and the token does not guard "
+                "it: whoever gets through sees the groups and what they do. Listen on 127.0.0.1, "
+                "or give insecure=True (--insecure) if the network is trusted"
+            )
         return self
+
+    @property
+    def http_address(self) -> Address | None:
+        """Where to serve HTTP. Raises ValueError."""
+        if self.http is None:
+            return None
+        rest = self.http.removeprefix("http://")
+        try:
+            return parse_address(f"tcp://{rest}")
+        except ValueError as error:
+            raise ValueError(f"http={self.http}: expected host:port ({error})") from None
 
     def read_token(self) -> str | None:
         """The token, out of its file if need be. Raises OSError, ValueError for an empty file."""

@@ -7,10 +7,12 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from types import FrameType
 
 from aiodist.runtime.coordinator import Coordinator
 from aiodist_server.config import Config
+from aiodist_server.http import serving
 from aiodist_server.logs import logging_to_stderr
 
 if sys.platform == "win32":
@@ -28,39 +30,51 @@ EXIT_CANNOT_WRITE = 3
 def serve(config: Config) -> int:
     """Run the coordinator until SIGTERM or SIGINT; the exit code.
 
-    The first line on stdout is ``listening on ADDRESS``, with the port it got. The first signal
-    refuses new joins and waits for the groups to end, at most `drain_seconds`; a second one stops
-    at once. Exit code 0: stopped by a signal; 1: it could not start; 3: it could not write
-    its state file any more. The log says why.
+    The first line on stdout is ``listening on ADDRESS``, with the port it got; with `http`, the
+    second is ``http on URL``. The first signal refuses new joins and waits for the groups to end,
+    at most `drain_seconds`; a second one stops at once. Exit code 0: stopped by a signal; 1: it
+    could not start; 3: it could not write its state file any more. The log says why.
     """
     with logging_to_stderr(config):
         return _run(_serve(config))
 
 
 async def _serve(config: Config) -> int:
-    try:
-        coordinator = Coordinator(
-            config.listen,
-            token=config.read_token(),
-            ssl=config.ssl_context(),
-            state=config.state,
-            recovery=config.recovery_seconds,
-        )
-        await coordinator.start()
-    except (OSError, ValueError) as error:
-        logger.error(
-            "cannot start: %s", error, extra={"event": "cannot start", "error": str(error)}
-        )
-        return EXIT_CANNOT_START
-    signals: asyncio.Queue[str] = asyncio.Queue()
-    _on_signals(signals.put_nowait)
-    print(f"listening on {coordinator.address}", flush=True)
+    async with AsyncExitStack() as stack:
+        try:
+            coordinator = Coordinator(
+                config.listen,
+                token=config.read_token(),
+                ssl=config.ssl_context(),
+                state=config.state,
+                recovery=config.recovery_seconds,
+            )
+            await coordinator.start()
+            stack.push_async_callback(coordinator.stop)
+            url = None
+            if config.http_address is not None:
+                url = await stack.enter_async_context(serving(coordinator, config.http_address))
+        except (OSError, ValueError) as error:
+            logger.error(
+                "cannot start: %s", error, extra={"event": "cannot start", "error": str(error)}
+            )
+            return EXIT_CANNOT_START
+        signals: asyncio.Queue[str] = asyncio.Queue()
+        _on_signals(signals.put_nowait)
+        print(f"listening on {coordinator.address}", flush=True)
+        if url is not None:
+            print(f"http on {url}", flush=True)
+        return await _until_stopped(coordinator, signals, config.drain_seconds)
+
+
+async def _until_stopped(
+    coordinator: Coordinator, signals: asyncio.Queue[str], drain_seconds: float
+) -> int:
     failing = asyncio.create_task(coordinator.failed())
     first_signal = asyncio.create_task(signals.get())
     await asyncio.wait({failing, first_signal}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():
         first_signal.cancel()
-        await coordinator.stop()
         return EXIT_CANNOT_WRITE
     failing.cancel()
     first = first_signal.result()
@@ -69,10 +83,10 @@ async def _serve(config: Config) -> int:
         "%s: waiting for %d groups to end, at most %g s; a second signal stops at once",
         first,
         groups,
-        config.drain_seconds,
+        drain_seconds,
         extra={"event": "draining", "signal": first, "groups": groups},
     )
-    draining = asyncio.create_task(coordinator.stop(drain=config.drain_seconds))
+    draining = asyncio.create_task(coordinator.stop(drain=drain_seconds))
     second = asyncio.create_task(signals.get())
     await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
     second.cancel()

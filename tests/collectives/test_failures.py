@@ -10,6 +10,8 @@ import pytest
 
 import aiodist
 
+pytestmark = pytest.mark.strength(2)
+
 LARGE = 100_003
 
 

@@ -18,6 +18,8 @@ from aiodist import (
 )
 from aiodist.runtime import lane_setup
 
+pytestmark = pytest.mark.strength(2)
+
 LAYOUTS = ["aabb", "abab", "abb", "aabccc"]
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 MANY = 70_001

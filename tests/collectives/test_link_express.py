@@ -12,6 +12,8 @@ from aiodist import ReduceOp
 from aiodist.runtime import deadlines, progress
 from aiodist.runtime.link_express import LinkExpress
 
+pytestmark = pytest.mark.strength(2)
+
 
 @pytest.fixture(autouse=True)
 def no_turn_is_due(monkeypatch):

@@ -1,4 +1,5 @@
-"""Random programs: any collectives, tags and sizes, in another order on each rank, some cancelled.
+"""Random programs: any collectives, tags and sizes, in another order on each rank, some cancelled,
+with arrays of the host or on devices.
 
 Whatever completes is right, nothing hangs, and nothing is left in the engine. The seed is the name
 of the test: it replays alone.
@@ -16,6 +17,9 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.testing.standin import StandinArray, StandinDevice
+
+pytestmark = pytest.mark.strength(2)
 
 CALLS = 120
 SIZES = [0, 1, 5, 1000, 20_000, 60_000, 200_000]
@@ -23,7 +27,8 @@ SIZES = [0, 1, 5, 1000, 20_000, 60_000, 200_000]
 
 @dataclass(frozen=True)
 class Step:
-    """One collective of the program, the same on all ranks. `canceller` gives it up (or nobody)."""
+    """One collective of the program, the same on all ranks. `canceller` gives it up (or nobody).
+    Who is in `on_device` gives an array on a device."""
 
     number: int
     kind: str
@@ -31,9 +36,14 @@ class Step:
     size: int
     root: int
     canceller: int | None
+    on_device: frozenset[int]
 
-    def start(self, group: aiodist.Group) -> aiodist.Work[Any]:
-        x = np.full(self.size, float(group.rank + self.number))
+    def start(self, group: aiodist.Group, device: StandinDevice) -> aiodist.Work[Any]:
+        def put(values: Any) -> Any:
+            return device.put(values) if group.rank in self.on_device else values
+
+        host = np.full(self.size, float(group.rank + self.number))
+        x = put(host)
         options = {"tag": self.tag}
         match self.kind:
             case "all_gather":
@@ -42,7 +52,7 @@ class Step:
                 mine = x if group.rank == self.root else None
                 return group.broadcast(mine, self.root, **options)
             case "all_to_all":
-                return group.all_to_all([x + dst for dst in range(group.size)], **options)
+                return group.all_to_all([put(host + to) for to in range(group.size)], **options)
             case "reduce":
                 return group.reduce(x, self.root, **options)
             case "barrier":
@@ -67,10 +77,14 @@ class Step:
                 parts = [(result, total)]
             case _:
                 return result is None
-        return all((part == expected).all() for part, expected in parts)
+        return all((_values(part) == expected).all() for part, expected in parts)
 
 
-def program(chooser: random.Random, size: int) -> list[Step]:
+def _values(array: Any) -> Any:
+    return array.__aiodist_device__.get(array) if isinstance(array, StandinArray) else array
+
+
+def program(chooser: random.Random, size: int, devices: bool) -> list[Step]:
     kinds = [
         "all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all", "barrier",
         "reduce", "scan",
@@ -83,9 +97,15 @@ def program(chooser: random.Random, size: int) -> list[Step]:
             chooser.choice(SIZES),
             chooser.randrange(size),
             chooser.choice([*[None] * 8, chooser.randrange(size)]),
+            frozenset(some_ranks(chooser, size) if devices else ()),
         )
         for number in range(CALLS)
     ]
+
+
+def some_ranks(chooser: random.Random, size: int) -> list[int]:
+    """All, or none, or any."""
+    return chooser.sample(range(size), chooser.choice([0, size, chooser.randrange(size)]))
 
 
 def order_of(steps: list[Step], chooser: random.Random) -> list[Step]:
@@ -97,7 +117,9 @@ def order_of(steps: list[Step], chooser: random.Random) -> list[Step]:
     return [by_tag[type(step.tag), step.tag].popleft() for step in shuffled]
 
 
-async def run_rank(group: aiodist.Group, steps: list[Step], chooser: random.Random) -> int:
+async def run_rank(
+    group: aiodist.Group, steps: list[Step], chooser: random.Random, device: StandinDevice
+) -> int:
     """Run the program; returns how many collectives were completed."""
     pending: deque[tuple[Step, aiodist.Work[Any]]] = deque()
     completed = 0
@@ -113,7 +135,7 @@ async def run_rank(group: aiodist.Group, steps: list[Step], chooser: random.Rand
         return 1
 
     for step in order_of(steps, chooser):
-        work = step.start(group)
+        work = step.start(group, device)
         pending.append((step, work))
         if step.canceller == group.rank:
             for _ in range(chooser.randrange(4)):
@@ -126,16 +148,24 @@ async def run_rank(group: aiodist.Group, steps: list[Step], chooser: random.Rand
     return completed
 
 
+@pytest.fixture
+def device():
+    made = StandinDevice()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("devices", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_programs(run, groups, seed):
+def test_random_programs(run, groups, device, seed, devices):
     chooser = random.Random(seed)
     size = chooser.choice([2, 3, 4])
-    steps = program(chooser, size)
+    steps = program(chooser, size, devices)
 
     async def main():
         async with groups(size) as ranks:
             counts = await asyncio.gather(
-                *[run_rank(g, steps, random.Random(f"{seed} {g.rank}")) for g in ranks]
+                *[run_rank(g, steps, random.Random(f"{seed} {g.rank}"), device) for g in ranks]
             )
             undisturbed = sum(step.canceller is None for step in steps)
             assert min(counts) >= undisturbed

@@ -15,6 +15,8 @@ from aiodist.runtime import progress
 from aiodist.runtime.board import AREAS
 from aiodist.runtime.collectives.pulls import PAUSE
 
+pytestmark = pytest.mark.strength(2)
+
 MANY = 50_000
 """float32 elements: more than what everyone reduces for itself."""
 

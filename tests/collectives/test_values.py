@@ -12,6 +12,8 @@ import pytest
 import aiodist
 from aiodist.runtime.collectives import values
 
+pytestmark = pytest.mark.strength(2)
+
 SIZES = [1, 2, 3, 5]
 LARGE = 70_001  # elements of 8 bytes: over two frames
 
@@ -208,6 +210,7 @@ def test_broadcast(run, groups, everyone, size):
     run(main())
 
 
+@pytest.mark.strength(1)  # thousands of arrays take their time
 @pytest.mark.parametrize("size", SIZES)
 def test_broadcast_of_many_arrays(run, groups, everyone, size):
     """The metadata alone is larger than a frame."""

@@ -43,7 +43,7 @@ async def test_the_receiver_is_lost(devices: Devices) -> None:
         on(groups, ranks)
         gate = hold(groups[1]._context.plane.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
-        pools = len(ranks[0]._pools)
+        pools = ranks[0].allocations
         sending = groups[0].send(x, 1)
         receiving = groups[1].recv()
         await turns(groups)
@@ -58,7 +58,7 @@ async def test_the_receiver_is_lost(devices: Devices) -> None:
             await turns([groups[0], groups[2]], 0)
             await asyncio.sleep(0)
         gc.collect()
-        assert len(ranks[0]._pools) == pools - 1
+        assert ranks[0].allocations == pools - 1
         gate.set()
 
 
@@ -88,7 +88,7 @@ async def test_the_sender_is_lost(
             np.testing.assert_array_equal(ranks[1].get(out), np.full(1000, 7.0))
         del receiving, sending
         async with asyncio.timeout(10):
-            while ranks[0]._pools:
+            while ranks[0].allocations:
                 await nobody_looks()
                 await asyncio.sleep(0)
 
@@ -155,18 +155,18 @@ async def test_leaving_with_work_under_way(
         on(groups, ranks)
         gate = hold(groups[1]._context.plane.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
-        pools = len(ranks[0]._pools)
+        pools = ranks[0].allocations
         sending, receiving = groups[0].send(x, 1), groups[1].recv()
         await turns(groups)
         groups[0].abort("it falls")
         del x, sending
         gc.collect()
-        assert len(ranks[0]._pools) == pools
+        assert ranks[0].allocations == pools
         gate.set()
         with pytest.raises(PeerLostError):
             await receiving
         del receiving
         async with asyncio.timeout(10):
-            while len(ranks[0]._pools) == pools:
+            while ranks[0].allocations == pools:
                 await nobody_looks()
                 await asyncio.sleep(0)

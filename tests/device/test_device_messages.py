@@ -12,26 +12,29 @@ import pytest
 
 import aiodist
 from aiodist import Group, MismatchError
+from aiodist.runtime.collectives import staging
 from aiodist.runtime.device import EVENTS
 from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 
 
-@pytest.fixture(params=["device", "host"])
+@pytest.fixture(params=["device", "host", "sections"])
 def two(
-    request: pytest.FixtureRequest, devices: Devices, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    devices: Devices,
+    blind: Callable[[StandinDevice], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[StandinDevice]:
-    """Two devices, that see each other's memory or do not."""
+    """Two devices, that see each other's memory or do not; then what goes through the host may go
+    in many sections."""
     made = devices(2)
-    if request.param == "host":
+    if request.param == "sections":
+        monkeypatch.setattr(staging, "SECTION", 1000)
+    if request.param != "device":
         for device in made:
-            monkeypatch.setattr(device, "open", refuse)
+            blind(device)
     return made
-
-
-def refuse(handle: bytes) -> None:
-    raise OSError("no peer access")
 
 
 def check(device: StandinDevice, got: Any, due: Any) -> None:
@@ -212,16 +215,16 @@ async def test_what_was_sent_is_kept_while_it_may_be_read(devices: Devices) -> N
         receiving = groups[1].recv()
         await turns(groups)
         sending.cancel()
-        pools = len(ranks[0]._pools)
+        pools = ranks[0].allocations
         del x, sending
         await turns(groups)
         gc.collect()
-        assert len(ranks[0]._pools) == pools
+        assert ranks[0].allocations == pools
         gate.set()
         while groups[0]._context.plane._limbo:
             await turns(groups, 1)
         gc.collect()
-        assert len(ranks[0]._pools) == pools - 1
+        assert ranks[0].allocations == pools - 1
         receiving.cancel()
 
 

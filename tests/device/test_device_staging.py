@@ -26,14 +26,13 @@ def test_sections() -> None:
 
 
 @pytest.fixture
-def ranks(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> list[StandinDevice]:
-    def refuse(handle: bytes) -> None:
-        raise OSError("no peer access")
-
+def ranks(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, blind: Callable[[StandinDevice], None]
+) -> list[StandinDevice]:
     monkeypatch.setattr(staging, "SECTION", 1000)
     made = devices(3)
     for device in made:
-        monkeypatch.setattr(device, "open", refuse)
+        blind(device)
     return made
 
 

@@ -23,20 +23,6 @@ async def each(groups: list[Group], call: Callable[[Group, int], Any]) -> list[A
     return list(await asyncio.gather(*(call(g, g.rank) for g in groups)))
 
 
-def refuse(handle: bytes) -> None:
-    raise OSError("no peer access")
-
-
-@pytest.fixture(params=["device", "host"])
-def ranks(
-    request: pytest.FixtureRequest, devices: Devices, monkeypatch: pytest.MonkeyPatch
-) -> list[StandinDevice]:
-    made = devices(3)
-    if request.param == "host":
-        monkeypatch.setattr(made[2], "open", refuse)
-    return made
-
-
 def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
     for group, device in zip(groups, ranks, strict=True):
         group._context.plane.use(device)
@@ -201,23 +187,6 @@ async def test_allocations_that_are_freed_are_closed(devices: Devices) -> None:
             plane._review()
         while any(len(plane._opened) > 1 for plane in planes):
             await each(groups, lambda g, r: g.barrier())
-
-
-async def test_reductions_want_the_same_on_all_ranks(devices: Devices) -> None:
-    ranks = devices(2)
-    async with aiodist.local(2) as groups:
-        on(groups, ranks)
-        works = [groups[0].all_reduce(ranks[0].put(np.ones(3))), groups[1].all_reduce(np.ones(3))]
-        for work in works:
-            with pytest.raises(MismatchError) as caught:
-                await work
-            assert dict(caught.value.calls) == {
-                0: "all_reduce(SUM, float64[3]) on standin",
-                1: "all_reduce(SUM, float64[3])",
-            }
-        xs = [device.put(np.ones(3)) for device in ranks]
-        await each(groups, lambda g, r: g.all_reduce(xs[r]))
-        check(ranks[0], xs[0], np.full(3, 2.0))
 
 
 async def test_into_one_array(ranks: list[StandinDevice]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 import aiodist
 from aiodist import Group, MismatchError
@@ -18,20 +17,6 @@ Devices = Callable[[int], list[StandinDevice]]
 
 async def each(groups: list[Group], call: Callable[[Group, int], Any]) -> list[Any]:
     return list(await asyncio.gather(*(call(g, g.rank) for g in groups)))
-
-
-def refuse(handle: bytes) -> None:
-    raise OSError("no peer access")
-
-
-@pytest.fixture(params=["device", "host"])
-def ranks(
-    request: pytest.FixtureRequest, devices: Devices, monkeypatch: pytest.MonkeyPatch
-) -> list[StandinDevice]:
-    made = devices(3)
-    if request.param == "host":
-        monkeypatch.setattr(made[2], "open", refuse)
-    return made
 
 
 def of_rank(rank: int, more: int = 0) -> Any:

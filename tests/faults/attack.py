@@ -1,8 +1,13 @@
 """Attacks on listeners: `make fuzz` and `make crowd`.
 
-``fuzz`` sends damaged and random frames to a coordinator and to ranks; ``crowd`` opens connections
-that never finish the greeting. All the while the group that lives there has to work; its process
-must not end, and its memory stays within `MOST_MIB` of what it had before.
+``fuzz`` sends damaged and random frames to a coordinator and to ranks, as a stranger, as a member
+of their group (`hostile.py`), and as a coordinator to who connects; ``crowd`` opens connections
+that never finish the greeting.
+
+All the while the group that lives there has to work. The process must not end, nothing in it may
+fail in a way that aiodist does not expect, and its memory stays within `MOST_MIB` of what it had
+before. Members that are attacked by others of their group get rid of them: who is not evicted by
+their lies shrinks the group, and its sums are right.
 """
 
 from __future__ import annotations
@@ -17,20 +22,28 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
+sys.path.insert(0, str(Path(__file__).parent))
 
-from aiodist.wire import kinds, messages, returning
-from aiodist.wire.frames import Decoder, encode, pack_fields, prefix
+from corpus import CONTROL, PEER, Corpus
+from hostile import FLOODS, QUIET, Hostile, Wire, show_token
+
+from aiodist.wire import kinds, messages
+from aiodist.wire.frames import encode, pack_fields
+from aiodist.wire.messages import JoinRequest
 from aiodist.wire.proof import make_proof
 
 MOST_MIB = 64.0
 """Memory that an attack may cost."""
 
 TOKEN = b"the token of the target"
+HOSTILE = 6
+"""Members of a group that are the attacker's, beside the two that are attacked."""
+
 NAME = b"hidden"
 """The group's name: no byte that a stranger gets may show it."""
 
@@ -57,13 +70,18 @@ class Target:
         assert line, f"the target has ended: {self._process.wait()}"
         return json.loads(line)
 
-    def check(self) -> dict[str, float]:
-        """Whether the group works; its memory."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        found: dict[str, float] = self._answer()
+    def check(self) -> dict[str, Any]:
+        """Whether the group works, and nothing has failed that may not; its memory."""
+        found: dict[str, Any] = self.tell("check")
+        assert not found["bugs"], "\n".join(found["bugs"])
         return found
+
+    def tell(self, command: str, **fields: object) -> Any:
+        """Give a command: its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": command, **fields}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def check_memory(self) -> None:
         found = self.check()
@@ -97,84 +115,15 @@ def target() -> Iterator[Target]:
 
 
 class Fuzzer:
-    """Makes frames, from one seed."""
+    """Attacks, from one seed."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
+        self.corpus = Corpus(seed)
+        self.rng = self.corpus.rng
         self.sent = 0
+        self.ends: Counter[str] = Counter()
 
-    def value(self, depth: int = 0) -> Any:
-        """Something that msgpack knows."""
-        rng = self.rng
-        kind = rng.randrange(12 if depth < 3 else 9)
-        if kind < 3:
-            return rng.choice([0, 1, -1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63), rng.random()])
-        if kind < 5:
-            return rng.randbytes(rng.choice([0, 1, 8, 16, 32, 64, 900]))
-        if kind < 7:
-            return rng.choice(["", "aiodist", "world", "\0", "x" * 300, "\U0010ffff"])
-        if kind < 9:
-            return rng.choice([None, True, False, float("nan"), float("inf")])
-        if kind < 11:
-            return [self.value(depth + 1) for _ in range(rng.randrange(6))]
-        return {str(n): self.value(depth + 1) for n in range(rng.randrange(4))}
-
-    def control(self) -> bytes:
-        """A frame for the coordinator."""
-        rng = self.rng
-        code = rng.choice([*range(1, 6), *range(10, 28), *range(30, 40), rng.randrange(300)])
-        body = msgpack.packb([self.value() for _ in range(rng.randrange(10))])
-        return encode(pack_fields(code, rng.choice([0, 1, 7, 2**32 - 1])), body)
-
-    def sound(self) -> bytes:
-        """A frame as members send them, but without sense."""
-        rng = self.rng
-        key, data = rng.choice("abc"), rng.randbytes(rng.randrange(100))
-        ask = messages.JoinRequest(
-            group=rng.choice(["a", "b"]), id=rng.choice("xyz"), size=rng.randrange(1, 4)
-        )
-        view = messages.View(ask.group, rng.randrange(1, 4), ())
-        message = rng.choice(
-            [
-                ask,
-                messages.Withdraw(),
-                messages.Leave(),
-                messages.Renew(),
-                messages.StatusRequest(),
-                returning.Rejoin(ask, rng.randrange(4), view.epoch, view.digest, (1,), (), view),
-                returning.Rejoin(ask, rng.randrange(4), view.epoch, data[:16], (), (2,)),
-                messages.StoreGet(key),
-                messages.StoreSet(key, data, rng.choice([None, 0.01])),
-                messages.StoreAdd(key, rng.randrange(-(2**63), 2**63)),
-                messages.StoreCompareSet(key, rng.choice([None, data]), data),
-                messages.StoreDelete(key),
-                messages.StoreWait((key,)),
-                messages.StoreWatch(key, rng.random() < 0.5),
-                messages.StoreCancel(rng.randrange(9)),
-            ]
-        )
-        return messages.encode_message(message, rng.randrange(9))
-
-    def peer(self) -> bytes:
-        """A frame for a rank."""
-        fields = [self.value() for _ in range(self.rng.randrange(8))]
-        return encode(pack_fields(self.rng.randrange(20), *fields), self.rng.randbytes(2))
-
-    def damaged(self, data: bytes) -> bytes:
-        rng = self.rng
-        way = rng.randrange(6)
-        if way == 0:
-            return data
-        if way == 1:
-            return data[: rng.randrange(len(data) + 1)]
-        if way == 2:
-            return prefix(rng.randbytes(rng.choice([0, 4, 300])), 2 ** rng.randrange(33) - 1)
-        if way == 3:
-            return rng.randbytes(rng.randrange(1, 400))
-        changed = bytearray(data)
-        for _ in range(rng.randrange(1, 6)):
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-        return bytes(changed)
+    # -- strangers, and who has the token but is of no group that matters --------------------------
 
     def attack(self, door: tuple[str, int], kind: str) -> None:
         """One connection: a greeting that goes some way, then frames, until it is closed."""
@@ -185,61 +134,132 @@ class Fuzzer:
             if rng.random() < 0.8:
                 let_in = self._greet(sock, kind)
             if let_in:
-                frames = [self.sound() for _ in range(100)] + [self.damaged(self.control())]
+                frames = [*self._join(), *[self._quiet() for _ in range(100)]]
+                frames += [self._any(), self.corpus.damaged(self.corpus.bad_control())]
+            elif kind == "coordinator":
+                frames = [self.corpus.damaged(self._any()) for _ in range(10)]
             else:
-                make = self.control if kind == "coordinator" else self.peer
-                frames = [self.damaged(make()) for _ in range(10)]
-            data = b"".join(frames)
+                frames = [self.corpus.damaged(self._peer()) for _ in range(10)]
             self.sent += len(frames)
-            sock.sendall(data)
+            sock.sendall(b"".join(frames))
             sock.shutdown(socket.SHUT_WR)
             heard = b""
             while more := sock.recv(65536):
                 heard += more
             assert let_in or NAME not in heard, "a stranger heard the name of the group"
 
+    def _join(self) -> list[bytes]:
+        """Mostly it becomes a member of some small group first."""
+        given = {"group": self.rng.choice("ab"), "size": 1, "min_size": None, "max_size": None}
+        ask = self.corpus.control(JoinRequest, **given, rank=None, id=self.rng.choice("xyz"))
+        return [ask] if self.rng.random() < 0.8 else []
+
+    def _quiet(self) -> bytes:
+        return self.corpus.control(self.corpus.pick(QUIET))
+
+    def _any(self) -> bytes:
+        if self.rng.random() < 0.5:
+            return self.corpus.bad_control()
+        return self.corpus.control(self.corpus.pick(CONTROL))
+
+    def _peer(self) -> bytes:
+        way = self.rng.randrange(3)
+        if way == 0:
+            return self.corpus.own()
+        return self.corpus.bad_peer() if way == 1 else self.corpus.peer(self.corpus.pick([*PEER]))
+
     def _greet(self, sock: socket.socket, kind: str) -> bool:
         """Whether it was let in: with the token, where it is used."""
-        rng = self.rng
+        rng, damaged = self.rng, self.corpus.damaged
         nonce = rng.randbytes(32)
+        self.sent += 2
         if kind == "rank":
             hello = encode(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, nonce))
-            sent = hello if rng.random() < 0.9 else self.damaged(hello)
+            sent = hello if rng.random() < 0.9 else damaged(hello)
             sock.sendall(sent)
             if sent == hello:  # else there may be no answer
                 sock.recv(4096)
             mark = rng.choice([rng.randbytes(8), rng.randrange(-1, 3)])
             claim = rng.choice([(0, 0), (rng.randrange(-1, 9), rng.getrandbits(60)), ()])
             proof = encode(pack_fields(kinds.PROOF, mark, rng.randbytes(32), *claim))
-            sock.sendall(proof if rng.random() < 0.5 else self.damaged(proof))
-            self.sent += 2
+            sock.sendall(proof if rng.random() < 0.5 else damaged(proof))
             return False
-        sock.sendall(messages.encode_message(messages.Hello(nonce)))
-        [challenge] = Decoder().feed(sock.recv(4096))
-        found = messages.decode_message(challenge)[1]
-        assert isinstance(found, messages.Challenge)
         token = TOKEN if rng.random() < 0.5 else b"guessed"
-        mac = make_proof(token, "member", nonce, found.nonce)
-        sock.sendall(messages.encode_message(messages.Proof(mac)))
-        self.sent += 2
+        show_token(Wire(sock), token)
         return token == TOKEN
 
+    # -- members of the group that is attacked -----------------------------------------------------
 
-def fuzz(frames: int, seed: int, seconds: float) -> dict[str, float]:
+    def betray(self, attacked: Target, number: int) -> None:
+        """A group in which most members are hostile: the others get rid of them, and go on."""
+        name = f"betrayed {number}"
+        attacked.tell("suffer", group=name, size=2 + HOSTILE)
+        door = attacked.doors[0]
+        members = [
+            Hostile(self.corpus, door, name, TOKEN, dials=n % 2 == 0, size=2 + HOSTILE)
+            for n in range(HOSTILE)
+        ]
+        try:
+            for member in members:
+                member.join()
+            if number % 4 == 3:  # instead of variety, one thing too often
+                members[0].flood(FLOODS[number // 4 % len(FLOODS)])
+            for member in members:
+                member.attack()
+                self.sent += member.sent
+        finally:
+            for member in members:
+                member.close()
+        self.ends.update(attacked.tell("over"))
+
+    # -- a coordinator that is none ----------------------------------------------------------------
+
+    def deceive(self, attacked: Target) -> None:
+        """Somebody connects to a coordinator that answers with whatever comes to its mind."""
+        corpus, rng = self.corpus, self.rng
+        token = TOKEN if rng.random() < 0.7 else None
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(5.0)
+            address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+            attacked.tell("dial", address=address, token=token and token.decode())
+            with contextlib.suppress(OSError), listener.accept()[0] as sock:
+                wire = Wire(sock)
+                hello = messages.decode_message(wire.frame())[1]
+                assert isinstance(hello, messages.Hello)
+                if rng.random() < 0.8:
+                    nonce = rng.randbytes(32)
+                    wire.send(messages.encode_message(messages.Challenge(nonce, token is not None)))
+                    wire.frame()
+                    mac = make_proof(token or b"", "coordinator", hello.nonce, nonce)
+                    welcome = messages.Welcome("h", mac if token else b"", "c", 1, False)
+                    wire.send(messages.encode_message(welcome))
+                frames = [corpus.control(corpus.pick(CONTROL)) for _ in range(30)]
+                frames += [corpus.damaged(self._any()) for _ in range(3)]
+                for frame in frames:
+                    wire.send(frame)
+                    self.sent += 1
+        self.ends.update(f"deceived: {end}" for end in attacked.tell("over"))
+
+
+def fuzz(frames: int, seed: int, seconds: float) -> dict[str, Any]:
     """Send at least `frames` frames, or for `seconds`, whatever is reached first."""
     fuzzer = Fuzzer(seed)
     start = time.monotonic()
-    connections = 0
+    rounds = 0
     with target() as attacked:
         while fuzzer.sent < frames and time.monotonic() - start < seconds:
             for door, kind in zip(attacked.doors, ("coordinator", "rank", "rank"), strict=True):
                 for _ in range(20):
                     fuzzer.attack(door, kind)
-                    connections += 1
+            fuzzer.betray(attacked, rounds)
+            fuzzer.deceive(attacked)
             attacked.check_memory()
+            rounds += 1
     return {
         "frames": fuzzer.sent,
-        "connections": connections,
+        "connections": 60 * rounds,
+        "groups betrayed": rounds,
+        "ends": dict(fuzzer.ends.most_common()),
         "seconds": round(time.monotonic() - start, 1),
         "MiB over idle": round(attacked.peak, 1),
     }

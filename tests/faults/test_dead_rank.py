@@ -78,6 +78,7 @@ async def processes(*arguments: str) -> AsyncIterator[list[asyncio.subprocess.Pr
             await process.communicate()
 
 
+@pytest.mark.strength(2)
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 @pytest.mark.parametrize("length", [10, 100_000])
 def test_kill_9(run, transport, length):

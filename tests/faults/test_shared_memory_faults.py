@@ -1,4 +1,7 @@
-"""Ranks that are killed, or stopped, while others wait for them in shared memory."""
+"""Ranks that are killed, or stopped, while others wait for them in shared memory.
+
+The fixture `run` is the loop of their coordinator alone.
+"""
 
 from __future__ import annotations
 
@@ -121,6 +124,7 @@ async def program(group):
 """
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("length", [4, 400_000])
 def test_while_others_wait(run, length):
     async def main():
@@ -151,6 +155,7 @@ async def program(group):
 """
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("length", [4, 20_000, 400_000])
 def test_amid_the_work(run, length):
     """Everything that completes is right."""
@@ -207,6 +212,7 @@ async def program(group):
 """
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("length", [4, 400_000])
 def test_a_rank_that_is_stopped_is_named_and_goes_on(run, length):
     async def main():

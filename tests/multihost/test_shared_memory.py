@@ -90,6 +90,19 @@ asyncio.run(main())
 """
 )
 
+MIXED = (
+    COMMON
+    + """
+from aiodist.testing import device_suite
+
+async def main():
+    async with await connected() as group:
+        await device_suite.mixed(group, "standin")
+
+asyncio.run(main())
+"""
+)
+
 
 @contextmanager
 def ranks(hosts, program) -> Iterator[list[subprocess.Popen]]:
@@ -149,6 +162,13 @@ def test_what_crosses_is_the_optimum(hosts):
             # As the interface has it: with headers, acknowledgements, and words about tags.
             on_wire = max(counted[rank][name][2] for rank in (2 * number, 2 * number + 1))
             assert sent[number] <= on_wire <= 1.1 * sent[number] + 100_000, name
+
+
+def test_some_arrays_are_on_a_device(hosts):
+    with ranks(hosts, MIXED) as started:
+        for process in started:
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])

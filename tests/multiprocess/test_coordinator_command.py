@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -65,6 +66,43 @@ def test_status_of_nobody(aiodist: Start) -> None:
     out, err = process.communicate(timeout=50)
     assert (process.returncode, out) == (1, "")
     assert err.startswith("aiodist status: no coordinator answered at tcp://127.0.0.1:9")
+
+
+async def test_top(aiodist: Start) -> None:
+    serving = aiodist("coordinator", "--listen", "tcp://127.0.0.1:0")
+    address = listen(serving)
+    async with library.connect(address, group="solo", rank=0, size=1, name="me") as group:
+        for _ in range(7):
+            await group.barrier()
+        process = aiodist("top", address, "--interval", "0.1", "--count", "3")
+        out, err = await asyncio.to_thread(process.communicate, timeout=50)
+    assert (process.returncode, err) == (0, "")
+    assert out.count("group solo: epoch 1, 1 of 1 ranks") == 3
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    first, second, third = [row for row in rows if row]
+    assert first[:5] == ["0", "me", "", "", ""]
+    assert second[:5] == third[:5] == ["0", "me", "0.0", "0 bytes", "0 bytes"]
+
+
+async def test_top_when_the_coordinator_goes_away(aiodist: Start) -> None:
+    serving = aiodist("coordinator", "--listen", "tcp://127.0.0.1:0")
+    process = aiodist("top", listen(serving), "--interval", "0.1", "--timeout", "1")
+    assert process.stdout is not None
+    assert "0 groups" in process.stdout.readline()
+    serving.kill()
+    serving.communicate()
+    while "asking again" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=50)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_top_of_nobody(aiodist: Start) -> None:
+    process = aiodist("top", "tcp://127.0.0.1:9", "--timeout", "1")
+    out, err = process.communicate(timeout=50)
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith("aiodist top: no coordinator answered at tcp://127.0.0.1:9")
 
 
 def test_doctor(aiodist: Start) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,24 @@ def test_it_drains_and_logs_what_happens() -> None:
     assert lines[3]["groups"] == 1
 
 
+def test_it_serves_http() -> None:
+    with started(http="127.0.0.1:0") as process:
+        daemon = Daemon(process)
+        assert process.stdout is not None
+        words = process.stdout.readline().split()
+        assert words[:2] == ["http", "on"]
+        with urllib.request.urlopen(f"{words[2]}healthz", timeout=30) as response:
+            assert response.read() == b"ok\n"
+        with started(http=words[2].rstrip("/")) as second:
+            out, log = second.communicate(timeout=30)
+            assert (second.returncode, out) == (1, "")
+            assert "cannot start" in log and "address already in use" in log
+        daemon.signal(signal.SIGTERM)
+        code, log = daemon.end()
+        assert code == 0
+        assert "Traceback" not in log
+
+
 def test_a_second_signal_does_not_wait() -> None:
     async def scenario(daemon: Daemon) -> None:
         client = await ControlClient.open(daemon.address)
@@ -155,6 +174,8 @@ def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
     [
         ({"listen": "tcp://0.0.0.0:1"}, "reached from other hosts, and there is no token"),
         ({"listen": "nonsense"}, "has no scheme"),
+        ({"http": "0.0.0.0:1", "token": "t"}, "the token does not guard it"),
+        ({"http": "8080"}, "http=8080: expected host:port"),
         ({"listen": "inproc://x"}, "nobody in its own process"),
         ({"listen": "tls://127.0.0.1:1"}, "tls_cert belong together"),
         ({"tls_cert": "c"}, "tls_cert belong together"),
@@ -175,6 +196,8 @@ def test_settings_that_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert Config(listen="tcp://0.0.0.0:1", insecure=True).read_token() is None
     assert Config(listen="tcp://0.0.0.0:1", token="t").read_token() == "t"
     assert "secret" not in repr(Config(token="secret"))
+    assert str(Config(http="http://[::1]:80").http_address) == "tcp://[::1]:80"
+    assert str(Config(http="0.0.0.0:0", insecure=True).http_address) == "tcp://0.0.0.0:0"
     assert Config(listen="unix:///run/s").ssl_context() is None
     monkeypatch.setenv("AIODIST_COORDINATOR_LISTEN", "tcp://127.0.0.1:7")
     assert Config().listen == "tcp://127.0.0.1:7"

@@ -35,7 +35,7 @@ async def fetch():
 
 
 async def main():
-    async with aiodist.connect(lease=8.0) as group:
+    async with aiodist.connect(lease=4.0) as group:
         x = np.ones(4, np.float32)
         await group.all_reduce(x)
         if group.rank == 1 and sys.argv[2] == "busy":

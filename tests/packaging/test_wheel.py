@@ -40,8 +40,12 @@ def test_top_level_names(wheel: zipfile.ZipFile) -> None:
 def test_packages_are_typed_and_complete(wheel: zipfile.ZipFile, package: str) -> None:
     assert f"{package}/py.typed" in wheel.namelist()
     (source,) = [path for path in ROOT.glob(f"**/{package}/py.typed") if ".venv" not in path.parts]
-    modules = {str(path.relative_to(source.parents[1])) for path in source.parent.rglob("*.py")}
-    assert modules <= set(wheel.namelist())
+    files = {
+        str(path.relative_to(source.parents[1]))
+        for suffix in ("py", "html", "js", "css")
+        for path in source.parent.rglob(f"*.{suffix}")
+    }
+    assert files <= set(wheel.namelist())
 
 
 def test_command_is_installed(wheel: zipfile.ZipFile) -> None:
@@ -59,12 +63,12 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra", [])) == {"torch", "server", "bench", "all", "dev"}
     required = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
-    assert not [r for r in required if r.startswith(("torch", "pydantic", "structlog"))]
+    assert not [r for r in required if r.startswith(("torch", "pydantic", "structlog", "aiohttp"))]
     assert any(name.endswith("/licenses/LICENSE") for name in wheel.namelist())
 
 
 def test_importing_aiodist_is_light() -> None:
-    heavy = "{'torch', 'typer', 'rich', 'pydantic', 'structlog', 'aiodist.testing'}"
+    heavy = "{'torch', 'typer', 'rich', 'pydantic', 'structlog', 'aiohttp', 'aiodist.testing'}"
     code = f"import sys, aiodist; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"

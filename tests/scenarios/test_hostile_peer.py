@@ -121,6 +121,7 @@ def test_random_frames_of_strangers(run):
         pack_fields(kinds.TAGS, b"CONTEXT", 0, 0, [], []),
         pack_fields(kinds.REVOKE, b"CONTEXT", 3),
         pack_fields(kinds.REVOKE, b"CONTEXT"),
+        pack_fields(kinds.REVOKE, b"CONTEXT", 0),
     ],
 )
 def test_a_member_that_sends_garbage_is_lost_to_those_who_got_it(run, caplog, header):

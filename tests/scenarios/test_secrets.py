@@ -106,7 +106,11 @@ def test_peers_show_each_other_the_key(run: Any, same: bool) -> None:
             await door.open()
         doors[0].activate(doors[1].address)
         doors[0].endpoint.send(1, pack_fields(kinds.KICK, b"12345678"))
-        await asyncio.sleep(0.02)  # its proof waits there until the membership is known
+        # Its proof waits there until the membership is known.
+        async with asyncio.timeout(20):
+            greeters = doors[1].endpoint._greeters
+            for _ in iter(lambda: any(greeter._shown for greeter in greeters), True):
+                await asyncio.sleep(0)
         doors[1].activate(doors[0].address)
         async with asyncio.timeout(20):
             await asyncio.gather(*doors[0].endpoint._tasks)

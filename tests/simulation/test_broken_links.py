@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 
 import aiodist
 from aiodist.testing import Conditions, Simulation
+from aiodist.testing.network import Node
+from aiodist.transports import unix
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.tcp import TcpTransport
+from aiodist.transports.unix import UnixTransport
 
 SMALL, MIDDLE, LARGE = 5, 3_000, 120_000
 """Elements of float64: frames of 4 KiB are copied, 256 KiB are one frame, and more is lent."""
@@ -57,6 +61,7 @@ async def messages(group: aiodist.Group) -> list[Any]:
 
 
 PROGRAMS = {"collectives": collectives, "messages": messages}
+BREAKS = 6
 QUICK = Conditions(delay=(20e-6, 200e-6), loss=0.0)
 
 
@@ -72,6 +77,7 @@ def outcome(program: Any, seed: int, at: int, *, arrived: bool, size: int) -> tu
     return outcomes, network.broken
 
 
+@pytest.mark.strength(2)
 @pytest.mark.parametrize("arrived", [False, True], ids=["in flight", "arrived"])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("size", [2, 3])
@@ -87,6 +93,41 @@ def test_a_link_that_breaks_at_byte_k(name, arrived, size):
     assert broken > len(ats) // 2
 
 
+@pytest.mark.parametrize("at", [1, 40, 100, 150])
+def test_connections_that_break_again_before_they_are_up(at):
+    simulation = Simulation(2, seed=at, conditions=QUICK, lease=5.0, op_timeout=30.0)
+    network, (a, b) = simulation.network, simulation.nodes[:2]
+    break_links = network.break_links
+
+    def again(one: Node, other: Node) -> int:
+        if network.broken < BREAKS - 1:
+            network.break_after(one, other, at)
+        return break_links(one, other)
+
+    network.break_links = again
+    network.break_after(a, b, at)
+    expected, _ = outcome(messages, 0, 0, arrived=False, size=2)
+    assert simulation.run(messages) == expected
+    assert network.broken >= BREAKS
+
+
+def _bound(beyond: str) -> tuple[socket.socket, str]:
+    """A listening socket of the kind of the one at `beyond`, and its address."""
+    if not beyond.startswith("tcp:"):
+        return unix.bound_socket("aiodist-cutter", unix.SCHEME)
+    sock = socket.create_server(("127.0.0.1", 0))
+    return sock, f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+
+
+async def _connection(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    scheme, _, where = address.partition(":")
+    if scheme == "tcp":
+        host, _, port = where.removeprefix("//").rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+    sock = await unix.connected_socket(address, unix.SCHEME)
+    return await asyncio.open_unix_connection(sock=sock)
+
+
 class Cutter:
     """What is between ranks on a real network: it passes bytes on, and breaks the first connection
     after so many of them (0: none), with what it has taken and not passed on."""
@@ -99,15 +140,14 @@ class Cutter:
         self._passing: set[asyncio.Task[None]] = set()
 
     async def address(self, beyond: str) -> str:
-        """Where to connect to get to the address `beyond`."""
-        scheme, _, where = beyond.partition("://")
-        host, _, port = where.rpartition(":")
+        """Where to connect to get to the address `beyond`, of TCP or a Unix socket."""
+        own, own_address = _bound(beyond)
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._watch(asyncio.current_task())
             self._writers.append(writer)
             try:
-                there = await asyncio.open_connection(host, int(port))
+                there = await _connection(beyond)
             except OSError:
                 writer.close()
                 return
@@ -119,10 +159,11 @@ class Cutter:
                 self._watch(asyncio.ensure_future(self._pass(source, target, other)))
 
         # Who dials may be cancelled, and asyncio leaves a socket open then.
-        making = asyncio.ensure_future(asyncio.start_server(connected, "127.0.0.1", 0))
+        start = asyncio.start_server if beyond.startswith("tcp:") else asyncio.start_unix_server
+        making = asyncio.ensure_future(start(connected, sock=own))
         self._servers.append(making)
-        server = await asyncio.shield(making)
-        return f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.shield(making)
+        return own_address
 
     def _watch(self, task: asyncio.Task[None] | None) -> None:
         assert task is not None
@@ -157,18 +198,19 @@ class Cutter:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("at", [0, 20, 260, 700, 5_000, 40_000, 500_000, 5_000_000])
-def test_real_connections_that_are_cut(run, monkeypatch, name, at):
-    dial = TcpTransport.dial
+@pytest.mark.parametrize("transport", [TcpTransport, UnixTransport])
+def test_real_connections_that_are_cut(run, monkeypatch, transport, name, at):
+    dial = transport.dial
 
     async def main() -> list[list[Any]]:
         cutter = Cutter(at)
 
-        async def through(self: TcpTransport, address: str, receiver: Receiver) -> Link:
+        async def through(self: Any, address: str, receiver: Receiver) -> Link:
             return await dial(self, await cutter.address(address), receiver)
 
-        monkeypatch.setattr(TcpTransport, "dial", through)
+        monkeypatch.setattr(transport, "dial", through)
         try:
-            async with aiodist.local(2, transports=("tcp",), op_timeout=30) as ranks:
+            async with aiodist.local(2, transports=(transport.kind,), op_timeout=30) as ranks:
                 found = await asyncio.gather(*map(PROGRAMS[name], ranks))
                 assert not any(group._seat.endpoint.lost for group in ranks)
         finally:

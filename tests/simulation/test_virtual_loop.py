@@ -125,3 +125,28 @@ def test_errors_nobody_handled_are_kept(loop):
     loop.run_until_complete(asyncio.sleep(1))
     assert len(loop.errors) == 1
     assert "a mistake" in loop.errors[0]
+
+
+class LostTransport:
+    """As asyncio's own once the connection is lost: it has let go of its loop."""
+
+    def abort(self):
+        raise AttributeError("'NoneType' object has no attribute 'call_soon'")
+
+
+class OpenTransport:
+    def __init__(self):
+        self.said = []
+
+    def abort(self):
+        self.said.append("abort")
+
+    def _call_connection_lost(self, error):
+        self.said.append("lost")
+
+
+def test_one_connection_that_is_lost_already_keeps_no_other_from_being_buried(loop):
+    lost, still_open = LostTransport(), OpenTransport()
+    loop._transports[901], loop._transports[902] = lost, still_open
+    loop.close()
+    assert still_open.said == ["abort", "lost"] and not loop.errors

@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from aiodist_torch import completions
 from aiodist_torch.completions import Completions
 from aiodist_torch.process_group import ProcessGroup
 
 Ranks = Callable[..., list[Any]]
 
 
+@pytest.fixture
+def soon_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads without a job end at once: each test waits for their end."""
+    monkeypatch.setattr(completions, "IDLE", 0.0)
+
+
+@pytest.mark.usefixtures("soon_gone")
 def test_value_before_and_after_the_end(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> None:
         x = torch.ones(2)
@@ -30,6 +38,7 @@ def test_value_before_and_after_the_end(ranks: Ranks) -> None:
     ranks(2, body)
 
 
+@pytest.mark.usefixtures("soon_gone")
 def test_callbacks_may_wait_for_further_operations_and_futures(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> float:
         def again(future: torch.futures.Future[Any]) -> torch.Tensor:
@@ -44,6 +53,7 @@ def test_callbacks_may_wait_for_further_operations_and_futures(ranks: Ranks) -> 
     assert ranks(2, body) == [9, 9]
 
 
+@pytest.mark.usefixtures("soon_gone")
 def test_a_failure_is_one_for_those_who_chain(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> None:
         work = group.allreduce([torch.ones(1 + group.rank())])
@@ -56,21 +66,22 @@ def test_a_failure_is_one_for_those_who_chain(ranks: Ranks) -> None:
     ranks(2, body)
 
 
+@pytest.mark.usefixtures("soon_gone")
 def test_jobs_do_not_wait_for_each_other(no_leaks: None) -> None:
-    completions = Completions()
+    made = Completions()
     inner, outer = threading.Event(), threading.Event()
 
     def first() -> None:
-        completions.soon(inner.set)
+        made.soon(inner.set)
         if inner.wait(10):
             outer.set()
 
-    completions.soon(first)
+    made.soon(first)
     assert outer.wait(10)
 
 
 def test_threads_are_used_again(no_leaks: None) -> None:
-    completions = Completions()
+    made = Completions()
     names: list[int] = []
     for _ in range(3):
         done = threading.Event()
@@ -79,8 +90,8 @@ def test_threads_are_used_again(no_leaks: None) -> None:
             names.append(threading.get_ident())
             done.set()
 
-        completions.soon(job)
+        made.soon(job)
         assert done.wait(10)
-        while not completions.idle:  # between the end of a job and the wait for the next
+        while not made.idle:  # between the end of a job and the wait for the next
             threading.Event().wait(0.001)
     assert len(set(names)) == 1

@@ -5,6 +5,10 @@ what it reads, behind the events of those that it reads from, and shares that it
 own. In the end all wait until the device has come to their last event, and share that: only then is
 an array its owner's again. Where the ranks do not see each other's devices, arrays go through the
 host: all take the same way, for they decide by what all have heard.
+
+Ranks that give arrays of the host take no part in this: they run the collective as ever. Those with
+arrays on devices hear of that (`OnHostError`) before they have done anything, and run the same, on
+copies in memory of the host.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from typing import Any
 
 from aiodist.devices.base import Device
 from aiodist.errors import ProtocolError
+from aiodist.runtime.board import ON_DEVICE
 from aiodist.runtime.collectives.base import Call, Part, Place, share
 from aiodist.runtime.device import EVENTS, RECORDED, Found, Lease, Settled
+from aiodist.runtime.meeting import Meeting
 from aiodist.runtime.operation import Program
+from aiodist.runtime.variants import OnHostError, on_device
 
 
 def items_of(x: Any) -> list[Any]:
@@ -52,18 +59,30 @@ class DeviceCall:
         text: str,
         run: Callable[[list[Found], bool], Part[None]],
         through_host: Callable[[bool], Part[None]],
+        as_on_host: Callable[[bool], Part[None]],
     ) -> Call:
-        """The call to launch: `run` where the ranks read each other's devices."""
+        """The call to launch, which ranks with arrays of the host name `text`: `run` where the
+        ranks read each other's devices; `as_on_host` where some give arrays of the host."""
 
         def program(on_lane: bool) -> Program:
             plane = self.place.plane
+            found, mixed = None, False
             try:
-                found = None
-                if self.direct:
-                    found = yield from self._meet(on_lane)
-                if found is None:
-                    yield from through_host(on_lane)
-                else:
+                try:
+                    if on_lane:
+                        yield Meeting()
+                    if self.direct:
+                        found = yield from self._meet(on_lane)
+                    if found is None:
+                        yield from through_host(on_lane)
+                except OnHostError:
+                    mixed = True
+                if mixed:
+                    plane.mixed()
+                    if on_lane:
+                        yield Meeting(turned=True)
+                    yield from as_on_host(on_lane)
+                elif found is not None:
                     yield from run(found, on_lane)
             except BaseException:
                 plane.abandon(self.lease)
@@ -74,7 +93,7 @@ class DeviceCall:
                     self.device.written(array)
             return self.result
 
-        return Call(self.op, f"{text} on {self.device.kind}", program, self.nbytes)
+        return Call(self.op, on_device(text), program, self.nbytes, ON_DEVICE)
 
     def _meet(self, on_lane: bool) -> Part[list[Found] | None]:
         """What all ranks have, by rank; None if they cannot read each other's."""
@@ -134,9 +153,9 @@ class DeviceCall:
         if not on_lane:
             yield from share(self.place, b"", on_lane)
 
-    def settle(self) -> Part[None]:
-        """Wait until all that was queued is done here."""
-        yield Settled(self.place.loop, self.lease.done())
+    def settle(self, *, last: bool = False) -> Part[None]:
+        """Wait until all that was queued is done here; see `Pause.last`."""
+        yield Settled(self.place.loop, self.lease.done(), last=last)
 
     # -- where devices are not seen ---------------------------------------------------------------
 
@@ -155,4 +174,4 @@ class DeviceCall:
         for target, copy in zip(targets, copies, strict=True):
             self.device.copy(self.lease.stream, target, copy)
         self.lease.kept += copies
-        yield from self.settle()
+        yield from self.settle(last=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from aiodist.buffers.arrays import shown
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.reductions import signature_of_list
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.errors import ProtocolError
@@ -23,7 +23,6 @@ from aiodist.types import ReduceOp
 
 PIECE = 8 << 20
 """Bytes that are reduced at once where there are results in between: these stay in cache."""
-_SHOWN = 4
 
 
 # -- what the group calls -------------------------------------------------------------------------
@@ -93,6 +92,7 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
     call = Reduction(place, device, "reduce_scatter", items, op, None)
     call.result = out
     host = partial(reductions.reduce_scatter, place, op=op, out=None)
+    call.signature = f"slots {call.signature}"
     return call.start(f"{op}", partial(call.reduce_scatter, bounds, out), host)
 
 
@@ -118,16 +118,6 @@ def _slots(place: Place, device: Device, xs: Any) -> list[Any]:
         raise ValueError(f"xs: {shown(name, shape)} has no dimension to split")
     bounds = even_bounds(shape[0], place.size)
     return [xs[bounds[rank] : bounds[rank + 1]] for rank in range(place.size)]
-
-
-def _signature(device: Device, items: Sequence[Any], listed: bool) -> str:
-    texts = [shown(*device.describe(item)) for item in items]
-    if not listed:
-        return texts[0]
-    if len(texts) <= _SHOWN:
-        return f"[{', '.join(texts)}]"
-    digest = hashlib.blake2b(" ".join(texts).encode(), digest_size=6).hexdigest()
-    return f"[{len(texts)} arrays, #{digest}]"
 
 
 class Joined:
@@ -189,7 +179,11 @@ class Reduction(DeviceCall):
             if how.function is None:
                 Kernel.of(how, name)  # raises where it has no meaning
         self._check(items)
-        self.signature = _signature(device, items, isinstance(x, (list, tuple)))
+        texts = [shown(*each) for each in described]
+        self.signature = texts[0]
+        if isinstance(x, (list, tuple)):
+            elements = sum(count(device, item) for item in items)
+            self.signature = signature_of_list(texts, elements)
         self.nbytes = sum(
             count(device, item) * carrier(name).itemsize
             for item, (name, _) in zip(items, described, strict=True)
@@ -260,7 +254,10 @@ class Reduction(DeviceCall):
                 yield from staging.in_sections(
                     self.lease, self.place.loop, items_of(self.x), targets, host, on_lane
                 )
-                return
+            else:
+                yield from whole(on_lane)
+
+        def whole(on_lane: bool) -> Part[None]:
             self.lease.follow()
             copies = self.to_host(self.x)
             yield from self.settle()
@@ -268,7 +265,8 @@ class Reduction(DeviceCall):
             if self.result is not None:
                 yield from self.from_host(items_of(self.result), items_of(result))
 
-        return self.call(f"{self.op}({arguments}, {self.signature})", checked, through_host)
+        text = f"{self.op}({arguments}, {self.signature})"
+        return self.call(text, checked, through_host, whole)
 
     # -- parts of programs ------------------------------------------------------------------------
 
@@ -332,7 +330,7 @@ class Reduction(DeviceCall):
                 self.device.copy(self.lease.stream, joined.flat, result)
         for joined in self.joined:
             joined.give_back()
-        yield from self.settle()
+        yield from self.settle(last=True)
 
     def reduce_scatter(
         self, bounds: list[int], out: Any, found: list[Found], on_lane: bool

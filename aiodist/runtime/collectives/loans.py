@@ -1,39 +1,25 @@
-"""`Group.share`: other ranks map arrays on a device where they lie."""
+"""`Group.share`: other ranks map arrays on a device where they lie; those of the host see
+`host_loans`."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from aiodist.buffers.arrays import Flat, shown
+from aiodist.buffers.arrays import shown
 from aiodist.buffers.foreign import Target
+from aiodist.buffers.mapped import Mapped
 from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import Spec
-from aiodist.buffers.values import parse
+from aiodist.buffers.values import encode, parse
 from aiodist.devices import device_of
 from aiodist.errors import ProtocolError
+from aiodist.runtime.collectives import host_loans
 from aiodist.runtime.collectives.base import Call, Place, check_root, share
 from aiodist.runtime.collectives.passages import Passage
 from aiodist.runtime.collectives.values import ROOM, metadata, pack_offers
 from aiodist.runtime.device_values import leaves_of
 from aiodist.runtime.operation import Program
-
-_NOTHING: Flat = np.empty(0, np.uint8)
-
-
-class _Mapped:
-    """An array that is where it is: a `Target`."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def stage(self) -> tuple[Flat, Flat | None]:
-        return _NOTHING, None
-
-    def commit(self, staged: Flat | None) -> None:
-        pass
 
 
 class _Mapper:
@@ -49,27 +35,34 @@ class _Mapper:
         array = next(self._arrays, None)
         if spec.kind != "device" or array is None:
             raise ProtocolError(f"{where}: it is not shown")
-        return _Mapped(array.reshape(spec.shape))
+        return Mapped(array.reshape(spec.shape))
+
+
+_ON_HOST = b"host"
+"""The first words of an owner whose arrays are of the host."""
 
 
 def loan(place: Place, x: Any, src: int) -> Call:
-    """`x` of rank `src`, an array on a device or a tree of them; elsewhere the same memory."""
+    """`x` of rank `src`, an array or a tree of them; elsewhere the same memory."""
     check_root(place, src, "src")
     here = place.rank == src
     if not here and x is not None:
         raise ValueError(f"x is for rank src={src}; this is rank {place.rank}: pass None here")
+    if here and not _is_on_device(x):
+        return _of_host(place, x, src)
     shares = place.plane.shares
     passage = Passage(place)
     own = None
     number = -1
     if here:
-        _check(x)
         own = passage.encode(x)
         number = shares.lend(x, set(range(place.size)) - {src})
 
     def program(on_lane: bool) -> Program:
         blob = b"" if own is None else pack_offers(place, passage, [own], ROOM)
         blobs = yield from share(place, blob, on_lane)
+        if blobs[src] == _ON_HOST:
+            return (yield from host_loans.borrow(place, src, on_lane))
         offers = yield from passage.agree({src: blobs[src]}, 1, on_lane)
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
@@ -91,22 +84,38 @@ def loan(place: Place, x: Any, src: int) -> Call:
     return Call("share", f"share(src={src})", start, nbytes)
 
 
-def _check(x: Any) -> None:
-    """Raise where there is anything in `x` that cannot be mapped."""
-    leaves = list(leaves_of(x))
-    for leaf in leaves:
+def _of_host(place: Place, x: Any, src: int) -> Call:
+    """The owner's call where its arrays are of the host."""
+    own = encode(x)
+    lent = host_loans.Lent(place, own)
+
+    def program(on_lane: bool) -> Program:
+        yield from share(place, _ON_HOST, on_lane)
+        return (yield from host_loans.lend(place, lent, on_lane))
+
+    return Call("share", f"share(src={src})", program, own.nbytes)
+
+
+def _is_on_device(x: Any) -> bool:
+    """Whether the arrays of `x` are on a device. Raises for what cannot be mapped."""
+    on_device = on_host = False
+    for leaf in leaves_of(x):
+        if isinstance(leaf, (str, bytes, bool, int, float, complex)):
+            continue
         device = device_of(leaf)
         if device is None:
-            if isinstance(leaf, (str, bytes, bool, int, float, complex)):
-                continue
-            raise TypeError(
-                f"share takes arrays on a device, or trees of them: got a {type(leaf).__name__} of "
-                "the host. group.empty gives arrays of the host that all ranks see"
-            )
+            on_host = True
+            continue
+        on_device = True
         if device.flat(leaf) is None:
             raise ValueError(
-                f"share takes contiguous arrays: {shown(*device.describe(leaf))} has gaps, or "
-                "another order; pass x.contiguous()"
+                f"share takes contiguous arrays of devices: {shown(*device.describe(leaf))} has "
+                "gaps, or another order; pass x.contiguous()"
             )
-    if not any(device_of(leaf) for leaf in leaves):
-        raise TypeError("share takes arrays on a device, or trees of them: there is none in this")
+    if on_device == on_host:
+        what = "arrays of the host and of a device" if on_host else "no array"
+        raise TypeError(
+            f"share takes arrays of the host, or of devices, or trees of either: there are {what}"
+            " in this one"
+        )
+    return on_device

@@ -232,7 +232,7 @@ class Passage:
         for places in self._places:
             places.queue(reads=False)
         if self._lease is not None and self._lease.mark.busy:
-            yield Settled(self._place.loop, self._lease.done())
+            yield Settled(self._place.loop, self._lease.done(), last=not self._direct)
         if self._direct:
             yield from share(self._place, b"", on_lane)
             if not on_lane:

@@ -39,6 +39,15 @@ def piece_for(slots: int, itemsize: int, longest: int, rounds: int = 1) -> int:
     return max(1, min(room, wanted) // itemsize)
 
 
+def _slice_piece(place: Place, group: Group, longest: int) -> int:
+    """The same for slices of up to `longest` elements, one a rank. What fits goes in one round: to
+    wait for the others costs more than smaller pieces gain."""
+    itemsize = group.x.itemsize
+    if place.size * longest * itemsize <= BULK:
+        return max(1, longest)
+    return piece_for(place.size, itemsize, longest)
+
+
 def _reduction(place: Place, group: Group, pulled: Pulled) -> PullPhase:
     memory = Reductions(group.x, group.out, 0, group.kernel, place.size)
     return PullPhase(pulled, memory, group.x.itemsize, pulled.plan.shared * group.x.itemsize)
@@ -72,7 +81,7 @@ def all_reduce(place: Place, group: Group) -> PullPhase:
         return _reduction(
             place, group, planned(pull_whole.all_reduce, place.rank, place.size, length)
         )
-    piece = piece_for(place.size, group.x.itemsize, -(-length // place.size))
+    piece = _slice_piece(place, group, -(-length // place.size))
     plan = planned(pull_slices.all_reduce, place.rank, place.size, length, piece, DEPTH)
     return _reduction(place, group, plan)
 
@@ -91,7 +100,7 @@ def reduce(place: Place, group: Group, root: int) -> PullPhase:
     if reduces_whole(place, group) or not group.kernel.sliceable:
         plan = planned(pull_whole.reduce, place.rank, place.size, root, length)
         return _reduction(place, group, plan)
-    piece = piece_for(place.size, group.x.itemsize, -(-length // place.size))
+    piece = _slice_piece(place, group, -(-length // place.size))
     plan = planned(pull_slices.reduce, place.rank, place.size, root, length, piece, DEPTH)
     return _reduction(place, group, plan)
 
@@ -116,7 +125,7 @@ def take(
 def reduce_scatter(place: Place, group: Group) -> PullPhase:
     bounds = tuple(group.bounds)
     longest = max(b - a for a, b in itertools.pairwise(bounds))
-    piece = piece_for(place.size, group.x.itemsize, longest)
+    piece = _slice_piece(place, group, longest)
     plan = planned(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, DEPTH)
 
     def direct(places: dict[int, int]) -> PullPhase:

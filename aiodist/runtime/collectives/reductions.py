@@ -20,7 +20,7 @@ from aiodist.errors import ProtocolError
 from aiodist.runtime.collectives import lanes
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root, share
 from aiodist.runtime.collectives.memories import Partials, Reductions, Wholes
-from aiodist.runtime.operation import Phase, Program, Start, prepared
+from aiodist.runtime.operation import Failure, Phase, Program, Start, prepared
 from aiodist.schedules import (
     chain,
     recursive_doubling,
@@ -47,7 +47,7 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
             values = yield from _share_numbers(place, [operand.value], on_lane)
-            return reduce_scalars([value[0] for value in values], op)
+            return _folded([value[0] for value in values], op)
         groups = operand.groups
         if on_lane and groups and lanes.can_reduce(place, groups):
             yield from lanes.all_reduce(place, groups)
@@ -75,7 +75,7 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
     def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
             values = yield from _share_numbers(place, [operand.value], on_lane)
-            return reduce_scalars([value[0] for value in values], op) if here else None
+            return _folded([value[0] for value in values], op) if here else None
         groups = operand.groups
         if on_lane and groups and lanes.can_reduce(place, groups):
             yield from lanes.reduce(place, groups, dst)
@@ -105,7 +105,7 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         if operand.kind == "scalars":
             assert isinstance(operand.value, list)
             values = yield from _share_numbers(place, operand.value, on_lane)
-            return reduce_scalars([value[place.rank] for value in values], op)
+            return _folded([value[place.rank] for value in values], op)
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
             return operand.finish()
@@ -131,7 +131,7 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
     def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
             values = yield from _share_numbers(place, [operand.value], on_lane)
-            return reduce_scalars([value[0] for value in values[:stop]], op) if stop else x
+            return _folded([value[0] for value in values[:stop]], op) if stop else x
         groups = operand.groups
         if on_lane and groups and lanes.can_scan(place, groups):
             yield from lanes.scan(place, groups, exclusive)
@@ -272,3 +272,13 @@ def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scal
             raise ProtocolError(f"rank {src} has numbers of other types than it announced")
         numbers.append(values)
     return numbers
+
+
+def _folded(values: Sequence[Scalar], op: ReduceOp) -> Scalar | Failure:
+    """The reduction of numbers. Where it does not fit, whoever has these numbers finds that."""
+    try:
+        return reduce_scalars(values, op)
+    except OverflowError as error:
+        if op.function is not None:  # the user's, who may find anything
+            raise
+        return Failure(error)

@@ -81,7 +81,7 @@ def in_sections(
     for target, flat in zip(targets or (), into, strict=True):
         if device.flat(target) is None:
             device.copy(stream, target, flat.reshape(device.describe(target)[1]))
-    yield Settled(loop, lease.done())
+    yield Settled(loop, lease.done(), last=True)
 
 
 def _flat_target(device: Device, lease: Lease, target: Any) -> Any:

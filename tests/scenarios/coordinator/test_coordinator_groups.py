@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,6 +18,7 @@ from aiodist.errors import (
     RankTakenError,
     SizeMismatchError,
 )
+from aiodist.membership.effects import Received
 from aiodist.runtime import coordinator as coordinator_module
 from aiodist.runtime import coordinator_connection
 from aiodist.runtime.control import ControlClient, CoordinatorGone
@@ -29,6 +29,7 @@ from aiodist.wire.messages import (
     JoinRequest,
     MemberLeft,
     MemberLost,
+    Renew,
     Result,
     StoreGet,
     StoreSet,
@@ -224,24 +225,54 @@ def test_an_evicted_member_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) 
             await process.store.get("k")
 
 
-def test_a_pause_of_the_coordinator_kills_nobody(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Clock:
+    """An event loop whose time the test moves on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.skipped = 0.0
+
+    def time(self) -> float:
+        return self._loop.time() + self.skipped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_pause_of_the_coordinator_kills_nobody(play: Play, late: bool) -> None:
+    """A timer that is late shows that its loop stood still; without that, silence is a loss."""
+
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
-        monkeypatch.setattr(coordinator_module, "LATE_SECONDS", 0.05)
+        clock = coordinator._loop = Clock(coordinator._loop)  # type: ignore[assignment]
         raw = await site.raw(coordinator.address)
         await raw.greet()
-        raw.say(JoinRequest(group="g", id="quiet", size=1, lease=0.2))
+        raw.say(JoinRequest(group="g", id="quiet", size=1, lease=1000.0))
         assert isinstance(await raw.hear(), View)
-        time.sleep(0.5)  # noqa: ASYNC251 - all stood still, as in a paused machine
-        for _ in range(20):
-            await asyncio.sleep(0)
+        clock.skipped = 1000.0 + (coordinator_module.LATE_SECONDS + 1.0 if late else 0.0)
+        coordinator._on_timer()
+        if not late:
+            assert await raw.hear() == Evicted("no sign of life for 1000 s")
+            return
+        raw.say(StoreGet("k"))  # what lay unread
+        assert await raw.hear() == Result(None)
+        clock.skipped += coordinator_module.GRACE_SECONDS
+        coordinator._on_timer()
         raw.say(StoreGet("k"))
         assert await raw.hear() == Result(None)
 
 
-def test_a_busy_member_keeps_its_lease() -> None:
+def test_a_busy_member_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed = threading.Semaphore(0)
+    step = Coordinator._step
+
+    def counted(self: Coordinator, event: Any) -> None:
+        step(self, event)
+        if isinstance(event, Received) and isinstance(event.message, Renew):
+            renewed.release()
+
+    monkeypatch.setattr(Coordinator, "_step", counted)
     started = threading.Event()
     box: dict[str, Any] = {}
 
@@ -256,7 +287,8 @@ def test_a_busy_member_keeps_its_lease() -> None:
     async def member() -> None:
         client = await ControlClient.open(box["address"])
         await client.join(JoinRequest(group="g", id="busy", size=1, lease=1.0), 30)
-        time.sleep(2.2)  # noqa: ASYNC251 - what is tested
+        for _ in range(5):  # three in a lease; the loop has no turn meanwhile
+            assert renewed.acquire(timeout=30)
         assert (await client.status())["groups"][0]["lost"] == {}
         client.close()
 

@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,50 +27,6 @@ from aiodist.wire.messages import MemberLeft, MemberLost, Message, Welcome
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
 
 
-class Machine:
-    """Where coordinators run one after the other, at one address."""
-
-    def __init__(self, state: Path | None) -> None:
-        self.state = state
-        self.address = "tcp://127.0.0.1:0"
-        self.coordinator: Coordinator
-
-    async def start(self, **options: Any) -> None:
-        self.coordinator = Coordinator(self.address, state=self.state, **options)
-        await self.coordinator.start()
-        self.address = self.coordinator.address
-
-    async def kill(self) -> None:
-        """End it as a SIGKILL does: nobody is told, and nothing more is written."""
-        coordinator = self.coordinator
-        coordinator._stopping = True
-        if coordinator._journal is not None:
-            coordinator._journal._waiting.clear()
-            coordinator._journal._carry_out = lambda effects: None
-        for connection in list(coordinator._connections.values()):
-            connection.abort()
-        await coordinator.stop()
-
-    async def restart(self, **options: Any) -> None:
-        await self.kill()
-        await self.start(**options)
-
-
-@pytest.fixture(params=["state", "no state"])
-def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "state" if request.param == "state" else None)
-
-
-@pytest.fixture
-def durable(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "state")
-
-
-@pytest.fixture
-def forgetful() -> Machine:
-    return Machine(None)
-
-
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what no event tells."""
     async with asyncio.timeout(20):
@@ -86,7 +41,7 @@ async def told(member: Any, kind: type[Any]) -> Any:
     return event
 
 
-def test_members_come_back(play: Play, machine: Machine) -> None:
+def test_members_come_back(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await machine.start()
@@ -103,7 +58,7 @@ def test_members_come_back(play: Play, machine: Machine) -> None:
         await machine.coordinator.stop()
 
 
-def test_epochs_never_go_back(play: Play, machine: Machine) -> None:
+def test_epochs_never_go_back(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await machine.start()
@@ -120,7 +75,7 @@ def test_epochs_never_go_back(play: Play, machine: Machine) -> None:
         await machine.coordinator.stop()
 
 
-def test_the_store_is_as_it_was(play: Play, durable: Machine) -> None:
+def test_the_store_is_as_it_was(play: Play, durable: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await durable.start()
@@ -146,7 +101,7 @@ def test_the_store_is_as_it_was(play: Play, durable: Machine) -> None:
 
 
 def test_without_a_state_file_the_store_is_empty(
-    play: Play, forgetful: Machine, caplog: pytest.LogCaptureFixture
+    play: Play, forgetful: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     @play
     async def scenario(site: Any) -> None:
@@ -167,9 +122,7 @@ def test_without_a_state_file_the_store_is_empty(
         await forgetful.coordinator.stop()
 
 
-def test_what_is_asked_while_it_is_away_waits_until_its_deadline(
-    play: Play, durable: Machine
-) -> None:
+def test_what_is_asked_while_it_is_away_waits_until_its_deadline(play: Play, durable: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await durable.start()
@@ -185,7 +138,7 @@ def test_what_is_asked_while_it_is_away_waits_until_its_deadline(
         await durable.coordinator.stop()
 
 
-def test_writes_that_are_given_up_do_not_block_others(play: Play, durable: Machine) -> None:
+def test_writes_that_are_given_up_do_not_block_others(play: Play, durable: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await durable.start()
@@ -204,7 +157,7 @@ def test_writes_that_are_given_up_do_not_block_others(play: Play, durable: Machi
         await durable.coordinator.stop()
 
 
-def test_who_does_not_come_back_is_lost(play: Play, machine: Machine) -> None:
+def test_who_does_not_come_back_is_lost(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await machine.start()
@@ -222,7 +175,7 @@ def test_who_does_not_come_back_is_lost(play: Play, machine: Machine) -> None:
         await machine.coordinator.stop()
 
 
-def test_who_was_evicted_does_not_come_back(play: Play, machine: Machine) -> None:
+def test_who_was_evicted_does_not_come_back(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await machine.start()
@@ -244,7 +197,7 @@ def test_who_was_evicted_does_not_come_back(play: Play, machine: Machine) -> Non
         await machine.coordinator.stop()
 
 
-def test_joins_wait_while_it_is_away(play: Play, machine: Machine) -> None:
+def test_joins_wait_while_it_is_away(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await machine.start()
@@ -262,7 +215,7 @@ def test_joins_wait_while_it_is_away(play: Play, machine: Machine) -> None:
         await machine.coordinator.stop()
 
 
-def test_a_join_that_runs_out_of_time_meanwhile(play: Play, machine: Machine) -> None:
+def test_a_join_that_runs_out_of_time_meanwhile(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await machine.start()
@@ -276,7 +229,7 @@ def test_a_join_that_runs_out_of_time_meanwhile(play: Play, machine: Machine) ->
         await one.client.closed()
 
 
-def test_a_view_that_was_on_its_way_arrives(play: Play, durable: Machine) -> None:
+def test_a_view_that_was_on_its_way_arrives(play: Play, durable: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await durable.start()
@@ -305,7 +258,7 @@ def test_a_view_that_was_on_its_way_arrives(play: Play, durable: Machine) -> Non
     ],
 )
 def test_other_coordinators_are_not_taken_for_it(
-    play: Play, durable: Machine, shown: tuple[str, int], why: str, caplog: Any
+    play: Play, durable: Any, shown: tuple[str, int], why: str, caplog: Any
 ) -> None:
     @play
     async def scenario(site: Any) -> None:
@@ -324,7 +277,7 @@ def test_other_coordinators_are_not_taken_for_it(
         await durable.coordinator.stop()
 
 
-def test_one_without_the_token_is_not_taken_for_it(play: Play, forgetful: Machine) -> None:
+def test_one_without_the_token_is_not_taken_for_it(play: Play, forgetful: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await forgetful.start(token="secret")
@@ -363,7 +316,7 @@ def test_one_that_does_not_return_is_not_looked_for(play: Play) -> None:
 
 
 def test_what_cannot_be_written_is_not_told(
-    play: Play, durable: Machine, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    play: Play, durable: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     @play
     async def scenario(site: Any) -> None:
@@ -388,7 +341,7 @@ def test_what_cannot_be_written_is_not_told(
     assert logging.CRITICAL in [one.levelno for one in caplog.records]
 
 
-def test_two_coordinators_do_not_share_a_state_file(play: Play, durable: Machine) -> None:
+def test_two_coordinators_do_not_share_a_state_file(play: Play, durable: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         await durable.start()
@@ -406,7 +359,7 @@ def test_two_coordinators_do_not_share_a_state_file(play: Play, durable: Machine
 
 
 def test_long_logs_are_written_anew_under_load(
-    play: Play, durable: Machine, monkeypatch: pytest.MonkeyPatch
+    play: Play, durable: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiodist.runtime.state_file.COMPACT_BYTES", 5000)
 
@@ -426,7 +379,7 @@ def test_long_logs_are_written_anew_under_load(
 
 
 def test_a_coordinator_that_breaks_off_is_looked_for_again(
-    play: Play, forgetful: Machine, monkeypatch: pytest.MonkeyPatch
+    play: Play, forgetful: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "REJOIN_SECONDS", 0.05)
 
@@ -454,7 +407,7 @@ def test_a_coordinator_that_breaks_off_is_looked_for_again(
         monkeypatch.setattr(control, "REJOIN_SECONDS", 0.05)
 
 
-def test_welcome_says_who_it_is(play: Play, durable: Machine) -> None:
+def test_welcome_says_who_it_is(play: Play, durable: Any) -> None:
     @play
     async def scenario(site: Any) -> None:
         seen: list[Welcome] = []

@@ -19,12 +19,9 @@ TRANSPORTS = ("inproc", "shm", "unix", "tcp")
 class Cast:
     """Ranks that come and go; what is left of them at the end is closed."""
 
-    def __init__(
-        self, coordinator: aiodist.Coordinator, state: Path | None, **options: Any
-    ) -> None:
-        self.coordinator = coordinator
-        self.address = coordinator.address
-        self.state = state
+    def __init__(self, machine: Any, **options: Any) -> None:
+        self.machine = machine
+        self.address = machine.address
         self.options = options
         self.seats: list[Any] = []
 
@@ -59,21 +56,18 @@ class Cast:
         for listener in seat._listeners:
             listener.close()
 
+    @property
+    def coordinator(self) -> aiodist.Coordinator:
+        coordinator: aiodist.Coordinator = self.machine.coordinator
+        return coordinator
+
     async def stop_coordinator(self) -> None:
-        """End it as a SIGKILL does: nobody is told, nothing more is written."""
-        old = self.coordinator
-        old._stopping = True
-        if old._journal is not None:
-            old._journal._waiting.clear()
-            old._journal._carry_out = lambda effects: None
-        for connection in list(old._connections.values()):
-            connection.abort()
-        await old.stop()
+        """End it as a SIGKILL does."""
+        await self.machine.kill()
 
     async def start_coordinator(self) -> None:
         """Another one comes to the address of the one before, with its state file."""
-        self.coordinator = aiodist.Coordinator(self.address, state=self.state)
-        await self.coordinator.start()
+        await self.machine.start()
 
     async def waiting(self, count: int) -> None:
         """Turn by turn of the loop, until so many wait to join."""
@@ -91,7 +85,7 @@ Stage = Callable[..., AbstractAsyncContextManager[Cast]]
 
 
 @pytest.fixture(params=TRANSPORTS)
-def stage(request: pytest.FixtureRequest) -> Stage:
+def stage(request: pytest.FixtureRequest, machine_with: Callable[[Path | None], Any]) -> Stage:
     """``async with stage() as cast:`` with every transport."""
 
     @asynccontextmanager
@@ -99,9 +93,9 @@ def stage(request: pytest.FixtureRequest) -> Stage:
         *, returns: bool = True, state: Path | None = None, **options: Any
     ) -> AsyncIterator[Cast]:
         settings = {"transports": (request.param,), "op_timeout": 20.0, **options}
-        coordinator = aiodist.Coordinator(returns=returns, state=state)
-        await coordinator.start()
-        cast = Cast(coordinator, state, **settings)
+        machine = machine_with(state)
+        await machine.start(returns=returns)
+        cast = Cast(machine, **settings)
         yield cast
         await cast.end()
         await cast.coordinator.stop()

@@ -14,6 +14,7 @@ def state(request, tmp_path):
     return tmp_path / "state" if request.param == "state" else None
 
 
+@pytest.mark.strength(2)
 def test_votes_wait_for_it(run, stage, everyone, state):
     async def main():
         async with stage(state=state) as cast:
@@ -24,7 +25,8 @@ def test_votes_wait_for_it(run, stage, everyone, state):
                 everyone(ranks, lambda group: group.agree(group.rank != 1))
             )
             shrinking = asyncio.ensure_future(everyone(ranks, lambda group: group.shrink()))
-            await asyncio.sleep(0.01)
+            for _ in range(3):  # what does not need it goes on meanwhile
+                await everyone(ranks, lambda group: group.all_reduce(1))
             assert not agreeing.done()
             assert not shrinking.done()
             await cast.start_coordinator()
@@ -54,6 +56,7 @@ def test_a_vote_that_runs_out_of_time_while_it_is_away(run, stage, everyone):
     run(main())
 
 
+@pytest.mark.strength(2)
 def test_a_rank_that_dies_while_it_is_away(run, stage, everyone, state):
     async def main():
         async with stage(state=state, lease=0.5) as cast:
@@ -73,6 +76,7 @@ def test_a_rank_that_dies_while_it_is_away(run, stage, everyone, state):
     run(main())
 
 
+@pytest.mark.strength(2)
 def test_later_epochs_outlive_it(run, stage, everyone, state):
     async def main():
         async with stage(state=state) as cast:
@@ -98,6 +102,7 @@ def test_later_epochs_outlive_it(run, stage, everyone, state):
     run(main())
 
 
+@pytest.mark.strength(2)
 @pytest.mark.parametrize("deaf", [(), (0,), (0, 1)])
 def test_one_verdict_and_one_view_also_for_who_missed_them(run, stage, everyone, state, deaf):
     """The coordinator dies when it has decided, and some hear of it only from the next one."""

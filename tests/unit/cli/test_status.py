@@ -61,7 +61,7 @@ def test_a_group_that_runs() -> None:
     ]  # fmt: skip
 
 
-WAIT = {"what": "all_reduce #57", "seconds": 12.3, "missing": "rank 2"}
+WAIT = {"what": "all_reduce #57", "seconds": 12.3, "missing": "rank 2", "lacking": ""}
 
 
 def test_who_holds_up_whom_and_where() -> None:
@@ -84,6 +84,7 @@ def test_who_holds_up_whom_and_where() -> None:
                 "culprits": [2],
                 "held": [{"what": "all_reduce #57", "ranks": [0, 1], "seconds": 12.3}],
                 "deadlock": False,
+                "lacking": "",
             }
         ],
     )
@@ -94,6 +95,36 @@ def test_who_holds_up_whom_and_where() -> None:
         "  rank 2: busy for 13 s at t.py:57 in step",
         "    t.py:80 in main",
     ]
+
+
+def test_what_nobody_has_set_and_who_waits_for_it() -> None:
+    wait = {
+        "what": "store.wait",
+        "seconds": 12.3,
+        "missing": "",
+        "lacking": "key 'k\x1b' is not set",
+    }
+    text = shown(
+        name="train",
+        epoch=1,
+        size=1,
+        wanted="1",
+        members=[member(0, joined_at=NOW, doing=doing(places=["t.py:3 in f"], waits=[wait]))],
+        waiting=[],
+        lost={},
+        left=[],
+        findings=[
+            {
+                "culprits": [],
+                "held": [{"what": "store.wait", "ranks": [0], "seconds": 12.3}],
+                "deadlock": False,
+                "lacking": wait["lacking"],
+            }
+        ],
+    )
+    cells = " ".join(text.replace("│", " ").split())
+    assert "12 s in store.wait, key 'k?' is not set at t.py:3 in f" in cells
+    assert text.splitlines()[-1] == "key 'k?' is not set: rank 0 in store.wait for 12 s"
 
 
 def test_many_culprits_and_a_deadlock_stay_readable() -> None:
@@ -107,7 +138,9 @@ def test_many_culprits_and_a_deadlock_stay_readable() -> None:
         waiting=[],
         lost={},
         left=[],
-        findings=[{"culprits": list(range(20)), "held": held, "deadlock": True}],
+        findings=[
+            {"culprits": list(range(20)), "held": held, "deadlock": True, "lacking": ""},
+        ],
     )
     last = text[text.index("ranks 0-19 wait for each other: ") :]
     assert last.endswith("  and 12 more\n")
@@ -151,7 +184,7 @@ def test_draining_is_said() -> None:
 
 
 def test_durations() -> None:
-    assert status._duration(-1) == "0 s"
-    assert status._duration(119.4) == "119 s"
-    assert status._duration(7199) == "120 min"
-    assert status._duration(7200) == "2.0 h"
+    assert status.duration(-1) == "0 s"
+    assert status.duration(119.4) == "119 s"
+    assert status.duration(7199) == "120 min"
+    assert status.duration(7200) == "2.0 h"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from aiodist.membership import ballots
 from aiodist.membership.rulings import losers
 from aiodist.wire.activity import Activity, Inquire
+from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Evicted,
     Failed,
@@ -23,6 +24,7 @@ from aiodist.wire.messages import (
     View,
     Withdraw,
     Withdrawn,
+    encode_message,
 )
 from aiodist.wire.recovery import (
     MAX_BALLOTS,
@@ -199,6 +201,17 @@ def test_votes_that_make_no_sense(world: Any, wrong: Vote, text: str) -> None:
     failed = world.say(1, wrong)
     assert isinstance(failed, Failed)
     assert (failed.kind, text in failed.text) == (Failure.INVALID, True)
+
+
+def test_a_ballot_that_some_have_decided_among_themselves_is_not_that_of_all(world: Any) -> None:
+    form(world)
+    root = world.machine._groups["g", ""].view.context
+    forged = Vote(root, 0, Purpose.SHRINK, members=("id-3",))
+    assert world.say(3, forged).members == ("id-3",)
+    for conn in (1, 2):
+        void = world.say(conn, vote())
+        assert (void.cause, void.by) == (Cause.MISMATCH, f"id-{conn}")
+    assert world.say(3, forged).members == ("id-3",)  # to those who decided it, it is
 
 
 def test_votes_of_strangers_and_joiners(world: Any) -> None:
@@ -390,6 +403,15 @@ def test_a_broken_link_costs_the_higher_rank_its_place(world: Any) -> None:
     assert 3 in world.closed
 
 
+def test_who_goes_is_told_why_however_long_that_is(world: Any) -> None:
+    form(world)
+    world.say(1, Unreachable("id-3", "x" * MAX_TEXT))
+    world.pass_time(1.0)
+    evicted = world.read(3)
+    assert isinstance(evicted, Evicted)
+    encode_message(evicted)  # raises for what is over a limit
+
+
 def test_who_can_reach_nobody_goes(world: Any) -> None:
     form(world, 4)
     for other in (2, 3, 4):
@@ -407,6 +429,19 @@ def test_reports_of_the_dead_and_of_strangers_change_nothing(world: Any) -> None
     world.pass_time(1)
     assert sorted(world.closed) == []
     assert list(world.group()["lost"]) == ["1"]
+
+
+def test_a_process_that_has_ended_is_lost_at_once(world: Any) -> None:
+    form(world, 2)  # with a link that merely broke, it would be the other one
+    report = Unreachable("id-1", "its process has ended", True)
+    assert world.say(2, report) == MemberLost(1, (0,), "its process has ended")
+    assert isinstance(world.read(1), Evicted)
+    assert sorted(world.closed) == [1]
+    assert world.say(2, report) == []  # by now it is known
+    assert world.say(2, replace(report, id="id-2")) == []  # it cannot be
+    world.pass_time(1)
+    assert sorted(world.closed) == [1]
+    assert len(world.say(2, vote()).members) == 1
 
 
 def test_all_leave_before_the_ruling(world: Any) -> None:

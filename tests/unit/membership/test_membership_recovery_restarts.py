@@ -264,6 +264,16 @@ def test_a_report_about_one_that_never_comes_back_holds_nothing_up(world: Any) -
     assert world.closed == {}
 
 
+def test_a_process_that_ended_meanwhile_is_not_waited_for(world: Any) -> None:
+    one, two, _ = form(world)
+    restart(world, state=True)
+    for conn, member in ((11, one), (12, two)):
+        world.say(conn, member.claim())
+        world.say(conn, Unreachable("m3", "its process has ended", True))
+    assert world.say(11, one.vote()) == []
+    assert len(world.say(12, two.vote()).members) == 2
+
+
 def test_a_voter_that_comes_over_another_connection_votes_again(world: Any) -> None:
     one, two, three = form(world)
     meeting = {"purpose": Purpose.RENDEZVOUS, "least": 4, "most": 4}

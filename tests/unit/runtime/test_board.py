@@ -21,6 +21,7 @@ from aiodist.runtime.board import (
     AN_OPERATION,
     AREAS,
     MAX_PHASES,
+    ON_DEVICE,
     PAGE,
     SEGMENT,
     Board,
@@ -118,10 +119,10 @@ def test_who_passed_an_operation_over_called_nothing_else():
     assert two.different([0], 6, 2) == {0: b"four"}
     one.abort(6)
     assert two.different([0], 6, 2) == {}
-    assert two.aborted(6)
-    assert not two.aborted(4)
-    assert not two.aborted(5)
-    assert not one.aborted(6)  # its own word is no news
+    assert two.is_void(6)
+    assert not two.is_void(4)
+    assert not two.is_void(5)
+    assert not one.is_void(6)  # its own word is no news
 
 
 def test_who_is_woken():
@@ -552,3 +553,39 @@ def test_who_passed_an_operation_over_has_no_place():
     assert two.places(4) == {0: 9}
     one.abort(6)
     assert two.places(6) is None
+
+
+def test_who_has_its_array_on_a_device():
+    one, two, three = boards(3)
+    for board in (two, three):
+        board.announce(4, 1, b"call", ON_DEVICE)
+    assert one.all_on_devices(4)
+    assert not two.all_on_devices(4)
+    assert one.places(4) is None  # not in memory that all see
+    one.announce(4, 1, b"call", 9)
+    assert two.places(4) is None
+    assert not one.all_on_devices(5)  # the other parity
+    two.announce(6, 1, b"call")
+    assert not one.all_on_devices(6)
+    two.announce(8, 1, b"call", ON_DEVICE)
+    assert one.all_on_devices(8)
+    three.abort(10)  # passed over: it has announced nothing
+    assert not one.all_on_devices(10)
+
+
+def test_who_turns_to_what_others_do_shows_nothing_to_those_who_have_not():
+    one, two = boards(2)
+    for board in (one, two):
+        board.announce(4, 1, b"call", ON_DEVICE)
+    assert not one.is_void(4)
+    two.turn(4)
+    assert one.is_void(4)
+    assert one.all_on_devices(4)  # it is where it was: both have begun alike
+    one.turn(4)
+    assert not one.is_void(4)
+    for board in (one, two):
+        board.announce(6, 1, b"call", ON_DEVICE)  # the same parity
+    assert not one.is_void(6)
+    two.turn(6)
+    one.announce(8, 1, b"call")  # of the host: what it reads is what the other does now
+    assert not one.is_void(8)

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError
+from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError, ProtocolError
 from aiodist.runtime import progress
 from aiodist.runtime.credit import COST, EAGER, WINDOW
 from aiodist.runtime.p2p_express import P2PExpress
+from aiodist.runtime.p2p_wire import EAGER as EAGER_FRAME
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
 
 torch = pytest.importorskip("torch")
 
@@ -321,3 +324,19 @@ async def test_the_loop_gets_its_turn_with_a_send(transport, short, monkeypatch)
         assert work.cancel()
         assert (await ranks[1].recv(src=0) == x).all()
         assert work.cancelled()
+
+
+def test_metadata_that_is_garbage_fails_the_receive_that_takes_it_alone(run, transport):
+    async def main():
+        async with pair(transport) as (a, b):
+            context = a._context
+            header = pack_fields(kinds.P2P, context.id, EAGER_FRAME, 0, False, 10)
+            context.endpoint.send(context.ranks[1], header, [memoryview(b"\xc1" * 10)])
+            with pytest.raises(ProtocolError, match="metadata"):
+                await b.recv(src=0)
+            first, second = b.recv(src=0), b.recv(src=0)
+            await asyncio.gather(a.send(np.ones(3), 1), a.send("fine", 1))
+            assert (await first == 1).all()
+            assert await second == "fine"
+
+    run(main())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiodist.transports import handover as module
-from aiodist.transports import unix
+from aiodist.transports import processes
 from aiodist.transports.handover import KEY_BYTES, Handover, fetch, receive_fds
 from aiodist.transports.unix import SCHEME, bound_socket
 
@@ -170,7 +170,7 @@ async def test_other_users_get_nothing(
 ) -> None:
     handover = await Handover.open(fd)
     uid = os.getuid() + 1
-    monkeypatch.setattr(unix, "_CREDENTIALS", CredentialsOf(uid))
+    monkeypatch.setattr(processes, "_CREDENTIALS", CredentialsOf(uid))
     with connect(handover) as sock:
         assert await ended(sock) == b""
     assert "refused a connection" in caplog.text

@@ -16,7 +16,7 @@ import aiodist
 from aiodist.buffers.segment import Segment, supported, unsupported_reason
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.testing.links import Ends, connected
-from aiodist.transports import handover, registry, unix
+from aiodist.transports import handover, processes, registry
 from aiodist.transports.base import Link
 from aiodist.transports.shm import _HELLO, SCHEME, ShmListener, ShmTransport
 from aiodist.transports.shm_rings import SEGMENT
@@ -184,7 +184,7 @@ async def test_other_users_are_refused(
             return 4711, os.getuid() + 1, 0
 
     listener, accepted = await listen()
-    monkeypatch.setattr(unix, "_CREDENTIALS", OfAnother())
+    monkeypatch.setattr(processes, "_CREDENTIALS", OfAnother())
     with pytest.raises(PermissionError, match="process 4711 runs as user"):
         await ShmTransport().dial(listener.address, Ends().at_a)
     listener._ready()

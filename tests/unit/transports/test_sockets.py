@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aiodist.testing.links import Ends, connected
-from aiodist.transports import unix
+from aiodist.transports import processes, unix
 from aiodist.transports.base import Link
 from aiodist.transports.inproc import InprocTransport
 from aiodist.transports.sockets import SocketListener
@@ -119,7 +119,7 @@ async def test_unix_refuses_other_users(
     accepted: list[Link] = []
     listener = await UnixTransport().listen(accepted.append)
     uid = os.getuid()
-    monkeypatch.setattr(unix, "_CREDENTIALS", FakeCredentials(uid + 1))
+    monkeypatch.setattr(processes, "_CREDENTIALS", FakeCredentials(uid + 1))
     with pytest.raises(PermissionError, match=f"runs as user {uid + 1}: expected user {uid}"):
         await UnixTransport().dial(listener.address, Ends().at_a)
     assert isinstance(listener, SocketListener)

@@ -16,6 +16,7 @@ from aiodist.wire import messages as m
 from aiodist.wire import recovery as r
 from aiodist.wire.frames import Decoder, Frame, pack_fields
 from aiodist.wire.limits import MAX_REPLY, MAX_VALUE
+from aiodist.wire.schema import field_names
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -60,7 +61,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     r.Void: st.builds(r.Void, st.sampled_from(r.Cause), texts, names, trees),
     r.WatchWaiting: st.builds(r.WatchWaiting),
     r.Waiting: st.builds(r.Waiting, ranks),
-    r.Unreachable: st.builds(r.Unreachable, names, texts),
+    r.Unreachable: st.builds(r.Unreachable, names, texts, st.booleans()),
     m.Hello: st.builds(m.Hello, blobs, names, st.integers(0, 9)),
     m.Challenge: st.builds(m.Challenge, blobs, st.booleans()),
     m.Proof: st.builds(m.Proof, blobs),
@@ -305,3 +306,10 @@ def test_a_view_knows_ranks_by_id() -> None:
     assert view.rank_of("me") == 3
     with pytest.raises(KeyError):
         view.rank_of("you")
+
+
+def test_all_messages_can_be_listed_with_their_fields() -> None:
+    types = m.message_types()
+    assert {m.Hello, r.Vote, activity.Inquire, returning.Rejoin} <= {*types}
+    assert len({one.code for one in types}) == len(types)
+    assert field_names(r.GiveUpVote) == ("context", "number", "cause", "text")

@@ -1,4 +1,4 @@
-"""Lanes of several ranks in one thread: the engine on made-up loops and links, in any order.
+"""Several ranks of one lane in one thread: the engine on made-up loops and links, in any order.
 
 The test chooses who calls, whose callbacks run, which frames arrive (kicks and aborts among them),
 and when an operation is given up. Whatever it chooses: what nobody gave up completes everywhere,
@@ -12,16 +12,18 @@ import math
 import mmap
 import random
 from collections import deque
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
+from aiodist.errors import CollectiveAbortedError
 from aiodist.runtime.board import SEGMENT, Board
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
-from aiodist.runtime.lane import Ghost, Lane, Layout, Moved, Sharing
+from aiodist.runtime.lane import Lane, Layout, Moved, Sharing
 from aiodist.runtime.recorder import Recorder
 from aiodist.schedules.teams import Teams
 from aiodist.types import SUM, ReduceOp
@@ -114,6 +116,7 @@ class Endpoint:
         self.progress = Progress(world.chooser)
         self.recorder = Recorder()
         self.lost: dict[int, str] = {}
+        self.called = 0
         self.reads_devices = False
         self._world = world
 
@@ -380,8 +383,10 @@ LENGTHS = [1, 3, 3, 3, 0, 7000, 9000, 40_000]
 
 
 def random_calls(
-    chooser: random.Random, size: int, count: int, kinds: list[str] = KINDS
+    chooser: random.Random, size: int, count: int, more: Sequence[str] = ()
 ) -> list[Call]:
+    """`more`: kinds beside the usual ones."""
+    kinds = [*KINDS, *more]
     return [
         Call(
             number,
@@ -391,61 +396,6 @@ def random_calls(
         )
         for number in range(count)
     ]
-
-
-@pytest.mark.parametrize("polls", [False, True])
-@pytest.mark.parametrize("seed", range(60))
-def test_any_interleaving(seed, polls):
-    chance = random.Random(seed)
-    size = chance.choice([2, 2, 3, 4])
-    world = World(size, Chance(seed), polls=polls)
-    users = Users(world, random_calls(chance, size, 12))
-    users.run()
-    users.check()
-
-
-TEAMS: list[Teams] = [((0, 1), (2, 3)), ((0, 2), (1,)), ((0,), (1, 2, 3)), ((0, 1), (2, 3), (4,))]
-
-
-@pytest.mark.parametrize("polls", [False, True])
-@pytest.mark.parametrize("seed", range(60))
-def test_any_interleaving_over_hosts(seed, polls):
-    chance = random.Random(seed)
-    teams = chance.choice(TEAMS)
-    size = sum(map(len, teams))
-    world = World(size, Chance(seed), polls=polls, teams=teams)
-    users = Users(world, random_calls(chance, size, 8, [*KINDS, "reduce", "reduce_scatter"]))
-    users.run()
-    users.check()
-
-
-def test_what_a_cancelled_rank_overwrites_does_not_cross():
-    """Rank 3 reads of rank 2 what that one wrote for the next operation, and must notice before it
-    sends: rank 1 could not."""
-    world = World(4, Path([]), teams=((0, 1), (2, 3)))
-    calls = [Call(number, "reduce_scatter", 9000) for number in range(2)]
-
-    def deliver(*pairs: tuple[int, int]) -> None:
-        for pair in pairs:
-            while world.wires[pair]:
-                world.do(("wire", *pair))
-
-    for rank in (0, 1, 3):
-        calls[0].start(world.contexts[rank])
-    deliver((0, 1), (1, 0), (0, 3), (1, 3))
-    calls[0].start(world.contexts[2])
-    calls[0].cancel(2)
-    calls[1].start(world.contexts[2])
-    world.do(("wire", 2, 3))  # rank 3 hears that it can go on, not yet that rank 2 gave up
-    deliver((3, 1), (0, 1), (1, 0))
-    assert not calls[0].works[1].done()
-    for rank in (0, 1, 3):
-        calls[1].start(world.contexts[rank])
-    world.settle()
-    for rank in (0, 1, 3):
-        assert isinstance(calls[0].works[rank].exception(), CollectiveAbortedError)
-    for rank in world.ranks:
-        assert calls[1].is_right(rank, 4)
 
 
 def every_path(make: Any) -> int:
@@ -462,205 +412,15 @@ def every_path(make: Any) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize("polls", [False, True])
-@pytest.mark.parametrize("canceller", [None, 0, 1])
-def test_every_interleaving_of_one_operation_and_the_next(canceller, polls):
-    def make(path: Path) -> Users:
-        calls = [Call(0, "express", 2, canceller), Call(1, "express", 2)]
-        return Users(World(2, path, polls=polls), calls)
-
-    assert every_path(make) >= 20
-
-
-@pytest.mark.parametrize("kinds", [("list", "bar"), ("bar", "list")])
-def test_every_interleaving_with_two_phases(kinds):
-    def make(path: Path) -> Users:
-        calls = [Call(number, kind, 2) for number, kind in enumerate(kinds)]
-        return Users(World(2, path), calls)
-
-    assert every_path(make) >= 20
-
-
-def test_both_cancel():
-    def make(path: Path) -> Users:
-        calls = [Call(0, "express", 2, 0), Call(1, "express", 2, 1)]
-        return Users(World(2, path), calls)
-
-    assert every_path(make) >= 20
-
-
-@pytest.mark.parametrize("kind", ["express", "all_reduce", "bar"])
-@pytest.mark.parametrize("first", [0, 1, 3, 6])
-def test_numbers_before_the_first_go_over_links(first, kind):
-    world = World(2, Chance(first), first=first)
-    users = Users(world, [Call(number, kind, 3) for number in range(6)])
-    for number in range(6):
-        users.do(("call", 0))
-        assert (world.contexts[0].lane.board.own[0] > 0) == (number >= first)
-    users.run()
-    users.check()
-    for context in world.contexts:
-        assert context.lane.board.own[0] >> 24 == (6 if first < 6 else 0)
-
-
-# -- calls that differ ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_calls_that_differ_fail_everywhere_and_the_next_ones_work(seed):
-    chance = random.Random(f"differ {seed}")
-    size = chance.choice([2, 3])
-    world = World(size, Chance(seed), polls=chance.random() < 0.5)
-    before = Users(world, [Call(number, "express", 3) for number in range(chance.randrange(4))])
-    before.run()
-    before.check()
-    odd = chance.randrange(size)
-    kinds = chance.sample([("express", 3), ("express", 4), ("bar", 0), ("max", 3), ("list", 3)], 2)
-    works = []
-    for rank in chance.sample(range(size), size):
-        kind, length = kinds[rank == odd]
-        call = Call(7, kind, length)
-        call.start(world.contexts[rank])
-        works.append(call.works[rank])
-        for _ in range(chance.randrange(5)):
-            if events := world.events():
-                world.do(world.chooser.pick(events))
-    world.settle()
-    for work in works:
-        error = work.exception()
-        assert isinstance(error, MismatchError), error
-        assert odd in error.calls
-        assert len(set(error.calls.values())) == 2
-    after = Users(world, [Call(number, "express", 3) for number in range(4)])
-    after.run()
-    after.check()
-
-
-@pytest.mark.parametrize("between", [1, 2, 3])
-def test_no_false_mismatch_with_what_a_rank_called_before_it_passed_over(between):
-    """Rank 0 gives an operation up before its turn: its digest is that of two operations before."""
-    world = World(3, Chance(between))
-    earlier = Users(world, [Call(number, "bar", 0) for number in range(between)])
-    earlier.run()
-    calls = [Call(0, "express", 3), Call(1, "max", 5, 0), Call(2, "express", 3)]
-    for call in calls:
-        call.start(world.contexts[0])
-    calls[1].cancel(0)
-    for rank in (1, 2):
-        for call in calls:
-            call.start(world.contexts[rank])
-    world.settle()
-    for rank in range(3):
-        assert calls[0].is_right(rank, 3)
-        assert calls[2].is_right(rank, 3)
-    for rank in (1, 2):
-        assert isinstance(calls[1].works[rank].exception(), CollectiveAbortedError)
-
-
-# -- ends -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_rank_that_dies(seed):
-    """What is under way completes with the right values or fails; what is called later fails."""
-    chance = random.Random(f"dies {seed}")
-    size = chance.choice([2, 3, 4])
-    world = World(size, Chance(seed), polls=chance.random() < 0.5)
-    calls = random_calls(chance, size, 10)
-    for call in calls:
-        call.canceller = None
-    users = Users(world, calls)
-    dead = chance.randrange(size)
-    for _ in range(chance.randrange(60)):
-        if events := users.events():
-            users.do(world.chooser.pick(events))
-    world.kill(dead)
-    for _ in range(chance.randrange(10)):
-        if events := users.events():
-            users.do(world.chooser.pick(events))
-    world.tell_of(dead)
-    users.run()
-    failed = 0
-    for call in calls:
-        for rank, work in call.works.items():
-            if rank == dead:
-                continue
-            assert work.done(), f"rank {rank} hangs in {call.kind} #{call.number}"
-            if (error := work.exception()) is None:
-                assert call.is_right(rank, size)
-            else:
-                assert isinstance(error, PeerLostError)
-                assert error.ranks == (dead,)
-                failed += 1
-    alive = [rank for rank in range(size) if rank != dead]
-    last = Call(99, "express", 3)
-    for rank in alive:
-        last.start(world.contexts[rank])
-    world.settle()
-    for rank in alive:
-        assert isinstance(last.works[rank].exception(), PeerLostError)
-
-
-@pytest.mark.parametrize("kind", ["express", "all_reduce", "bar", "list"])
-def test_what_is_called_after_a_rank_was_lost_fails_at_once(kind):
-    world = World(3, Chance(kind))
-    before = Users(world, [Call(number, kind, 3) for number in range(3)])
-    before.run()
-    before.check()
-    world.kill(2)
-    world.tell_of(2)
-    for number in range(3):
-        call = Call(number, kind, 3)
-        for rank in (0, 1):
-            call.start(world.contexts[rank])
-            error = call.works[rank].exception()
-            assert isinstance(error, PeerLostError)
-            assert error.ranks == (2,)
-            assert error.op == call.works[rank].op
-
-
-def test_what_a_dead_rank_left_is_taken():
-    world = World(2, Chance(0))
-    call = Call(0, "express", 3)
-    call.start(world.contexts[1])
-    world.kill(1)
-    world.tell_of(1)
-    call.start(world.contexts[0])
-    assert call.is_right(0, 2)
-
-
-def test_closing_with_operations_under_way_and_queued():
-    world = World(2, Chance(0))
-    done = Users(world, [Call(number, "express", 3) for number in range(3)])
-    done.run()
-    calls = [Call(number, "express", 3) for number in range(3)]
-    for call in calls:
-        call.start(world.contexts[0])
-    calls[1].cancel(0)
-    for context in world.contexts:
-        context.close(GroupClosedError("over"))
-    world.settle()
-    for call in (calls[0], calls[2]):
-        assert isinstance(call.works[0].exception(), GroupClosedError)
-    # Nobody looks at the memory any more: it can be closed.
-    for memory in world.memories:
-        mapping = memory.obj
-        memory.release()
-        mapping.close()
-
-
-# -- the lane alone -------------------------------------------------------------------------------
-
-
-def test_ghosts_keep_the_order_of_numbers():
-    world = World(2, Chance(0))
-    lane = world.contexts[0].lane
-    assert lane is not None
-    stamps = []
-    lane.board.reach = lambda stamp: stamps.append(stamp >> 24) or []  # type: ignore[method-assign]
-    for seq in range(2):
-        lane.add(Ghost(lane, seq))
-    # The first passes at once; the second has to wait for rank 1 to be as far.
-    world.settle()
-    assert stamps == [1]
-    assert not lane.idle
+@pytest.fixture
+def lanes() -> SimpleNamespace:
+    """What tests of lanes are made of."""
+    return SimpleNamespace(
+        World=World,
+        Users=Users,
+        Call=Call,
+        Chance=Chance,
+        Path=Path,
+        random_calls=random_calls,
+        every_path=every_path,
+    )

@@ -1,0 +1,53 @@
+"""Watching a peer's process on this host: its end is seen at once, whoever still holds its sockets.
+
+A process that ends closes its connections, and that is how peers notice on other hosts. But a child
+that it forked in C, past Python's hooks, keeps them open. So a pidfd is watched beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+
+from aiodist.transports.base import Link
+from aiodist.transports.framed import FramedLink
+
+
+class Vigil:
+    """Calls `ended` from the loop, once, when the process behind `file` (a pidfd) has ended, unless
+    `close` comes first."""
+
+    __slots__ = ("_ended", "_file", "_loop")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, file: io.FileIO, ended: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._file = file
+        self._ended = ended
+        loop.add_reader(file.fileno(), self._readable)
+
+    @classmethod
+    def over(
+        cls, link: Link, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]
+    ) -> Vigil | None:
+        """Watch the process at the other end of `link`; None where that is not possible. To be
+        called when that process has just shown that it lives."""
+        file = link.open_process() if isinstance(link, FramedLink) else None
+        return None if file is None else cls(loop, file, ended)
+
+    def _readable(self) -> None:
+        self.close()
+        self._ended()
+
+    def close(self) -> None:
+        """Watch no more. Idempotent."""
+        if not self._file.closed:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._file.fileno())
+            self._file.close()
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: close its copy, leaving the loop alone."""
+        self._file.close()

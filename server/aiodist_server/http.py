@@ -1,0 +1,165 @@
+"""What the daemon says over HTTP: a page, the status as JSON, metrics, and whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+from aiohttp import web
+
+from aiodist.errors import CoordinatorLostError
+from aiodist.runtime.coordinator import Coordinator
+from aiodist.wire.address import Address
+from aiodist_server import metrics
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+CLOSE_SECONDS = 1.0
+"""How long answers that are under way may take when the daemon ends."""
+
+ASK_SECONDS = 10.0
+"""How long an answer may take. Members have a second; the rest is for a coordinator that is busy,
+or whose disk is."""
+
+_HEADERS = {
+    "Server": "aiodist",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; script-src 'self'; "
+    "style-src 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_FILES = {"/": "dashboard.html", "/dashboard.js": "dashboard.js", "/dashboard.css": "dashboard.css"}
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+
+
+@asynccontextmanager
+async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[str]:
+    """Serve at `address` (of scheme tcp); gives the URL, with the port it got. Raises OSError."""
+    app = application(coordinator, address)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, address.host, address.port)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    finally:
+        await runner.cleanup()
+
+
+def application(coordinator: Coordinator, address: Address) -> web.Application:
+    """What is served at `address`. On the loopback interface, who asks by another name than that
+    address, localhost or one in numbers is refused: in a browser it is a page of somebody else's
+    that has its name point here."""
+    answers = Answers(coordinator)
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if address.is_loopback and not _is_ours(request.host, address.host):
+            raise web.HTTPMisdirectedRequest(text=f"nothing is served for {request.host!r}\n")
+        return await handler(request)
+
+    async def finish(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(_HEADERS)
+
+    app = web.Application(middlewares=[checked])
+    app.on_response_prepare.append(finish)
+    app.add_routes(
+        [
+            web.get("/healthz", answers.health),
+            web.get("/status", answers.status),
+            web.get("/metrics", answers.metrics),
+            *(web.get(path, _file(name)) for path, name in _FILES.items()),
+        ]
+    )
+    return app
+
+
+def _is_ours(asked: str, host: str) -> bool:
+    before, _, after = asked.lower().rpartition(":")
+    name = before if after.isdigit() else asked.lower()
+    if name in ("localhost", host.lower()):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _file(name: str) -> Handler:
+    text = (resources.files("aiodist_server") / name).read_text("utf-8")
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]])
+
+    return handler
+
+
+def _looked_at(asking: asyncio.Task[Mapping[str, Any]]) -> None:
+    """Who asked may have gone away meanwhile, and then nobody waits for it."""
+    if not asking.cancelled():
+        asking.exception()
+
+
+def _without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Ids of members are for those who have the token: ranks know each other by them."""
+
+    def anonymous(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{key: value for key, value in one.items() if key != "id"} for one in members]
+
+    groups = [
+        {**group, "members": anonymous(group["members"]), "waiting": anonymous(group["waiting"])}
+        for group in found["groups"]
+    ]
+    return {**found, "groups": groups}
+
+
+class Answers:
+    """What is served. However many ask at the same time, the members are asked once."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._asking: asyncio.Task[Mapping[str, Any]] | None = None
+
+    async def _survey(self) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                return await self._coordinator.survey()
+        except TimeoutError:
+            text = f"the coordinator did not come to it within {ASK_SECONDS:g} s"
+            raise TimeoutError(text) from None
+
+    async def health(self, request: web.Request) -> web.Response:
+        try:
+            draining = self._coordinator.status()["draining"]
+        except RuntimeError as error:
+            return web.Response(status=503, text=f"{error}\n")
+        if draining:
+            return web.Response(status=503, text="draining: no new members are taken\n")
+        return web.Response(text="ok\n")
+
+    async def status(self, request: web.Request) -> web.Response:
+        text = json.dumps(_without_ids(await self.found()), indent=2)
+        return web.Response(text=text, content_type="application/json")
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        body, content_type = metrics.exposition(await self.found(), accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def found(self) -> Mapping[str, Any]:
+        """What `Coordinator.survey` finds. Raises HTTPServiceUnavailable."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._survey())
+            self._asking.add_done_callback(_looked_at)
+        try:
+            return await asyncio.shield(self._asking)
+        except (CoordinatorLostError, TimeoutError) as error:
+            raise web.HTTPServiceUnavailable(text=f"{error}\n") from error

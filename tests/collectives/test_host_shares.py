@@ -1,0 +1,213 @@
+"""`Group.share` of arrays of the host: one copy, and how long it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist
+from aiodist import CollectiveAbortedError, CollectiveTimeoutError, Group
+from aiodist.buffers.segment import Segment
+from aiodist.runtime.collectives import host_loans
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
+
+
+async def shared(groups: list[Group], x: Any, src: int = 0, **kwargs: Any) -> list[Any]:
+    works = [group.share(x if group.rank == src else None, src, **kwargs) for group in groups]
+    return list(await asyncio.gather(*works))
+
+
+async def raised(groups: list[Group], x: Any, src: int = 0) -> list[BaseException]:
+    works = [group.share(x if group.rank == src else None, src) for group in groups]
+    ends = await asyncio.gather(*works, return_exceptions=True)
+    assert all(isinstance(end, BaseException) for end in ends), ends
+    return list(ends)
+
+
+def maps() -> int:
+    return Path("/proc/self/maps").read_text().count("aiodist-share")
+
+
+@pytest.mark.parametrize("tag", [None, "tagged"])
+def test_all_have_the_same_memory(run: Any, tag: str | None) -> None:
+    async def main() -> None:
+        async with aiodist.local(3) as groups:
+            tree = {
+                "w": torch.arange(6.0, dtype=torch.bfloat16).reshape(2, 3),
+                "more": [np.arange(12).reshape(3, 4).T, np.empty((0, 2)), np.array(5.0)],
+                "step": 7,
+                "name": "layer",
+                3: None,
+            }
+            got = await shared(groups, tree, 1, tag=tag)
+            for one in got:
+                assert list(one) == list(tree) and (one["step"], one["name"]) == (7, "layer")
+                assert isinstance(one["w"], torch.Tensor) and one["w"].dtype == torch.bfloat16
+                assert torch.equal(one["w"], tree["w"])
+                for array, given in zip(one["more"], tree["more"], strict=True):
+                    np.testing.assert_array_equal(array, given)
+                    assert array.dtype == given.dtype and array.shape == given.shape
+            got[2]["w"][1, 2] = 40.0
+            got[0]["more"][0][:] = 9
+            assert [float(one["w"][1, 2]) for one in got] == [40.0] * 3
+            assert all((one["more"][0] == 9).all() for one in got)
+            assert float(tree["w"][1, 2]) == 5.0, "that of the owner is left alone"
+
+    run(main())
+
+
+def test_what_is_large_is_copied_in_a_thread(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_loans, "AT_ONCE", 100)
+
+    async def main() -> None:
+        async with aiodist.local(2) as groups:
+            for got in await shared(groups, np.arange(1000)):
+                assert (got == np.arange(1000)).all()
+
+    run(main())
+
+
+def test_it_is_there_until_the_last_view_is_gone(run: Any) -> None:
+    async def main() -> None:
+        async with aiodist.local(2) as groups:
+            first, second = await shared(groups, np.arange(5000.0))
+            assert maps() == 2
+            del first
+            part = second[-3:]
+            del second
+        gc.collect()
+        assert maps() == 1
+        assert list(part) == [4997.0, 4998.0, 4999.0]
+        del part
+        gc.collect()
+        assert maps() == 0
+
+    run(main())
+
+
+def test_where_one_cannot_map_it_all_fail(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    attach = Segment.attach
+    attached = []
+
+    def refuse(fd: int, nbytes: int, *, writes: bool = False) -> Segment:
+        if writes:
+            attached.append(fd)
+            if len(attached) == 2:
+                os.close(fd)
+                raise OSError("no room for a mapping")
+        return attach(fd, nbytes, writes=writes)
+
+    async def main() -> None:
+        async with aiodist.local(3) as groups:
+            await asyncio.gather(*[group.barrier() for group in groups])
+            monkeypatch.setattr(Segment, "attach", refuse)
+            errors = await raised(groups, np.ones(10))
+            assert all(isinstance(error, OSError) for error in errors)
+            assert all("no room for a mapping; use broadcast" in str(error) for error in errors)
+            assert maps() == 0
+            got = await shared(groups, np.ones(10))
+            assert all((one == 1).all() for one in got)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "text"), [(OSError("no memory"), "no memory"), (OSError(), "OSError")]
+)
+def test_where_the_owner_has_no_memory_all_fail(
+    run: Any, monkeypatch: pytest.MonkeyPatch, error: OSError, text: str
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Segment:
+        raise error
+
+    async def main() -> None:
+        async with aiodist.local(2) as groups:
+            await asyncio.gather(*[group.barrier() for group in groups])
+            with monkeypatch.context() as patch:
+                patch.setattr(Segment, "create", refuse)
+                errors = await raised(groups, np.ones(10))
+            assert all(f"rank 0: {text}; use broadcast" in str(one) for one in errors)
+            assert await asyncio.gather(*[group.all_reduce(1) for group in groups]) == [2, 2]
+
+    run(main())
+
+
+@pytest.mark.parametrize("stage", ["copy", "fetch"])
+def test_cancelled_while_it_waits(run: Any, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Everybody hears of it, nothing is left, and the group goes on."""
+    waiting = asyncio.Event()
+
+    async def never(*args: Any) -> Any:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with aiodist.local(2) as groups:
+            with monkeypatch.context() as patch:
+                if stage == "copy":
+                    patch.setattr(host_loans.Lent, "copy", never)
+                else:
+                    patch.setattr(host_loans, "fetch", never)
+                works = [group.share(np.ones(9) if group.rank == 0 else None) for group in groups]
+                await waiting.wait()
+                works[1].cancel()
+                with pytest.raises(CollectiveAbortedError):
+                    await works[0]
+            assert maps() == 0
+            got = await shared(groups, np.ones(9))
+            assert all((one == 1).all() for one in got)
+
+    run(main())
+
+
+def test_a_deadline_covers_it(run: Any) -> None:
+    async def main() -> None:
+        async with aiodist.local(2) as groups:
+            with pytest.raises(CollectiveTimeoutError) as caught:
+                await groups[0].share(np.ones(3), timeout=0.05)
+            assert caught.value.missing == (1,)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (None, "no array"),
+        ({"a": 1}, "no array"),
+        ([object()], "does not travel"),
+        (np.array([object()]), "does not travel"),
+    ],
+)
+async def test_what_cannot_be_shared(x: Any, text: str) -> None:
+    async with aiodist.local(1) as (group,):
+        with pytest.raises(TypeError, match=text):
+            group.share(x)
+
+
+async def test_only_the_owner_gives_something() -> None:
+    async with aiodist.local(2) as groups:
+        with pytest.raises(ValueError, match="pass None here"):
+            groups[1].share(np.ones(2))
+
+
+async def _share_between_processes(group: Group) -> list[float]:
+    got = await group.share(np.zeros(4) if group.rank == 1 else None, 1)
+    for rank in range(group.size):
+        if group.rank == rank:
+            got[rank] = rank + 1
+        await group.barrier()
+    return list(map(float, got))
+
+
+def test_between_processes() -> None:
+    results = aiodist.run(_share_between_processes, nprocs=3)
+    assert results == [[1.0, 2.0, 3.0, 0.0]] * 3

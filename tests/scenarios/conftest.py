@@ -1,0 +1,62 @@
+"""Coordinators that go away and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.runtime.coordinator import Coordinator
+
+
+class Machine:
+    """Where coordinators run one after the other, at one address."""
+
+    coordinator: Coordinator
+
+    def __init__(self, state: Path | None) -> None:
+        self.state = state
+        self.address = "tcp://127.0.0.1:0"
+
+    async def start(self, **options: Any) -> None:
+        self.coordinator = Coordinator(self.address, state=self.state, **options)
+        await self.coordinator.start()
+        self.address = self.coordinator.address
+
+    async def kill(self) -> None:
+        """End it as a SIGKILL does: nobody is told, and nothing more is written."""
+        coordinator = self.coordinator
+        coordinator._stopping = True
+        if coordinator._journal is not None:
+            coordinator._journal._waiting.clear()
+            coordinator._journal._carry_out = lambda effects: None
+        for connection in list(coordinator._connections.values()):
+            connection.abort()
+        await coordinator.stop()
+
+    async def restart(self, **options: Any) -> None:
+        await self.kill()
+        await self.start(**options)
+
+
+@pytest.fixture
+def machine_with() -> Callable[[Path | None], Machine]:
+    """``machine_with(state)``: one whose coordinators have that state file, or none."""
+    return Machine
+
+
+@pytest.fixture(params=["state", "no state"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "state" if request.param == "state" else None)
+
+
+@pytest.fixture
+def durable(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "state")
+
+
+@pytest.fixture
+def forgetful() -> Machine:
+    return Machine(None)

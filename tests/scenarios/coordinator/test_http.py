@@ -1,0 +1,173 @@
+"""What a coordinator says over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.wire.address import parse_address
+from aiodist_server import http
+from aiodist_server.http import Answers, serving
+
+LOCAL = parse_address("tcp://127.0.0.1:0")
+
+
+@asynccontextmanager
+async def pages(coordinator: aiodist.Coordinator) -> AsyncIterator[aiohttp.ClientSession]:
+    async with (
+        serving(coordinator, LOCAL) as url,
+        aiohttp.ClientSession(url, raise_for_status=False) as session,
+    ):
+        yield session
+
+
+async def test_what_ranks_do() -> None:
+    async with aiodist.Coordinator(token="secret") as coordinator, pages(coordinator) as web:
+        address = coordinator.address
+        connect = [
+            aiodist.connect(coordinator.address, group="train", rank=rank, size=2, token="secret")
+            for rank in range(2)
+        ]
+        one, two = await asyncio.gather(*connect)
+        async with one, two:
+            await asyncio.gather(*(g.all_reduce(np.ones(1000)) for g in (one, two)))
+            await asyncio.gather(*(g.barrier(tag="tagged") for g in (one, two)))
+            pair = await asyncio.gather(*(g.dup() for g in (one, two)))
+            await asyncio.gather(*(g.barrier() for g in pair))
+            for group in pair:
+                await group.close()
+            late = one.barrier()
+            async with web.get("/status") as response:
+                assert response.status == 200
+                found = await response.json()
+            async with web.get("/metrics") as response:
+                assert response.headers["Content-Type"].startswith("text/plain; version=")
+                metrics = await response.text()
+            await two.barrier()
+            await late
+    (group,) = found["groups"]
+    assert (found["address"], found["draining"], group["name"]) == (address, False, "train")
+    assert "id" not in group["members"][0]
+    first, second = (member["doing"] for member in group["members"])
+    assert first["waits"][0]["what"] == "barrier #1"
+    # An all_reduce, a barrier with a tag, what dup agrees by, a barrier in the group that this made
+    # and that is closed by now; and at rank 0 one that rank 1 has not called.
+    assert (first["collectives"], second["collectives"]) == (5, 4)
+    assert first["sent"] == second["received"] >= 8000
+    assert group["findings"] == []  # nobody has waited for long
+    assert f'aiodist_group_ranks{{group="train",run="{group["run_id"]}"}} 2.0\n' in metrics
+    assert 'aiodist_rank_collectives_total{group="train",rank="0"' in metrics
+    assert "secret" not in metrics + str(found)
+
+
+async def test_the_members_are_asked_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with aiodist.Coordinator() as coordinator:
+        asked = []
+        gate = asyncio.Event()
+        survey = coordinator.survey
+
+        async def slow() -> Any:
+            asked.append(1)
+            await gate.wait()
+            return await survey()
+
+        monkeypatch.setattr(coordinator, "survey", slow)
+        answers = Answers(coordinator)
+        first, second = (asyncio.create_task(answers.found()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()  # who goes away takes nothing away from others
+        gate.set()
+        assert (await second)["groups"] == []
+        assert len(asked) == 1
+        await answers.found()
+        assert len(asked) == 2
+
+
+async def test_a_coordinator_that_does_not_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ASK_SECONDS", 0.01)
+    async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
+        monkeypatch.setattr(coordinator, "survey", asyncio.Event().wait)
+        async with web.get("/status") as response:
+            assert response.status == 503
+            assert await response.text() == "the coordinator did not come to it within 0.01 s\n"
+
+
+async def test_whether_it_is_well() -> None:
+    async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
+        async with web.get("/healthz") as response:
+            assert (response.status, await response.text()) == (200, "ok\n")
+        group = await aiodist.connect(coordinator.address, rank=0, size=1)
+        stopping = asyncio.create_task(coordinator.stop(drain=30))
+        await asyncio.sleep(0)
+        async with web.get("/healthz") as response:
+            assert response.status == 503
+            assert "draining" in await response.text()
+        await group.close()
+        await stopping
+        for path in ("/healthz", "/status", "/metrics"):
+            async with web.get(path) as response:
+                assert response.status == 503
+                assert "the coordinator does not listen" in await response.text()
+
+
+async def test_it_stops_while_members_are_asked() -> None:
+    async with (
+        aiodist.Coordinator() as coordinator,
+        await aiodist.connect(coordinator.address, rank=0, size=1),
+    ):
+        asking = asyncio.create_task(coordinator.survey())
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(coordinator.stop())
+        with pytest.raises(aiodist.CoordinatorLostError, match="stopped"):
+            await asking
+        await stopping
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:80", 200), ("[::1]:80", 200), ("localhost", 200), ("LOCALHOST:1", 200),
+        ("somebody.example", 421), ("somebody.example:80", 421), ("", 421),
+    ],
+)  # fmt: skip
+async def test_a_page_of_somebody_else_learns_nothing(host: str, status: int) -> None:
+    async with (
+        aiodist.Coordinator() as coordinator,
+        pages(coordinator) as web,
+        web.get("/status", headers={"Host": host}) as response,
+    ):
+        assert response.status == status
+
+
+async def test_others_may_ask_by_any_name_where_other_hosts_are_let_in() -> None:
+    everywhere = parse_address("tcp://0.0.0.0:0")
+    async with aiodist.Coordinator() as coordinator, serving(coordinator, everywhere) as url:
+        port = url.rstrip("/").rpartition(":")[2]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}/healthz", headers={"Host": "a.b"}) as response,
+        ):
+            assert response.status == 200
+
+
+async def test_the_page_and_its_files() -> None:
+    async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
+        async with web.get("/") as response:
+            page = await response.text()
+            assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+            assert response.headers["Server"] == "aiodist"
+        for name in ("dashboard.js", "dashboard.css", "status", "metrics"):
+            assert f'"{name}"' in page
+            async with web.get(f"/{name}") as response:
+                assert response.status == 200
+        async with web.post("/status") as response:
+            assert response.status == 405
+        async with web.get("/none") as response:
+            assert response.status == 404
