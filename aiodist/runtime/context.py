@@ -87,7 +87,8 @@ class Context:
         """The collectives that are pending and have a number."""
         self.tags = TagCounts(self.rank, self.size)
         self._unsolicited = [0] * self.size
-        self._deferred: list[Operation] = []
+        self.deferred: list[Operation] = []
+        """The collectives that wait for a number, in the order of their calls."""
         self.arrivals = Arrivals(self)
         self.telling = Telling(self)
         self._fetching: set[int] = set()
@@ -132,7 +133,7 @@ class Context:
         work._on_cancel = partial(self._cancelled, operation)
         seconds = self.op_timeout if timeout is None else timeout
         if self._is_frozen(tag):
-            self._deferred.append(operation)
+            self.deferred.append(operation)
         else:
             self._enter(operation)
             if not operation.done:
@@ -436,10 +437,10 @@ class Context:
 
     def undefer(self) -> None:
         """Let those in whose tag is free again."""
-        deferred, self._deferred = self._deferred, []
+        deferred, self.deferred = self.deferred, []
         for operation in deferred:
             if self._is_frozen(operation.tag):
-                self._deferred.append(operation)
+                self.deferred.append(operation)
             else:
                 self._enter(operation)
 
@@ -481,7 +482,7 @@ class Context:
         """Works that are not done, but for receives and probes, which may never be, and aiodist's
         own, of which the user knows nothing."""
         sends = [work for work in self.p2p.pending if work.op == "send"]
-        operations = [*self.ops.values(), *self._deferred]
+        operations = [*self.ops.values(), *self.deferred]
         return [op.work for op in operations if op.tag != SETUP_TAG] + sends
 
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
@@ -549,13 +550,13 @@ class Context:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
-        return not (self.ops or self._deferred or self._gone or self.arrivals.verdicts)
+        return not (self.ops or self.deferred or self._gone or self.arrivals.verdicts)
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing is known of collectives that were not called here yet."""
         arrivals = self.arrivals
-        return not (arrivals.early or arrivals.verdicts or self._deferred)
+        return not (arrivals.early or arrivals.verdicts or self.deferred)
 
     def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
         """The collective that is under way on the lane has to wait: it is an operation now."""

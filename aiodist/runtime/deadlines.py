@@ -76,7 +76,7 @@ def _expire(context: Context, op: Operation, seconds: float) -> None:
     if op.done:
         return
     holder = _holder(context, op)
-    late = [] if holder is None else missing(context, holder)
+    late = missing(context, op)
     seen = {} if holder is None else {r: holder.seen[r] for r in late if r in holder.seen}
     text = failures.timeout_text(seconds, late, seen)
     if holder is None:
@@ -101,10 +101,14 @@ def _holder(context: Context, op: Operation) -> Operation | None:
 
 
 def missing(context: Context, op: Operation) -> list[int]:
-    """The other ranks that are not known to have entered `op`."""
-    entered = op.heard | {context.rank}
-    if op.lane is not None:
-        entered |= set(op.lane.entered(op.seq))
+    """The other ranks that are not known to have entered `op`; while it waits for its number, what
+    it waits for."""
+    holder = _holder(context, op)
+    if holder is None:
+        return []
+    entered = holder.heard | {context.rank}
+    if holder.lane is not None:
+        entered |= set(holder.lane.entered(holder.seq))
     return sorted(set(range(context.size)) - entered)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiodist.runtime import deadlines, whereabouts
 from aiodist.runtime.lane_setup import SETUP_TAG
@@ -14,6 +15,7 @@ from aiodist.wire.limits import MAX_PLACES, MAX_WAITS
 
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
+    from aiodist.runtime.operation import Operation
     from aiodist.runtime.seat import Seat
 
 
@@ -37,16 +39,13 @@ class SeatDoings:
 
     def now(self) -> Activity:
         pending = [
-            (work, context)
-            for context in self._contexts()
-            for work in {id(one): one for one in _pending(context)}.values()
-            if not work.done()
+            one for context in self._contexts() for one in _pending(context) if not one.work.done()
         ]
-        pending.sort(key=lambda pair: -pair[0].elapsed)
+        pending.sort(key=lambda one: -one.work.elapsed)
         ranks = {root: rank for rank, root in enumerate(self._seat.roots)}
         return self._activity(
             places=_places(whereabouts.of_tasks(self._seat.loop)),
-            waits=tuple([_wait(work, context, ranks) for work, context in pending[:MAX_WAITS]]),
+            waits=tuple([_wait(one, ranks) for one in pending[:MAX_WAITS]]),
         )
 
     def busy(self, seconds: float, ident: int) -> Activity:
@@ -69,15 +68,30 @@ class SeatDoings:
         return "" if context is None else shortened(context.recorder.last(context.scope))
 
 
-def _pending(context: Context) -> list[Work[Any]]:
-    """What is pending: of collectives, those that have a number."""
-    collectives = [op.work for op in context.ops.values() if op.tag != SETUP_TAG]
-    return [*collectives, *context.p2p.pending]
+class _Pending(NamedTuple):
+    """`op`: of a collective. `seq`: its number, also one that it will get."""
+
+    work: Work[Any]
+    context: Context
+    op: Operation | None = None
+    seq: int | None = None
 
 
-def _wait(work: Work[Any], context: Context, ranks: Mapping[int, int]) -> Wait:
+def _pending(context: Context) -> Iterator[_Pending]:
+    for op in context.ops.values():
+        if op.tag != SETUP_TAG:
+            yield _Pending(op.work, context, op, op.seq)
+    upcoming = count(context.upcoming())
+    for op in context.deferred:
+        # A tag that is not free may count anew.
+        yield _Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
+    for work in context.p2p.pending:
+        yield _Pending(work, context)
+
+
+def _wait(pending: _Pending, ranks: Mapping[int, int]) -> Wait:
     """`ranks`: those of the view, by root."""
-    op = None if work.seq is None else context.ops.get((work.tag, work.seq))
+    work, context, op, seq = pending
     missing: Sequence[int] = ()
     if op is not None:
         missing = deadlines.missing(context, op)
@@ -90,7 +104,7 @@ def _wait(work: Work[Any], context: Context, ranks: Mapping[int, int]) -> Wait:
         context.epoch,
         work.op,
         shortened(repr(work.tag)),
-        work.seq if op is not None else None,
+        seq,
         max(0.0, work.elapsed),
         packed([ranks[root] for root in roots if root in ranks]),
     )

@@ -12,6 +12,8 @@ import pytest
 
 import aiodist
 from aiodist.runtime import lane_setup
+from aiodist.runtime.doings import SeatDoings
+from aiodist.wire.activity import ranks_in, unpacked
 
 SHM = {"transports": ("shm",), "op_timeout": 30.0}
 
@@ -139,6 +141,35 @@ def test_calls_held_back_can_be_cancelled_and_time_out(run, rank_1_may_go_on):
             assert await held[2] == ["x", "y"]
             assert [work.seq for work in held] == [1, 2, 3]
             assert await everyone(ranks, lambda g: g.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_calls_held_back_are_among_what_is_said_to_be_pending(run, rank_1_may_go_on):
+    """Under the numbers that they will get; those with a number of their own beside them."""
+
+    async def main():
+        async with aiodist.local(3, **SHM) as ranks:
+            first = [group.barrier() for group in ranks]
+            late = ranks[2]
+            while not late._context._setup.settling:
+                await turn()
+            await asyncio.gather(*first)
+            held = [late.barrier(), late.all_reduce(1), late.barrier(tag="some")]
+            held[0].cancel()
+            waits = SeatDoings(late._seat).now().waits
+            assert {(one.op, one.seq, ranks_in(unpacked(one.missing))) for one in waits} == {
+                ("all_reduce", 2, (1,)),
+                ("barrier", 0, (0, 1)),
+            }
+            rank_1_may_go_on.set()
+            others = [ranks[0].barrier(tag="some"), ranks[1].barrier(tag="some")]
+            for group in ranks[:2]:
+                with pytest.raises(aiodist.CollectiveAbortedError):
+                    await group.barrier()
+            assert await everyone(ranks[:2], lambda g: g.all_reduce(1)) == [3, 3]
+            assert await held[1] == 3
+            await asyncio.gather(held[2], *others)
 
     run(main())
 
