@@ -155,7 +155,12 @@ async def messages(group: aiodist.Group) -> None:
         works.append(group.recv(timeout=0.1))
         works.append(group.recv(src=2, tag="a", timeout=0.1))
     finally:  # where a call raises, since the group ended in the one before, look at those as well
-        await asyncio.gather(*works)
+        # With the errors returned: raised ones take the place of a cancellation that comes between
+        # the end of the first and the turn in which `gather` hears of it.
+        ends = await asyncio.gather(*works, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
 
 
 async def votes(group: aiodist.Group) -> None:
