@@ -85,12 +85,14 @@ class Arrivals:
                 self._context.differ(op, others)
                 return False
         for frame in early.frames:
+            if op.done:
+                return False
             if frame.call == op.call or self._agrees(op, frame.src, frame.call):
                 self._hand_over(op, frame)
         for src, (upto, call) in early.grants.items():
             if call == op.call or self._agrees(op, src, call):
                 op.granted(src, upto)
-        return True
+        return not op.done
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -241,9 +243,8 @@ class Arrivals:
         try:
             op.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
             op.payload(frame.src)
-        except ProtocolError as error:  # its link can no longer be blamed: it has moved on
-            context = self._context
-            context.endpoint.lose(context.ranks[frame.src], str(error))
+        except ProtocolError as error:
+            self._context.blame(op, frame.src, error)
 
     def _grant(self, src: int, key: Key, op: Operation | None, fields: Sequence[Any]) -> None:
         upto, call = slot_and_call(fields)

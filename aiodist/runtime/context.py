@@ -293,6 +293,11 @@ class Context:
             self.locate(error, op)
         self._give_up(op, failures.verdict_of(error, self.rank), error)
 
+    def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
+        """What `src` sent for `op` makes no sense, which only shows now."""
+        self.endpoint.blame(self.ranks[src], error)
+        self.failed(op, self.why_lost(src) or error)
+
     def why_lost(self, peer: int) -> BaseException | None:
         reason = self._gone.get(peer) or self.endpoint.lost.get(self.ranks[peer])
         if reason is None:

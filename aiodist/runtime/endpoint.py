@@ -163,11 +163,10 @@ class Endpoint:
         """Let frames for `context` through, the ones that came early first."""
         self.contexts[context.id] = context
         for stray in self._strays.pop(context.id, ()):
-            self._peers[stray.rank].settle(stray)
-            view = context.frame(stray.rank, stray.fields, len(stray.data))
-            if view is not None:
-                view[:] = stray.data
-            context.payload(stray.rank)
+            try:
+                self._deliver(context, stray)
+            except ProtocolError as error:
+                self.blame(stray.rank, error)
 
     def remove(self, context: Inbox, reason: str = CLOSED) -> None:
         """Drop further frames for `context`, and tell those who may wait for some of ours."""
@@ -185,7 +184,11 @@ class Endpoint:
         context = self.contexts.get(stray.fields[1])
         if context is None:
             self._strays.setdefault(stray.fields[1], []).append(stray)
-            return
+        else:
+            self._deliver(context, stray)
+
+    def _deliver(self, context: Inbox, stray: Stray) -> None:
+        """Its group is there. Raises ProtocolError."""
         self._peers[stray.rank].settle(stray)
         view = context.frame(stray.rank, stray.fields, len(stray.data))
         if view is not None:
@@ -373,6 +376,13 @@ class Endpoint:
         if rank in self._peers and rank not in self.lost and not self.closing:
             self.on_broken(rank, reason, ended)
         self.lose(rank, reason)
+
+    def blame(self, rank: int, error: ProtocolError) -> None:
+        """What `rank` sent makes no sense, which only shows now that its link has moved on: it is
+        lost all the same."""
+        if rank not in self.lost:
+            log.warning("closing the link to rank %d: %s", rank, error)
+            self.cut(rank, f"connection lost ({error})")
 
     def left(self, rank: int) -> None:
         """`rank` has left in order: once all that it sent is in, it is gone."""

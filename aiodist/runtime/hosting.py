@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aiodist.errors import ProtocolError
+
 if TYPE_CHECKING:
     from aiodist.runtime.operation import Operation
 
@@ -34,6 +36,10 @@ class Host(Protocol):
     def finished(self, op: Operation, result: Any) -> None: ...
 
     def failed(self, op: Operation, error: BaseException) -> None: ...
+
+    def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
+        """A frame that came of `src` for `op` before this was known makes no sense."""
+        ...
 
     def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """Others called something else."""

@@ -189,14 +189,7 @@ class Operation:
     def start(self) -> None:
         """Run as far as can be."""
         self._program = self._start(self.lane is not None)
-        self._running = True
-        try:
-            self._next_phase()
-        finally:
-            self._running = False
-        if self.done:
-            self._release()
-        self.advance()
+        self._begin()
 
     def catch_up(self, steps: Sequence[Step]) -> None:
         """Before it starts: these first steps of its plan are done already."""
@@ -290,15 +283,16 @@ class Operation:
         """The frame that began last from `src` is complete."""
         where = self._staging.pop(src)
         slot = self._arrived[src]
-        self._arrived[src] = slot + 1
         if isinstance(where, bytearray):
             spans = self._spans(src, slot)
             if spans is None:
                 self._early.setdefault(src, deque()).append(where)
+                self._arrived[src] = slot + 1
                 return
             self._deliver(spans, where)
         else:
             self._memory.arrived(where)
+        self._arrived[src] = slot + 1  # now: what makes no sense has not come, see `needs`
         if self.waiting_for == src:
             self.advance()
 
@@ -489,14 +483,20 @@ class Operation:
         self._unsent[peer] -= 1
         if self._draining and not self.done and self._is_drained():
             self._draining = False
-            self._running = True
-            try:
-                self._next_phase()
-            except Exception as error:
-                self._host.failed(self, error)
-            finally:
-                self._running = False
-            self.advance()
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin the next phase, and run as far as can be."""
+        self._running = True
+        try:
+            self._next_phase()
+        except Exception as error:
+            self._host.failed(self, error)
+        finally:
+            self._running = False
+        if self.done:
+            self._release()
+        self.advance()
 
     def _is_drained(self) -> bool:
         """Whether all that was sent has left; then its memory is free again."""
@@ -561,7 +561,11 @@ class Operation:
                 spans_of = self._spans(src, slot)
                 if spans_of is None:
                     break
-                self._deliver(spans_of, early.popleft())
+                try:
+                    self._deliver(spans_of, early.popleft())
+                except ProtocolError as error:
+                    self._host.blame(self, src, error)
+                    return
                 slot += 1
             if not early:
                 del self._early[src]

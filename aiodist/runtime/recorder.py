@@ -71,7 +71,7 @@ _Ended = tuple[str, Any, int | None, int, float, float | None, int | None]
 class Record:
     """An operation that was not done within its call."""
 
-    __slots__ = ("_ended", "_error", "_recorder", "_work", "call", "peer", "scope", "state")
+    __slots__ = ("_error", "_recorder", "_work", "call", "ended", "peer", "scope", "state")
 
     def __init__(
         self, recorder: Recorder, scope: Scope, work: Work[Any], call: bytes, peer: int | None
@@ -83,12 +83,12 @@ class Record:
         self._error = ""
         self._recorder = recorder
         self._work: Work[Any] | None = work
-        self._ended: _Ended | None = None
+        self.ended: _Ended | None = None
 
     def end(self, state: str, error: BaseException | None = None) -> None:
         """It has ended: "done", "failed" or "cancelled"."""
         assert self._work is not None
-        self._ended = _of(self._work)
+        self.ended = _of(self._work)
         self._work = None  # it may hold an array
         self.state = state
         if error is not None:
@@ -99,7 +99,7 @@ class Record:
     def entry(self, now: float) -> Entry:
         """What is known of it by now."""
         work = self._work  # once: it may end meanwhile, where this is another thread
-        known = self._ended if work is None else _of(work)
+        known = self.ended if work is None else _of(work)
         assert known is not None
         op, tag, seq, nbytes, started, ended, source = known
         seconds = (now if ended is None else ended) - started
@@ -147,10 +147,17 @@ class Recorder:
 
     def last(self, scope: Scope) -> str:
         """What became of the last collective that ended; safe to call from any thread."""
+        ended: tuple[Any, ...] | None
         for one in reversed(list(self._ring)):
-            entry = one.entry(0.0) if isinstance(one, Record) else _at_once(one)
-            if entry.scope is scope and entry.state != "waits" and entry.op not in MESSAGES:
-                return f"{entry.name} {entry.state}"
+            if isinstance(one, Record):
+                where, ended, state = one.scope, one.ended, one.state
+            else:
+                where, ended, state = one[0], one[1:4], "done"
+            # No entries are made: whoever asks again and again must not cost much.
+            if where is scope and state != "waits" and ended is not None:
+                op, tag, seq = ended[:3]
+                if op not in MESSAGES:
+                    return f"{name_of(op, tag, seq)} {state}"
         return "nothing yet" if len(self._ring) < KEPT else f"none of the last {KEPT} operations"
 
 

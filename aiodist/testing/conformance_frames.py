@@ -234,6 +234,19 @@ class FrameTests(LinkTests):
         assert 0 < ends.b.received_bytes <= 2 << 20, "one poll moved more than 2 MiB"
 
     @scenario
+    async def test_poll_takes_a_bounded_number_of_frames(self, ends: Ends) -> None:
+        for n in range(20_000):
+            ends.a.send(b"%20d" % n)
+
+        def refill() -> None:
+            ends.a.poll()
+
+        ends.at_b.on_payload = refill  # there is always more
+        assert ends.b.poll()
+        assert 0 < len(ends.at_b.frames) <= 8192, "the loop waits for more than 8192 frames"
+        await ends.until(lambda: len(ends.at_b.frames) == 20_000)
+
+    @scenario
     async def test_poll_inside_a_callback_does_nothing(self, ends: Ends) -> None:
         results: list[bool] = []
 

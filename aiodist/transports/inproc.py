@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Link, Listener, Receiver
-from aiodist.transports.link import TURN, BaseLink, log
+from aiodist.transports.link import FRAME, TURN, BaseLink, log
 from aiodist.wire.frames import OVERHEAD
 
 SCHEME = "inproc://"
@@ -167,7 +167,7 @@ class InprocLink(BaseLink):
         while peer._backlog and budget > 0 and not self._closed:
             frame = peer._urgent.popleft() if peer._urgent else peer._bulk.popleft()
             peer._backlog -= frame.size
-            budget -= frame.size
+            budget -= frame.size + FRAME
             if frame.header:
                 self._deliver(frame)
             else:

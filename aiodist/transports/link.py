@@ -16,6 +16,10 @@ log = logging.getLogger("aiodist.transport")
 TURN = 1024 * 1024
 """Bytes that one `poll` or one wake-up moves each way, at most: then the loop gets its turn."""
 
+FRAME = 4096
+"""Bytes that a frame which comes costs of that, beside its own: to handle it takes as long as to
+move so many."""
+
 
 class Nobody:
     """The receiver of a link that was given none: any frame is one too many."""

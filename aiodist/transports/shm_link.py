@@ -22,7 +22,7 @@ from aiodist.errors import ProtocolError
 from aiodist.transports.base import Receiver
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.kept import JOINED
-from aiodist.transports.link import TURN
+from aiodist.transports.link import FRAME, TURN
 from aiodist.transports.processes import open_behind
 from aiodist.transports.shm_rings import PIECE, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
@@ -31,7 +31,7 @@ LINGER = 150e-6
 """Seconds without traffic after which a link falls asleep: an answer is often sooner here than it
 takes to be woken."""
 
-WINDOW = 4 * PIECE
+WINDOW = 2 * PIECE
 """Most bytes of which frames are taken before the room is given back. More than any prefix has."""
 
 
@@ -113,7 +113,8 @@ class ShmLink(FramedLink):
             self._stay_awake()
             self.poll()
             return
-        self._receive()  # all that it had written: no more than the ring, which is one turn's worth
+        while self._receive():  # all that it had written
+            pass
         self._end_of_file()
 
     # ---- sending ----
@@ -154,6 +155,7 @@ class ShmLink(FramedLink):
         rings = self._rings
         ring = rings.incoming
         budget = TURN
+        came = self._came
         while True:
             have = rings.available()
             if not have:
@@ -177,7 +179,7 @@ class ShmLink(FramedLink):
                 if not self._closed:
                     rings.taken(count)
             budget -= count
-            if self._closed or self._peer_ended or budget <= 0:
+            if self._closed or self._peer_ended or budget <= FRAME * (self._came - came):
                 break
             if count == have and have < PIECE and not self._to_come:
                 break  # little traffic: the next poll is soon enough to look again

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from aiodist.transports.base import Receiver
 from aiodist.transports.kept import JOINED
 from aiodist.transports.lasting import LastingLink
-from aiodist.transports.link import TURN
+from aiodist.transports.link import FRAME, TURN
 from aiodist.transports.outbox import MOST_BUFFERS, Outgoing
 from aiodist.transports.processes import open_behind
 from aiodist.transports.silence import is_unanswered, probe_when_idle, unacknowledged
@@ -151,6 +151,7 @@ class StreamLink(LastingLink):
     def _read(self) -> bool:
         sock = self._socket
         budget = TURN
+        came = self._came
         while True:
             destination = self._destination
             rest = self._to_come
@@ -185,7 +186,9 @@ class StreamLink(LastingLink):
                 self._take(taken, held + count)
             elif count > taken:
                 self._take(0, count - taken)
-            if self._closed or self._peer_ended or count < room or budget <= 0:
+            if self._closed or self._peer_ended or count < room:
+                return True
+            if budget <= FRAME * (self._came - came):
                 return True
 
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:

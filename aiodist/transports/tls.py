@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from aiodist.transports.base import Receiver
 from aiodist.transports.kept import JOINED
-from aiodist.transports.link import TURN
+from aiodist.transports.link import FRAME, TURN
 from aiodist.transports.stream import SCRATCH, StreamLink
 
 RECORDS = 256 * 1024
@@ -167,7 +167,8 @@ class TlsLink(StreamLink):
 
     def _read(self) -> bool:
         budget = TURN
-        while budget > 0:
+        came = self._came
+        while budget > FRAME * (self._came - came):
             try:
                 data = self._socket.recv(RECORDS)
             except (BlockingIOError, InterruptedError):

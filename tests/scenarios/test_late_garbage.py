@@ -1,0 +1,139 @@
+"""Garbage of a member that shows as such only after its link has moved on: frames of collectives
+that were not called yet, the payload of which is not what the call says. Who sends it is lost; no
+call raises for it, hangs, or has a wrong result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.runtime import deriving
+from aiodist.runtime.operation import Operation
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+
+Ranks = list[aiodist.Group]
+Call = Callable[[aiodist.Group], aiodist.Work[Any]]
+
+
+def few(count: int = 6) -> np.ndarray:
+    return np.ones(count, np.float32)
+
+
+def many(count: int = 300_000) -> np.ndarray:
+    return np.ones(count, np.float32)
+
+
+CALLS: dict[str, Call] = {
+    "all_reduce of few": lambda g: g.all_reduce(few()),
+    "all_reduce of few with a tag": lambda g: g.all_reduce(few(), tag="t"),
+    "all_reduce of many": lambda g: g.all_reduce(many()),
+    "all_reduce of a value": lambda g: g.all_reduce(1),
+    "reduce": lambda g: g.reduce(few(), dst=0),
+    "reduce_scatter": lambda g: g.reduce_scatter(many()),
+    "broadcast": lambda g: g.broadcast(few(), src=1),
+    "broadcast of many": lambda g: g.broadcast(many(), src=1),
+    "broadcast of a value": lambda g: g.broadcast({"a": 1} if g.rank == 1 else None, src=1),
+    "all_gather": lambda g: g.all_gather(few()),
+    "all_gather of many": lambda g: g.all_gather(many()),
+    "all_gather of values": lambda g: g.all_gather({"rank": g.rank}),
+    "gather": lambda g: g.gather(few(), dst=0),
+    "scatter": lambda g: g.scatter([few()] * 3 if g.rank == 1 else None, src=1),
+    "all_to_all": lambda g: g.all_to_all([few()] * 3),
+    "barrier": lambda g: g.barrier(),
+}
+
+Payload = Sequence[memoryview]
+WRONG: dict[str, Callable[[bytes], bytes]] = {
+    "longer": lambda data: data + b"\0",
+    "shorter": lambda data: data[:-1],
+}
+
+
+def corrupt(group: aiodist.Group, wrong: Callable[[bytes], bytes]) -> list[int]:
+    """Whatever `group` sends for collectives is wrong from here on: a list that says to whom."""
+    context = group._context
+    context.express = None  # it has a way of its own
+    send = context.send_message
+    to: list[int] = []
+
+    def send_wrong(op: Operation, peer: int, slot: int, views: Payload) -> None:
+        data = b"".join(views)
+        sent = wrong(data)
+        if sent != data:
+            to.append(peer)
+        send(op, peer, slot, [memoryview(sent)])
+
+    context.send_message = send_wrong  # type: ignore[method-assign]
+    return to
+
+
+async def settled(ranks: Ranks, rank: int) -> None:
+    """Rank 0 has taken in all that `rank` has sent so far, or lost it."""
+    received = ranks[0].recv(src=rank, tag="settled")
+    sent = ranks[rank].send(None, 0, tag="settled")
+    await asyncio.wait([received, sent])
+    for work in (received, sent):
+        if not work.cancelled():
+            work.exception()
+
+
+@pytest.mark.parametrize("order", ["before", "between", "after"])
+@pytest.mark.parametrize("hostile", [1, 2])
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("call", CALLS)
+def test_who_sends_it_is_lost(run: Any, call: str, wrong: str, hostile: int, order: str) -> None:
+    """`order`: when the hostile rank calls, among the other two."""
+    other = 3 - hostile
+    turns = {
+        "before": (hostile, 0, other),
+        "between": (0, hostile, other),
+        "after": (0, other, hostile),
+    }
+
+    async def main() -> None:
+        async with aiodist.local(3, transports=("tcp",)) as ranks:
+            await asyncio.gather(*[group.barrier() for group in ranks])
+            to = corrupt(ranks[hostile], WRONG[wrong])
+            works: dict[int, aiodist.Work[Any]] = {}
+            for rank in turns[order]:
+                works[rank] = CALLS[call](ranks[rank])
+                await settled(ranks, hostile)
+                sent = 0 in to
+                await settled(ranks, hostile)
+                if sent and 0 in works:
+                    assert works[0].done()  # whatever the others do
+            ends = await asyncio.gather(*works.values(), return_exceptions=True)
+            end = dict(zip(works, ends, strict=True))[0]
+            if 0 in to:
+                assert isinstance(end, aiodist.PeerLostError)
+                assert hostile in end.ranks
+            assert not ranks[0]._context.ops
+            greeting = ranks[other].send("hello", 0)
+            assert await ranks[0].recv(src=other) == "hello"
+            await greeting
+
+    run(main())
+
+
+def test_garbage_for_a_group_that_is_not_made_yet(run: Any) -> None:
+    """Making that group does not raise it, but says who is lost."""
+
+    async def main() -> None:
+        async with aiodist.local(3, transports=("tcp",)) as ranks:
+            await asyncio.gather(*[group.barrier() for group in ranks])
+            number = deriving._id_of(ranks[1]._context, "dup", [0, 1, 2])
+            link = ranks[1]._seat.endpoint.link(0)
+            assert link is not None
+            link.send(pack_fields(kinds.MESSAGE, number, 1.5))
+            await settled(ranks, 1)
+            with pytest.raises(aiodist.PeerLostError, match="rank 1") as caught:
+                await ranks[0].dup()
+            assert caught.value.ranks == (1,)
+
+    run(main())
