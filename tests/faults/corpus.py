@@ -92,6 +92,9 @@ WORDS = (
 OWN = (kept.ASK, kept.ACK)
 """What links say to each other, below the frames of ranks."""
 
+AHEAD = (kinds.MESSAGE, kinds.GRANT)
+"""Frames that may come before their collective is called: what is in them shows later."""
+
 
 class Corpus:
     """Makes frames from one seed."""
@@ -102,7 +105,7 @@ class Corpus:
         self.texts = ["", "a", "b", "x", "y", "z", "world"]
         self.blobs = [b"", b"\0" * 8]
         self.contexts = [b"\0" * 8]
-        self.heard: list[list[Any]] = []
+        self.heard: dict[int, list[list[Any]]] = {}
         self._by_type: dict[Any, Callable[[], Any]] = {
             int: self._int,
             float: lambda: self.pick([0, 0.001, 0.05, 1.0, 15.0, 1e9, self.rng.random()]),
@@ -171,8 +174,9 @@ class Corpus:
         """A header that a rank has sent."""
         fields = unpack_fields(header)
         self.learn(*fields[2:])
-        self.heard.append(fields)
-        del self.heard[:-50]
+        of_its_kind = self.heard.setdefault(fields[0], [])  # some are heard far more often
+        of_its_kind.append(fields)
+        del of_its_kind[:-20]
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -291,12 +295,18 @@ class Corpus:
         return encode(_packed(head), payload)
 
     def again(self) -> bytes:
-        """A header that was heard, maybe with another field in it."""
+        """A header that was heard, maybe with another field in it; of collectives also with the
+        number of one that nobody has called yet."""
         if not self.heard:
             return self.peer("INQUIRE")
-        fields = list(self.pick(self.heard))
-        if self.rng.random() < 0.5 and len(fields) > 2:
+        fields = list(self.pick(self.heard[self.pick([*self.heard])]))
+        if len(fields) > 1:
+            fields[1] = self.pick(self.contexts)  # mostly that of the group that is attacked now
+        way = self.rng.random()
+        if way < 0.4 and len(fields) > 2:
             fields[self.rng.randrange(2, len(fields))] = self.value()
+        elif way < 0.8 and fields[0] in AHEAD and len(fields) > 3 and type(fields[3]) is int:
+            fields[3] += self.pick([1, 2, 3, 5, 8, 20, 50, 100, 200])
         may = fields[0] in (kinds.MESSAGE, kinds.P2P)
         return encode(_packed(fields), self.rng.randbytes(self.pick([0, 1, 8, 16, 64]) * may))
 

@@ -267,9 +267,10 @@ class Hostile:
         corpus, rng = self._corpus, self._corpus.rng
         if rng.random() < 0.5:
             yield own_frame(ASK)
+        calm = rng.choice([0.75, 0.75, 0.0])  # without them the link lasts longer
         for _ in range(rng.choice([5, 100, 400])):
             way = rng.random()
-            if way < 0.75:
+            if way < calm:
                 yield corpus.peer(corpus.pick(CALM))
             elif way < 0.985:
                 yield corpus.again()
