@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError, ProtocolError
 from aiodist.runtime.collectives import base, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.lane import Layout
@@ -108,7 +108,7 @@ async def parts(
     call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     work: Any = parent.launch("split", "split()", call.start, tag=b"split", timeout=timeout)
     try:
-        chosen = await work
+        chosen = _choices(await work)
     except CollectiveAbortedError:
         raise  # whoever gave it up tells the others
     except BaseException:
@@ -141,6 +141,18 @@ def decline(parent: Context, group: str, kind: str, ranks: Sequence[int], layout
             ranks=[parent.ranks[rank] for rank in ranks],
             layout=layout,
         ).close(GroupClosedError("the group was not made", group=group))
+
+
+def _choices(values: Sequence[Any]) -> list[tuple[str | int | None, int]]:
+    """The color and the key of each rank. Raises ProtocolError."""
+    choices = []
+    for rank, value in enumerate(values):
+        match value:
+            case [str() | int() | None as color, int() as key]:
+                choices.append((color, key))
+            case _:
+                raise ProtocolError(f"rank {rank} split the group by malformed words: {value!r}")
+    return choices
 
 
 def _same(a: Any, b: Any) -> bool:

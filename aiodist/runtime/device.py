@@ -253,7 +253,9 @@ class Plane:
                 [self._array(device, peer, owner, *place) for place in places],
             )
         except (ValueError, TypeError, KeyError) as error:
-            raise ProtocolError(f"malformed words of rank {peer} about devices: {error}") from None
+            raise ProtocolError(
+                f"malformed words of rank {peer} about devices: {error!r}"
+            ) from None
 
     def _event(self, device: Device, peer: int, number: int, handle: bytes) -> Event:
         if handle and (peer, number) not in self._heard:

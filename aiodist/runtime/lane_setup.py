@@ -138,7 +138,7 @@ class LaneSetup:
         try:
             return [msgpack.unpackb(blob) for blob in blobs]
         except ValueError as error:
-            raise ProtocolError(f"malformed words about shared memory: {error}") from None
+            raise ProtocolError(f"malformed words about shared memory: {error!r}") from None
 
 
 class _Own:

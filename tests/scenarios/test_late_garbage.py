@@ -13,6 +13,7 @@ import pytest
 
 import aiodist
 from aiodist.runtime import deriving
+from aiodist.runtime.collectives import values
 from aiodist.runtime.operation import Operation
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
@@ -135,5 +136,20 @@ def test_garbage_for_a_group_that_is_not_made_yet(run: Any) -> None:
             with pytest.raises(aiodist.PeerLostError, match="rank 1") as caught:
                 await ranks[0].dup()
             assert caught.value.ranks == (1,)
+
+    run(main())
+
+
+def test_garbage_for_colors(run: Any) -> None:
+    async def main() -> None:
+        async with aiodist.local(3, transports=("tcp",)) as ranks:
+            hostile = ranks[1]._context
+            call = values.all_gather(hostile, {"color": 1}, None)
+            works = [ranks[0].split(1), ranks[2].split(1)]
+            works.append(hostile.launch("split", "split()", call.start, tag=b"split"))
+            ends = await asyncio.gather(*works, return_exceptions=True)
+            for end in ends[:2]:
+                assert isinstance(end, aiodist.ProtocolError)
+                assert "rank 1 split the group by malformed words" in str(end)
 
     run(main())

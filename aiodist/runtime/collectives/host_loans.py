@@ -137,7 +137,7 @@ async def _fetch(words: bytes, most: int) -> Any:
         address, key, nbytes, meta = msgpack.unpackb(words)
         fd, _ = await fetch(address, key, None)  # the operation has a deadline
     except (ValueError, TypeError) as error:
-        raise ProtocolError(f"malformed words about shared arrays: {error}") from None
+        raise ProtocolError(f"malformed words about shared arrays: {error!r}") from None
     segment = Segment.attach(fd, nbytes, writes=True)
     try:
         return _value(segment, meta, most)

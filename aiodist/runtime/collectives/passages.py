@@ -248,7 +248,7 @@ def unpack(blob: bytes, count: int, src: int) -> tuple[list[Offer], tuple[int, b
             way, words = fields.pop()
         offers = [Offer(*each) for each in fields]
     except Exception as error:
-        raise ProtocolError(f"malformed offers of rank {src}: {error}") from None
+        raise ProtocolError(f"malformed offers of rank {src}: {error!r}") from None
     if (
         len(offers) != count
         or not all(_sound(offer) for offer in offers)

@@ -267,7 +267,7 @@ def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scal
                 complex(*value) if type(value) is list else value for value in msgpack.unpackb(blob)
             ]
         except Exception as error:
-            raise ProtocolError(f"malformed numbers of rank {src}: {error}") from None
+            raise ProtocolError(f"malformed numbers of rank {src}: {error!r}") from None
         if [type(value) for value in values] != [type(value) for value in own]:
             raise ProtocolError(f"rank {src} has numbers of other types than it announced")
         numbers.append(values)
