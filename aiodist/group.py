@@ -49,7 +49,8 @@ class Group:
     A call raises TypeError or ValueError at once for arguments that make no sense (nothing has
     started then), RuntimeError from another event loop than the group's, and what ended the group
     after it has ended. Works fail with `PeerLostError`, `CollectiveTimeoutError`,
-    `CollectiveAbortedError`, `MismatchError`, `MessageTooLargeError` and `GroupClosedError`.
+    `CollectiveAbortedError`, `MismatchError`, `MessageTooLargeError`, `ProtocolError` (what a rank
+    sent makes no sense) and `GroupClosedError`.
     """
 
     def __init__(self, seat: Seat, context: Context, *, name: str) -> None:

@@ -11,11 +11,13 @@ import secrets
 import socket
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 from corpus import CONTROL, PEER, Corpus
 
 from aiodist.membership.machine import Membership
-from aiodist.runtime import p2p_wire
+from aiodist.runtime import deriving, p2p_wire
 from aiodist.runtime.greeting import Claim, Identity
 from aiodist.transports.kept import ACK, ASK, own_frame, read_own
 from aiodist.wire import kinds, messages
@@ -152,11 +154,19 @@ class Hostile:
             found = messages.decode_message(self._control.frame())[1]
         corpus = self._corpus
         corpus.learn(found.context, found.digest, found.epoch, found.group)
-        corpus.contexts = [*corpus.contexts[:3], *[found.context] * 20]
+        current = [found.context] * 10
+        # Mostly the group; also one that is gone, and those that are to come.
+        corpus.contexts = [*corpus.contexts[:3], *current, *self._to_come(found), *current]
         self._victims = [one for one in found.members if one.rank < 2]
         for member in found.members:
             corpus.learn(member.id)
             self._claims[member.id] = Claim(0, 0)
+
+    def _to_come(self, view: View) -> list[bytes]:
+        """The contexts of groups that the victims make of theirs later."""
+        parent: Any = SimpleNamespace(id=view.context, derived={})
+        ranks = [member.rank for member in view.members]
+        return [deriving._id_of(parent, "dup", ranks) for _ in range(5)]
 
     def attack(self) -> None:
         """All that it does, to all victims and to the coordinator."""

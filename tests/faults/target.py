@@ -90,7 +90,7 @@ class Victims:
             )  # fmt: skip
         except aiodist.AiodistError as error:
             return type(error).__name__
-        programs = [reductions, values, tagged, messages, votes]
+        programs = [reductions, values, tagged, groups, messages, votes]
         at_work = [asyncio.ensure_future(repeat(program, group)) for program in programs]
         await self._over.wait()
         for one in at_work:
@@ -157,6 +157,15 @@ async def values(group: aiodist.Group) -> None:
 
 async def tagged(group: aiodist.Group) -> None:
     await begun(group, "barrier", tag="a")
+
+
+async def groups(group: aiodist.Group) -> None:
+    try:
+        made = await group.dup(timeout=0.1)
+    except aiodist.ProtocolError:
+        logging.getLogger("victim").exception("no rank was lost for garbage")
+        raise
+    await made.close()
 
 
 async def messages(group: aiodist.Group) -> None:
