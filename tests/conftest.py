@@ -7,6 +7,7 @@ import asyncio
 import gc
 import itertools
 import os
+import signal
 import threading
 import traceback
 from collections import defaultdict
@@ -24,6 +25,9 @@ settings.load_profile("replayed")
 
 # Else each rank that a test starts would compile the library anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell that starts the tests in the background has them, and what they start, ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
