@@ -17,8 +17,7 @@ TURN = 1024 * 1024
 """Bytes that one `poll` or one wake-up moves each way, at most: then the loop gets its turn."""
 
 FRAME = 4096
-"""Bytes that a frame which comes costs of that, beside its own: to handle it takes as long as to
-move so many."""
+"""Bytes that a frame which comes costs of that, beside its own: many small ones take time, too."""
 
 
 class Nobody:
