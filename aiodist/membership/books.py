@@ -17,6 +17,7 @@ from aiodist.membership.records import (
     Record,
     Stored,
 )
+from aiodist.membership.silence import RETURN_SECONDS, is_cut_off
 from aiodist.membership.store import KeyValueStore
 from aiodist.membership.timers import Timers
 from aiodist.wire.limits import MAX_TEXT
@@ -122,10 +123,30 @@ class Books:
         for rank in group.absent:
             self.timers.cancel(Return(group.key, rank))
         group.install(view)
-        group.lost, group.left = {}, set()
+        group.lost, group.left, group.cut_off = {}, set(), False
         group.absent = {member.rank: member for member in view.members}
         for member in view.members:
             self.timers.set(Return(group.key, member.rank), self.now + member.lease)
+
+    def is_cut_off(self, group: Group) -> bool:
+        """Whether nobody of a group is heard any more, members or joiners."""
+        dues = ((lease, self.timers.get(Lease(conn))) for conn, lease in group.leases.items())
+        return is_cut_off((lease, 0.0 if due is None else due - self.now) for lease, due in dues)
+
+    def await_word(self, group: Group) -> None:
+        """Nobody of a group is heard: the leases in which its members have to come back begin with
+        the first sign of life."""
+        group.cut_off = True
+        for rank in group.absent:
+            self.timers.set(Return(group.key, rank), self.now + RETURN_SECONDS)
+
+    def got_word(self, group: Group) -> None:
+        """Somebody of a group is heard, or wants to be of it: if nobody was before, its members
+        have a lease to come back from now on."""
+        if group.cut_off:
+            group.cut_off = False
+            for rank, member in group.absent.items():
+                self.timers.set(Return(group.key, rank), self.now + member.lease)
 
     def take_absent(self, group: Group, rank: int) -> MemberInfo | None:
         """A member is not waited for any more: it came back, or is gone. None: it was not."""

@@ -75,7 +75,8 @@ class Group:
     `opener` is who was first, `digest` that of the view.
     `joiners`, `members` and `leases` (seconds) are by connection, joiners in order of arrival.
     `gave_up`: member id → rank of those who ran out of time since the group began to form.
-    `absent`, by rank: members of the view that have not come back since the coordinator started.
+    `absent`, by rank: members of the view that have not come back since the coordinator started,
+    or since the whole group fell silent: then it is `cut_off` until the first of them is heard.
     `gathering`: the ballot of a rendezvous that all have called, and that waits for joiners.
     `broken`: pairs of members, by id, without a link between them, and why. `watchers`:
     (connection, request) of those who are told how many joiners wait.
@@ -99,6 +100,7 @@ class Group:
     gathering: Ballot | None = None
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     watchers: set[tuple[int, int]] = field(default_factory=set)
+    cut_off: bool = False
 
     @property
     def key(self) -> GroupKey:

@@ -30,6 +30,7 @@ from aiodist.membership.group import Group, GroupKey, Joiner, Size, describe
 from aiodist.membership.records import Record
 from aiodist.membership.recovery import Recovery, RecoveryMessage
 from aiodist.membership.rejoining import BEFORE, Rejoining
+from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.membership.store import StoreMessage
 from aiodist.membership.survey import Survey
 from aiodist.wire.activity import Activity, SeenRequest
@@ -180,12 +181,16 @@ class Membership:
                 lease = group.leases[timer.conn]
                 silent.setdefault(group.key, {})[timer.conn] = f"no sign of life for {lease:g} s"
         for key, reasons in silent.items():
-            self.evict(self._groups[key], reasons)
+            if self._books.is_cut_off(self._groups[key]):
+                self._cut_off(self._groups[key])
+            else:
+                self.evict(self._groups[key], reasons)
         missed: dict[GroupKey, dict[int, str]] = {}
         for timer in due:
             if isinstance(timer, Return):
-                lease = self._groups[timer.group].absent[timer.rank].lease
-                reason = f"it did not come back to the coordinator for {lease:g} s"
+                group = self._groups[timer.group]
+                limit = RETURN_SECONDS if group.cut_off else group.absent[timer.rank].lease
+                reason = f"it did not come back to the coordinator for {limit:g} s"
                 missed.setdefault(timer.group, {})[timer.rank] = reason
         for key, ranks in missed.items():
             self.give_up(self._groups[key], ranks)
@@ -328,6 +333,7 @@ class Membership:
 
     def _seat(self, group: Group, joiner: Joiner) -> None:
         group.add(joiner)
+        self._books.got_word(group)
         self._places[joiner.conn] = group
         self._renew(joiner.conn)
         self.note("waiting", group, rank=joiner.ask.rank, who=describe(joiner.ask))
@@ -480,7 +486,23 @@ class Membership:
         group.leases[conn] = lease
         self._places[conn] = group
         self._renew(conn)
+        self._books.got_word(group)
         self.note("back", group, rank=rank, who=describe(member))
+
+    def _cut_off(self, group: Group) -> None:
+        """Nobody of a group is heard any more, as if this coordinator had gone away, and maybe it
+        has: all may come back, over other connections. Nobody is told that it was evicted, for
+        that may be read when it is back."""
+        self.note("silent", group, ranks=len(group.members), waiting=len(group.joiners))
+        for conn in list(group.leases):
+            self._effects.append(Close(conn, "nobody of its group was heard any more"))
+            if conn in group.members:
+                member = group.members.pop(conn)
+                group.absent[member.rank] = member
+                self.unseat(group, conn)
+        self._books.await_word(group)
+        for conn in list(group.joiners):
+            self._forget_joiner(group, conn, "nobody of its group was heard any more")
 
     def _replace(self, conn: int, group: Group) -> None:
         """Forget a connection whose member has come over another one."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import copy
 import logging
+import math
 import ssl as tls
 import threading
 from collections.abc import Callable
@@ -81,6 +82,10 @@ WITHDRAW_SECONDS = 2.0
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
 """Seconds between attempts to find the coordinator again: at most, and half of it at least."""
+
+SHORTEST_ATTEMPT = 1.0
+"""Seconds. An attempt that began while the network was cut hears of its end late; where the lease is
+short another one has to be made in time."""
 
 REJOIN_SECONDS = 30.0
 """How long a coordinator that was found may take to let this member in."""
@@ -480,6 +485,8 @@ class ControlClient:
         """Look for the coordinator until it is there; then be what this was, there."""
         pause = FIRST_PAUSE
         said = ""
+        lease = self._ask.lease if self._ask is not None else math.inf
+        patience = min(ATTEMPT_SECONDS, max(SHORTEST_ATTEMPT, lease / 2))
         while True:
             # Not all at once: there may be thousands.
             await asyncio.sleep(pause * self._chooser.uniform(0.5, 1.0))
@@ -489,7 +496,7 @@ class ControlClient:
                     self.address,
                     token=self._token,
                     ssl=self._ssl,
-                    timeout=ATTEMPT_SECONDS,
+                    timeout=patience,
                     retry=False,
                 )
                 try:

@@ -58,6 +58,7 @@ GOODBYE_SECONDS = 1.0
 
 _LEVELS = {
     "lost": logging.WARNING,
+    "silent": logging.WARNING,
     "join refused": logging.WARNING,
     "return refused": logging.WARNING,
     "formed": logging.INFO,

@@ -252,17 +252,20 @@ def test_later_joiners_of_an_elastic_group_wait(world: Any) -> None:
 
 
 def test_a_silent_joiner_is_dropped(world: Any) -> None:
-    world.join(1, lease=2.0)
-    world.pass_time(2.0)
+    world.join(1, size=3, lease=2.0)
+    world.pass_time(1.5)
+    world.join(2, size=3, lease=2.0)
+    world.pass_time(0.5)
     assert world.read(1) == Evicted("no sign of life for 2 s")
     assert world.closed == {1: "no sign of life for 2 s"}
-    assert world.machine.is_empty
+    assert [one["id"] for one in world.group()["waiting"]] == ["id-2"]
 
 
 def test_a_silent_joiner_is_not_part_of_what_forms_at_that_moment(world: Any) -> None:
     world.join(1, min_size=1, join_window=2.0, lease=2.0)
     world.pass_time(2.0)
-    assert world.read(1) == Evicted("no sign of life for 2 s")
+    assert world.read(1) == []
+    assert world.closed == {1: "nobody of its group was heard any more"}
     assert world.machine.is_empty
 
 

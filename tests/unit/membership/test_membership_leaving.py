@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.wire.messages import (
     Draining,
     Evicted,
@@ -100,9 +101,10 @@ def test_the_last_one_to_go_deletes_the_group_and_its_store(world: Any) -> None:
 
 def test_a_ttl_dies_with_its_group(world: Any) -> None:
     form(world, size=1, lease=3.0)
-    world.say(1, StoreSet("k", b"v", 3.0))
+    world.say(1, StoreSet("k", b"v", 3.0 + RETURN_SECONDS))
     world.pass_time(3.0)
-    assert world.read(1) == Evicted("no sign of life for 3 s")
+    assert world.closed == {1: "nobody of its group was heard any more"}
+    world.pass_time(RETURN_SECONDS)
     assert world.machine.is_empty
 
 

@@ -113,13 +113,15 @@ class Histories(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
     def pass_time(self, seconds: float) -> None:
         end = self.now + seconds
-        for conn in sorted((self.waiting | set(self.members)) - self.silent):
-            self.step(Received(conn, 0, Renew()))
-        while (due := self.machine.deadline()) is not None and due <= end:
-            assert due >= self.now
-            self.now = due
-            self.step(Tick())
-        self.now = end
+        while self.now < end:
+            for conn in sorted((self.waiting | set(self.members)) - self.silent):
+                self.step(Received(conn, 0, Renew()))
+            then = min(end, self.now + 1.0)
+            while (due := self.machine.deadline()) is not None and due <= then:
+                assert due >= self.now
+                self.now = due
+                self.step(Tick())
+            self.now = then
 
     @precondition(lambda self: self.next_conn > 12)
     @rule()
@@ -136,7 +138,15 @@ class Histories(RuleBasedStateMachine):
                 self.told(effect.conn, effect.request, effect.message)
             elif isinstance(effect, Close):
                 assert effect.conn in self.silent
-                assert effect.conn not in self.waiting | set(self.members)
+                if effect.conn in self.waiting | set(self.members):
+                    self.cut_off(effect.conn)
+
+    def cut_off(self, conn: int) -> None:
+        """It was told nothing, and may come back: then nobody of its group is heard."""
+        group = self.asked[conn].group
+        there = {one for one in self.waiting | set(self.members) if self.asked[one].group == group}
+        assert there <= self.silent
+        self.forget(conn)
 
     def told(self, conn: int, request: int, message: Any) -> None:
         match message:
@@ -226,7 +236,7 @@ class Histories(RuleBasedStateMachine):
         assert members == set(self.members)
         assert waiting == self.waiting
         for group in groups:
-            assert group["members"] or group["waiting"]
+            assert group["members"] or group["waiting"] or group["absent"]
             ranks = [member["rank"] for member in group["members"]]
             assert len(ranks) == len(set(ranks))
 

@@ -78,6 +78,7 @@ class Restarts(RuleBasedStateMachine):
         self.issued = 0
         self.acknowledged = 0
         self.deaf = False
+        self.is_cut = False
 
     # What happens.
 
@@ -181,6 +182,26 @@ class Restarts(RuleBasedStateMachine):
             self.step(Tick())
         self.now = end
 
+    @precondition(lambda self: any(member.registered for member in self.living()))
+    @rule(seconds=st.sampled_from([3.0, 5.0, 24.0]))
+    def be_cut_off(self, seconds: float) -> None:
+        """Nobody is heard for a while: who was a member before is one afterwards."""
+        members = [member for member in self.living() if member.registered]
+        self.is_cut = True
+        end = self.now + seconds
+        while (due := self.machine.deadline()) is not None and due <= end:
+            self.now = max(self.now, due)
+            self.step(Tick())
+        self.is_cut = False
+        self.now = end
+        for member in self.living():
+            if member.conn:
+                self.step(Received(member.conn, 0, Renew()))
+        for member in members:
+            if not member.conn:
+                self.connect(member)
+            assert not member.over
+
     # What is told.
 
     def step(self, event: Event) -> None:
@@ -192,6 +213,10 @@ class Restarts(RuleBasedStateMachine):
             elif isinstance(effect, Send):
                 encode_message(effect.message, effect.request, max_body=2**24)
                 told.append(effect)
+            elif isinstance(effect, Close) and self.is_cut and effect.conn in self.by_conn:
+                member = self.by_conn.pop(effect.conn)
+                member.conn = 0
+                member.registered = False
             elif isinstance(effect, Close):
                 assert effect.conn not in self.by_conn or self.by_conn[effect.conn].over or any(
                     isinstance(one.message, Evicted) and one.conn == effect.conn for one in told
