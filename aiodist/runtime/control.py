@@ -84,8 +84,8 @@ LONGEST_PAUSE = 0.5
 """Seconds between attempts to find the coordinator again: at most, and half of it at least."""
 
 SHORTEST_ATTEMPT = 1.0
-"""Seconds. An attempt that began while the network was cut hears of its end late; where the lease is
-short another one has to be made in time."""
+"""Seconds. An attempt that began while the network was cut hears of its end late: where the lease
+is short, another one has to be made in time."""
 
 REJOIN_SECONDS = 30.0
 """How long a coordinator that was found may take to let this member in."""
@@ -124,6 +124,7 @@ _ERRORS: dict[Failure, type[AiodistError]] = {
     Failure.DRAINING: JoinError,
     Failure.INVALID: JoinError,
     Failure.VERSION: JoinError,
+    Failure.BUSY: JoinError,
     Failure.AUTHENTICATION: AuthenticationError,
     Failure.NOT_A_MEMBER: GroupClosedError,
     Failure.TOO_LARGE: MessageTooLargeError,
@@ -183,7 +184,7 @@ class ControlClient:
         """Connect to the coordinator, trying again until `timeout` seconds are over.
 
         Raises JoinTimeoutError (with `retry=False` JoinError, at the first failure);
-        ForeignServiceError (a JoinError) at once when something else listens there;
+        ForeignServiceError (a JoinError) at once when something else answers there;
         AuthenticationError; ValueError for a bad address.
         """
         greeted = await dial(address, token=token, ssl=ssl, timeout=timeout, retry=retry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import secrets
 import socket
 import ssl as tls
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.runtime import inproc_names
 from aiodist.runtime.control_socket import ControlSocket
-from aiodist.transports.surroundings import new_socket
+from aiodist.transports.surroundings import chooser_on, new_socket
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import PROTOCOL_VERSION
@@ -30,14 +31,18 @@ from aiodist.wire.messages import (
 )
 from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
 
+log = logging.getLogger("aiodist.control")
+
 ATTEMPT_SECONDS = 5.0
 """Longest time that one attempt may take: a firewall that drops packets gives no answer at all."""
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
-SILENT_CLOSES = 3
-"""After so many connections in a row that were closed without a greeting, it is no coordinator
-that is going down but another service."""
+
+SILENT = "it closed the connection without a greeting"
+SILENT_SECONDS = 3.0
+"""After so long the log says so of a service that does nothing else. A coordinator may do it now and
+then: when it ends, or has too many connections, and its answer was lost."""
 
 
 class ForeignServiceError(JoinError):
@@ -49,10 +54,6 @@ class _Refused(Exception):
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-
-
-class _SilentClose(OSError):
-    """The other side closed the connection without a greeting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ async def dial(
 ) -> Greeted:
     """Connect to the coordinator at `address` and exchange greetings.
 
-    Tries again until `timeout` (seconds) where that may help, unless `retry` is False.
+    Tries again until `timeout` (seconds) where that may help, unless `retry` is False: where nobody
+    listens yet, where the coordinator is busy, and where the connection ends without a word.
     Raises JoinTimeoutError, JoinError, ForeignServiceError, AuthenticationError; ValueError for a
     bad address.
     """
@@ -82,8 +84,10 @@ async def dial(
     secret = token.encode() if isinstance(token, str) else token
     loop = asyncio.get_running_loop()
     start = loop.time()
+    chooser = chooser_on(loop)
     pause = FIRST_PAUSE
-    attempts = silent_closes = 0
+    attempts = 0
+    warned = False
     while True:
         attempts += 1
         try:
@@ -93,37 +97,46 @@ async def dial(
             raise refused.error from None
         except TimeoutError:
             last = "it did not answer"
-        except _SilentClose as error:
-            silent_closes += 1
-            last = str(error)
-            if silent_closes == SILENT_CLOSES:
-                raise _foreign(target, last) from None
         except OSError as error:
-            silent_closes = 0
             last = error.strerror or str(error) or type(error).__name__
         spent = loop.time() - start
         if not retry:
             raise JoinError(_unreachable(target, spent, attempts, last))
         left = timeout - spent
+        if last == SILENT and spent > SILENT_SECONDS and not warned:
+            warned = True
+            log.warning("%s Trying until %g s are over.", _silent(target), timeout)
         if left < FIRST_PAUSE:
             raise JoinTimeoutError(_unreachable(target, spent, attempts, last))
-        await asyncio.sleep(min(pause, left / 2))
+        # Not all at once: there may be thousands.
+        await asyncio.sleep(min(pause * chooser.uniform(0.5, 1.0), left / 2))
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str:
+    tried = f"no coordinator answered at {target} for {spent:.1f} s ({attempts} attempts, the last "
+    if last == SILENT:
+        return f"{tried}one: {last}). {_silent(target)}"
     return (
-        f"no coordinator answered at {target} for {spent:.1f} s ({attempts} attempts, the last "
-        f"one: {last}). Is it up (rank 0 started, or `aiodist coordinator` running)? Are host and "
-        "port right on this rank? Does a firewall stand between?"
+        f"{tried}one: {last}). Is it up (rank 0 started, or `aiodist coordinator` running)? Are "
+        "host and port right on this rank? Does a firewall stand between?"
+    )
+
+
+OTHERS = "torchrun keeps a TCPStore on MASTER_PORT; a coordinator with TLS needs tls://"
+
+
+def _silent(target: Address) -> str:
+    return (
+        f"What listens at {target} closes every connection without a greeting: is it another "
+        f"service ({OTHERS}), or a proxy that has no coordinator behind it yet?"
     )
 
 
 def _foreign(target: Address, what: str) -> ForeignServiceError:
     return ForeignServiceError(
         f"what listens at {target} is no aiodist coordinator: {what}. Another service has that "
-        "port (torchrun keeps a TCPStore on MASTER_PORT; a coordinator with TLS needs tls://): "
-        "check the port, or give the coordinator another one"
+        f"port ({OTHERS}): check the port, or give the coordinator another one"
     )
 
 
@@ -205,16 +218,27 @@ async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address
                     await ready
                 finally:
                     loop.remove_writer(secure.fileno())
+    except _TLS_BROKEN as error:
+        secure.close()
+        what = f"it broke off the TLS handshake: {error.reason or error}"
+        raise ConnectionResetError(errno.ECONNRESET, what) from None
     except tls.SSLError as error:
         secure.close()
-        text = (
-            f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator, "
-            "and is its certificate one that the given ssl context trusts?"
-        )
-        raise _Refused(JoinError(text)) from None
+        raise _Refused(_no_tls(target, error)) from None
     except BaseException:
         secure.close()
         raise
+
+
+_TLS_BROKEN = (tls.SSLEOFError, tls.SSLZeroReturnError, tls.SSLSyscallError)
+"""The connection ended; other errors of TLS say that the two sides do not agree."""
+
+
+def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
+    return JoinError(
+        f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator, is "
+        "its certificate one that the given ssl context trusts, and does it ask for one of ours?"
+    )
 
 
 def _wake(ready: asyncio.Future[None]) -> None:
@@ -249,6 +273,9 @@ class _Greeting:
                     f"the coordinator at {self._target} refused this process: {message.text}. "
                     "Give token= (or AIODIST_TOKEN) the token that the coordinator was given"
                 )
+            if message.kind is Failure.BUSY:
+                self._break_off(OSError(errno.EBUSY, f"it is busy: {message.text}"))
+                return
             raise JoinError(f"the coordinator at {self._target} refused: {message.text}")
         if self._challenge is None:
             if not isinstance(message, Challenge) or message.magic != MAGIC:
@@ -291,13 +318,18 @@ class _Greeting:
         if not self.done.done():
             self.done.set_exception(_Refused(error))
 
+    def _break_off(self, error: OSError) -> None:
+        """Another attempt may go better."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
     def _on_closed(self, error: Exception) -> None:
-        if self.done.done():
-            return
         if isinstance(error, ProtocolError):
             what = f"its answer is not of the protocol ({error})"
             self._refuse(_foreign(self._target, what))
+        elif isinstance(error, tls.SSLError) and not isinstance(error, _TLS_BROKEN):
+            self._refuse(_no_tls(self._target, error))
+        elif self._challenge is None:
+            self._break_off(OSError(errno.ECONNRESET, SILENT))
         else:
-            broken = OSError(errno.ECONNRESET, f"it broke off the greeting: {error}")
-            silent = _SilentClose("it closed the connection without a greeting")
-            self.done.set_exception(silent if self._challenge is None else broken)
+            self._break_off(OSError(errno.ECONNRESET, f"it broke off the greeting: {error}"))

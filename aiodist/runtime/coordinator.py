@@ -35,7 +35,7 @@ from aiodist.membership import (
     Tick,
 )
 from aiodist.runtime import inproc_names
-from aiodist.runtime.coordinator_connection import HANDSHAKE_SECONDS, Connection
+from aiodist.runtime.coordinator_connection import HANDSHAKE_SECONDS, Connection, turn_away
 from aiodist.runtime.journal import Journal
 from aiodist.runtime.listening import bind_tcp, bind_unix
 from aiodist.runtime.state_file import StateFile
@@ -52,6 +52,9 @@ LATE_SECONDS = 0.25
 GRACE_SECONDS = 1.0
 """A timer that fires LATE_SECONDS too late shows that this loop was busy, so that signs of life may
 lie unread: leases are judged GRACE_SECONDS later."""
+
+MOMENT_SECONDS = 1.0
+"""Who connects has so long to say who it is, however many do so at the same time."""
 
 GOODBYE_SECONDS = 1.0
 """How long `stop` waits for members to read the goodbye."""
@@ -117,7 +120,7 @@ class Coordinator:
         self._journal: Journal | None = None
         self._failure: asyncio.Future[OSError]
         self._stopping = False
-        self._strangers: Strangers[Connection] = Strangers(logger)
+        self._strangers: Strangers[Connection] = Strangers(logger, moment=MOMENT_SECONDS)
         self._machine: Membership
         self._loop: asyncio.AbstractEventLoop
         self._acceptor: Acceptor | None = None
@@ -315,11 +318,13 @@ class Coordinator:
             return
         sock.setblocking(False)
         connection = Connection(self, next(self._numbers), sock)
+        if not self._strangers.add(connection, self._loop.time()):
+            turn_away(sock, encrypted=self._ssl is not None)
+            return
         task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
         connection.adopting = task
         self._adopting[task] = connection
         task.add_done_callback(partial(self._adopted, connection, sock))
-        self._strangers.add(connection)
 
     async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
         limit = None if self._ssl is None else HANDSHAKE_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -42,6 +43,20 @@ MAX_BACKLOG = 8 * 1024 * 1024
 
 CLOSE_SECONDS = 5.0
 """How long a connection that is being closed may take to read its last messages."""
+
+
+TLS_HANDSHAKE = 0x16
+TLS_REFUSED = b"\x15\x03\x01\x00\x02\x02\x46"
+"""The first byte of who wants to speak TLS, and what tells it that this is not spoken here: a fatal
+alert, protocol_version."""
+
+_BUSY = encode_message(
+    Failed(
+        Failure.BUSY,
+        "too many connect to this coordinator at the same time and do not say who they are yet: "
+        "come again in a moment",
+    )
+)
 
 
 class Owner(Protocol):
@@ -101,7 +116,8 @@ class Connection(asyncio.Protocol):
                     return
                 self._take(frame)
         except (ProtocolError, AuthenticationError) as error:
-            self.fail(f"{type(error).__name__}: {error}")
+            wants_tls = self._hello is None and data[0] == TLS_HANDSHAKE
+            self.fail(f"{type(error).__name__}: {error}", TLS_REFUSED if wants_tls else b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
@@ -144,8 +160,8 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def fail(self, reason: str) -> None:
-        """Close at once, and say why in the log."""
+    def fail(self, reason: str, answer: bytes = b"") -> None:
+        """Close, at once or with a last `answer`, and say why in the log."""
         self._reason = self._reason or reason
         logger.warning(
             "closing the connection from %s: %s",
@@ -153,7 +169,11 @@ class Connection(asyncio.Protocol):
             reason,
             extra={"event": "connection failed", "peer": self.peer, "reason": reason},
         )
-        self._transport.abort()
+        if answer:
+            self._transport.write(answer)
+            self.close(reason)
+        else:
+            self._transport.abort()
 
     def detach_after_fork(self, null: int) -> None:
         """In a forked child: put the null device in the place of the socket."""
@@ -220,3 +240,12 @@ class Connection(asyncio.Protocol):
 
     def _too_late(self) -> None:
         self.fail(f"it did not complete the greeting within {HANDSHAKE_SECONDS:g} s")
+
+
+def turn_away(sock: socket.socket, *, encrypted: bool) -> None:
+    """Close a new connection for which there is no place, and say so where that can be said: who
+    wants TLS understands nothing before its handshake."""
+    with sock, contextlib.suppress(OSError):
+        if not encrypted:
+            sock.send(_BUSY)
+            sock.recv(MAX_BODY_BEFORE_WELCOME)  # what lies unread would take the answer away

@@ -256,7 +256,7 @@ class Endpoint:
         greeter = Greeter(self, link)
         link.receiver = greeter
         self._greeters[greeter] = None
-        self._strangers.add(greeter)
+        self._strangers.add(greeter, self.loop.time())
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")

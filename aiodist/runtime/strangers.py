@@ -9,8 +9,9 @@ from typing import Generic, Protocol, TypeVar
 if sys.platform != "win32":
     import resource
 
-MOST = 1024
-"""Most strangers at a time, where the limit of open files allows for it."""
+MOST = 4096
+"""Most strangers at a time, where the limit of open files allows for it: as many as a group may
+have members."""
 
 FILES_SHARE = 4
 """Strangers may have this part of the files that the process may open."""
@@ -34,36 +35,51 @@ S = TypeVar("S", bound=Stranger)
 
 class Strangers(Generic[S]):
     """Where there are too many, the one that has been there longest is dropped: it had its time,
-    and whoever means well needs but a moment. No host has more than half of the places."""
+    and whoever means well needs but a moment. No host has more than half of the places.
 
-    def __init__(self, logger: logging.Logger, most: int | None = None) -> None:
+    `moment`: seconds that each has for sure. Where all have come within that, many may mean well
+    at once, and there is no place for a new one.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, most: int | None = None, *, moment: float = 0.0
+    ) -> None:
         self.most = most_strangers() if most is None else most
         self._logger = logger
-        self._there: dict[S, None] = {}
-        self._by_host: dict[str, int] = {}
+        self._moment = moment
+        self._there: dict[S, float] = {}
+        self._by_host: dict[str, dict[S, None]] = {}
 
     def __len__(self) -> int:
         return len(self._there)
 
-    def add(self, stranger: S) -> None:
-        """A new one has come."""
-        host = stranger.host
-        self._there[stranger] = None
-        self._by_host[host] = self._by_host.get(host, 0) + 1
-        if self._by_host[host] > max(1, self.most // 2):
-            self._drop(next(one for one in self._there if one.host == host), "from that host")
-        elif len(self._there) > self.most:
-            self._drop(next(iter(self._there)), "in all")
+    def add(self, stranger: S, now: float) -> bool:
+        """Take in one that came at time `now`. False: there is no place, it is to come again."""
+        own = self._by_host.get(stranger.host, {})
+        if len(own) >= max(1, self.most // 2):
+            oldest, where = next(iter(own)), "from that host"
+        elif len(self._there) >= self.most:
+            oldest, where = next(iter(self._there)), "in all"
+        else:
+            self._take_in(stranger, now)
+            return True
+        if now - self._there[oldest] < self._moment:
+            return False
+        self._drop(oldest, where)
+        self._take_in(stranger, now)
+        return True
 
     def discard(self, stranger: S) -> None:
         """It has shown who it is, or is gone. Idempotent."""
-        if stranger in self._there:
-            del self._there[stranger]
-            left = self._by_host[stranger.host] - 1
-            if left:
-                self._by_host[stranger.host] = left
-            else:
+        if self._there.pop(stranger, None) is not None:
+            own = self._by_host[stranger.host]
+            del own[stranger]
+            if not own:
                 del self._by_host[stranger.host]
+
+    def _take_in(self, stranger: S, now: float) -> None:
+        self._there[stranger] = now
+        self._by_host.setdefault(stranger.host, {})[stranger] = None
 
     def _drop(self, stranger: S, where: str) -> None:
         # Not a warning: whoever connects would fill the log.

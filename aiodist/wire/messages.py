@@ -67,6 +67,7 @@ class Failure(enum.StrEnum):
     NOT_AN_INTEGER = "not_an_integer"
     AUTHENTICATION = "authentication"
     VERSION = "version"
+    BUSY = "busy"
 
 
 Name = Annotated[str, text(MAX_NAME)]

@@ -214,9 +214,9 @@ def test_silence_ends_a_membership(play: Play) -> None:
 def test_an_evicted_member_is_told(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
-        process = await site.process(coordinator.address)
+        process, other = [await site.process(coordinator.address) for _ in range(2)]
         monkeypatch.setattr(process.client, "_renew_lease", lambda lease: None)
-        await process.join(size=1, lease=0.05)
+        await asyncio.gather(process.join(size=2, lease=0.05), other.join(size=2))
         event = await process.event()
         assert event == CoordinatorGone(
             "it ruled this rank lost: no sign of life for 0.05 s", evicted=True, final=True
@@ -246,9 +246,10 @@ def test_a_pause_of_the_coordinator_kills_nobody(play: Play, late: bool) -> None
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         clock = coordinator._loop = Clock(coordinator._loop)  # type: ignore[assignment]
-        raw = await site.raw(coordinator.address)
-        await raw.greet()
-        raw.say(JoinRequest(group="g", id="quiet", size=1, lease=1000.0))
+        raw, other = [await site.raw(coordinator.address) for _ in range(2)]
+        for one, lease in ((raw, 1000.0), (other, 3000.0)):
+            await one.greet()
+            one.say(JoinRequest(group="g", id=f"of {lease:g} s", size=2, lease=lease))
         assert isinstance(await raw.hear(), View)
         clock.skipped = 1000.0 + (coordinator_module.LATE_SECONDS + 1.0 if late else 0.0)
         coordinator._on_timer()

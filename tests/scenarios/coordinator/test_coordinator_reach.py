@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import shutil
 import socket
 import ssl
@@ -16,6 +17,7 @@ import pytest
 
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
 from aiodist.runtime import control_dial
+from aiodist.runtime import coordinator as coordinator_module
 from aiodist.runtime.control import ControlClient, ForeignServiceError
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.wire.messages import (
@@ -112,7 +114,12 @@ def test_a_foreign_service_is_told_apart_at_once(play: Play, answer: bytes) -> N
             await site.process(address)
 
 
-def test_a_service_that_hangs_up_is_no_coordinator(play: Play) -> None:
+def test_a_service_that_hangs_up_is_tried_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a proxy whose coordinator is yet to come."""
+    monkeypatch.setattr(control_dial, "SILENT_SECONDS", 0.0)
+
     @play
     async def scenario(site: Any) -> None:
         calls = []
@@ -121,9 +128,15 @@ def test_a_service_that_hangs_up_is_no_coordinator(play: Play) -> None:
             calls.append(await reader.read(10))
 
         address = await site.serve(handler)
-        with pytest.raises(ForeignServiceError, match="closed the connection without a greeting"):
-            await site.process(address)
-        assert len(calls) == 3
+        silent = "closes every connection without a greeting.* TLS needs tls://"
+        with pytest.raises(JoinTimeoutError, match=silent):
+            await site.process(address, timeout=0.3)
+        assert len(calls) > 3
+        [warning] = [one for one in caplog.messages if "without a greeting" in one]
+        assert warning.endswith("Trying until 0.3 s are over.")
+        with pytest.raises(JoinError, match=silent):
+            await site.process(address, retry=False)
+        caplog.clear()
 
 
 def test_a_service_that_says_nothing_is_given_up(
@@ -297,8 +310,11 @@ def test_tls(play: Play, certificate: Path) -> None:
             assert await two.store.get("k") == value
             with pytest.raises(JoinError, match=r"no TLS connection .*CERTIFICATE_VERIFY_FAILED"):
                 await site.process(coordinator.address)
-            with pytest.raises(ForeignServiceError, match="a coordinator with TLS needs tls://"):
-                await site.process(coordinator.address.replace("tls", "tcp"))
+            with pytest.raises(JoinTimeoutError, match="a coordinator with TLS needs tls://"):
+                await site.process(coordinator.address.replace("tls", "tcp"), timeout=0.1)
+        async with Coordinator("tcp://127.0.0.1:0") as plain:
+            with pytest.raises(JoinError, match=r"no TLS .*PROTOCOL_VERSION.* a tls:// coord"):
+                await site.process(plain.address, ssl=client)
             one.client.close()
             two.client.close()
 
@@ -320,3 +336,53 @@ def test_cancelling_closes_what_was_opened(play: Play) -> None:
         with pytest.raises(asyncio.CancelledError):
             await opening
         await ended.wait()
+
+
+def test_who_finds_a_full_house_comes_again(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one who asks is told so, and tries until its own timeout."""
+    answers: list[Failure] = []
+    turned_away = asyncio.Event()
+    take = control_dial._Greeting._take
+
+    def counted(greeting: Any, message: Any) -> None:
+        if isinstance(message, Failed):
+            answers.append(message.kind)
+            turned_away.set()
+        take(greeting, message)
+
+    monkeypatch.setattr(control_dial._Greeting, "_take", counted)
+    monkeypatch.setattr(coordinator_module, "MOMENT_SECONDS", math.inf)
+
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        turned_away.clear()
+        coordinator._strangers.most = 2
+        mute = await site.raw(coordinator.address)
+        with pytest.raises(JoinTimeoutError, match="it is busy: too many connect"):
+            await site.process(coordinator.address, timeout=0.1)
+        turned_away.clear()
+        opening = asyncio.ensure_future(site.process(coordinator.address))
+        await turned_away.wait()
+        mute.writer.close()
+        assert await (await opening).join(size=1)
+        assert {*answers} == {Failure.BUSY}
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_burst_of_joins(play: Play, certificate: Path, encrypted: bool) -> None:
+    """Five times as many as there is room for."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), None
+    server.load_cert_chain(certificate)
+    if encrypted:
+        client = ssl.create_default_context(cafile=str(certificate))
+
+    @play
+    async def scenario(site: Any) -> None:
+        context = server if encrypted else None
+        async with Coordinator("tcp://127.0.0.1:0", ssl=context) as coordinator:
+            coordinator._strangers.most = 16
+            async with asyncio.TaskGroup() as group:
+                for _ in range(40):
+                    group.create_task(site.process(coordinator.address, ssl=client))
+            assert len(site.clients) == 40
+            await site.close()

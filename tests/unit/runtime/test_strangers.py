@@ -25,7 +25,7 @@ def crowd(most: int, hosts: str) -> tuple[Strangers[Caller], list[Caller]]:
     there: Strangers[Caller] = Strangers(logging.getLogger("test"), most)
     callers = [Caller(host) for host in hosts]
     for caller in callers:
-        there.add(caller)
+        assert there.add(caller, 0.0)
     return there, callers
 
 
@@ -57,14 +57,33 @@ def test_who_has_shown_who_it_is_counts_no_more() -> None:
         there.discard(caller)
     assert len(there) == 0
     for caller in (Caller("a"), Caller("a")):
-        there.add(caller)
+        assert there.add(caller, 0.0)
     assert dropped(callers) == []
+
+
+def test_each_has_its_moment() -> None:
+    there: Strangers[Caller] = Strangers(logging.getLogger("test"), 4, moment=1.0)
+    callers = [Caller(host) for host in "aabbca"]
+    told = [there.add(caller, at / 10) for at, caller in enumerate(callers)]
+    assert told == [True, True, True, True, False, False]
+    assert dropped(callers) == []
+    there.discard(callers[0])
+    assert there.add(callers[4], 0.6)
+    assert there.add(callers[5], 1.2)  # the oldest has had its moment
+    assert dropped(callers) == [1]
+    assert len(there) == 4
 
 
 def test_the_limit_of_open_files_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     def limit(files: int) -> Callable[[int], tuple[int, int]]:
         return lambda what: (files, files)
 
-    for files, most in ((1024, 256), (10, 16), (10**6, 1024), (resource.RLIM_INFINITY, 1024)):
+    for files, most in (
+        (1024, 256),
+        (10, 16),
+        (8192, 2048),
+        (10**6, 4096),
+        (resource.RLIM_INFINITY, 4096),
+    ):
         monkeypatch.setattr(strangers.resource, "getrlimit", limit(files))
         assert most_strangers() == most
