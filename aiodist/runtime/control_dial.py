@@ -41,8 +41,8 @@ LONGEST_PAUSE = 0.5
 
 SILENT = "it closed the connection without a greeting"
 SILENT_SECONDS = 3.0
-"""After so long the log says so of a service that does nothing else. A coordinator may do it now and
-then: when it ends, or has too many connections, and its answer was lost."""
+"""After so long the log says so of a service that does nothing else. A coordinator may do it now
+and then: when it ends, or has too many connections, and its answer was lost."""
 
 
 class ForeignServiceError(JoinError):

@@ -79,7 +79,8 @@ class Coordinator:
     `state`: a file (made if need be, for this user only) that keeps groups, epochs and stores over
     restarts: what a member was told is on disk before it is told. Two coordinators cannot share
     one. Without it, a coordinator that takes the place of this one learns of the groups from their
-    members; what was in their stores is lost.
+    members; what was in their stores is lost. `force`: start also where the last writes in that
+    file, which were acknowledged, are lost.
 
     `returns`: whether members are to look for another coordinator at the same address when this
     one goes away. `recovery`: seconds after the start in which no group forms, so that members of
@@ -96,6 +97,7 @@ class Coordinator:
         token: str | bytes | None = None,
         ssl: tls.SSLContext | None = None,
         state: str | os.PathLike[str] | None = None,
+        force: bool = False,
         returns: bool = True,
         recovery: float = 0.0,
     ) -> None:
@@ -113,6 +115,7 @@ class Coordinator:
         self._address: Address | None = None
         self._ssl = ssl
         self._state = None if state is None else Path(state)
+        self._force = force
         self.returns = returns
         self.name = secrets.token_hex(16)
         self.incarnation = 1
@@ -154,7 +157,7 @@ class Coordinator:
             form_after=now + self._recovery,
         )
         if self._state is not None:
-            self._recall(StateFile(self._state), now)
+            self._recall(StateFile(self._state, force=self._force), now)
         try:
             self._address = await self._listen(self._wanted)
         except BaseException:

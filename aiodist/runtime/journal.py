@@ -7,12 +7,16 @@ for all that waits (group commit), and the event loop never waits for it.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiodist.membership import Effect, Keep
 from aiodist.membership.records import Record
-from aiodist.runtime.state_file import StateFile
+from aiodist.runtime.state_file import NoFilesError, StateFile
+
+log = logging.getLogger("aiodist.coordinator")
 
 
 class Journal:
@@ -30,7 +34,7 @@ class Journal:
         carry_out: Callable[[list[Effect]], None],
         failed: Callable[[OSError], None],
     ) -> None:
-        """Writes the first snapshot. Raises OSError."""
+        """Writes the first snapshot. Raises OSError, also where there can be no thread."""
         self._file = file
         self._who = coordinator, incarnation
         self._records = records
@@ -42,8 +46,12 @@ class Journal:
         self._idle = asyncio.Event()
         self._idle.set()
         self._broken = False
-        file.write_snapshot(*self._who, records())
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aiodist-state")
+        self._thread = _started_thread()
+        try:
+            file.write_snapshot(*self._who, records())
+        except BaseException:
+            self._thread.shutdown()
+            raise
 
     def submit(self, effects: list[Effect]) -> None:
         """Carry out `effects` in time: at once, if nothing of them or before them is to be kept."""
@@ -82,24 +90,44 @@ class Journal:
             # It holds what is to be kept now, and what waits for it is what is carried out.
             snapshot = list(self._records())
             self._writing = self._loop.run_in_executor(
-                self._thread, self._file.write_snapshot, *self._who, snapshot
+                self._thread, self._write_anew, snapshot, kept
             )
         else:
             self._writing = self._loop.run_in_executor(self._thread, self._file.append, kept)
         rest: list[Effect] = [effect for effect in effects if not isinstance(effect, Keep)]
         self._writing.add_done_callback(lambda writing: self._written(writing, rest))
 
+    def _write_anew(self, snapshot: list[Record], kept: list[Record]) -> None:
+        """In the thread: make the file shorter, or, where no file can be opened for that now, make
+        it longer by what is to be kept, and try again with the next one."""
+        try:
+            self._file.write_snapshot(*self._who, snapshot)
+        except NoFilesError as error:
+            log.warning("the state file is not made shorter for now: %s", error)
+            self._file.append(kept)
+
     def _written(self, writing: asyncio.Future[None], effects: list[Effect]) -> None:
         self._writing = None
         error = writing.exception()
-        if isinstance(error, OSError):
+        if error is not None:
             self._broken = True
             self._waiting.clear()
             self._idle.set()
-            self._failed(error)
+            self._failed(error if isinstance(error, OSError) else OSError(errno.EIO, repr(error)))
             return
-        if error is not None:
-            raise error
         self._carry_out(effects)
         if self._writing is None:
             self._next()
+
+
+def _started_thread() -> ThreadPoolExecutor:
+    """An executor whose only thread runs already: a later write must not be the first to find that
+    there can be none. Raises OSError."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="aiodist-state")
+    try:
+        executor.submit(int).result()
+    except RuntimeError as error:
+        raise OSError(
+            errno.EAGAIN, f"no thread for writing the state file can be started: {error}"
+        ) from None
+    return executor

@@ -1,13 +1,21 @@
 """The state file of a coordinator: an append-only log that starts with a snapshot.
 
 The file starts with 8 bytes that say what it is, and 8 random bytes that belong to it. Then come
-frames: marker (4 bytes), number of the frame (8), length of the payload (4), CRC-32 of the payload
-(4), CRC-32 of these fields (4), all big-endian and seeded with the random bytes; payload. Frame 0
-is the snapshot: a msgpack array [coordinator, incarnation], and records (see
-`aiodist.membership.records`). Each further frame is what one write has added.
+two slots, written in turn, that say which frame was the last one to be on disk when somebody was
+told of it: its number (8 bytes), and a CRC-32 (4). Then come frames: marker (4 bytes), number of
+the frame (8), length of the payload (4), CRC-32 of the payload (4), CRC-32 of these fields (4), all
+big-endian and seeded with the random bytes; payload. Frame 0 is the snapshot: a msgpack array
+[coordinator, incarnation], and records (see `aiodist.membership.records`). Each further frame is
+what one write has added.
 
 A write is on disk before the next one begins, so only the last frame can be torn: then nobody was
-told of it, and it is dropped. Anything else that does not fit is damage, and is refused.
+told of it, the slots do not speak of it, and it is dropped. Where a frame is missing that they do
+speak of, acknowledged writes are lost, and the file is refused, unless that is asked for. Anything
+else that does not fit is damage, and is refused. A slot is written after its frame is on disk and
+before anybody is told of that, and is on disk itself with the frame after it: so it outlives the
+process at once, and the machine one write later, and costs no wait for the disk of its own.
+
+Files of version 1 have no slots: there a lost frame at the end cannot be told from a torn one.
 """
 
 from __future__ import annotations
@@ -16,6 +24,7 @@ import errno
 import logging
 import os
 import secrets
+import stat
 import struct
 import sys
 import zlib
@@ -34,8 +43,12 @@ else:
 
 logger = logging.getLogger("aiodist.coordinator")
 
-MAGIC = b"aiodist\x01"
+MAGIC = b"aiodist\x02"
+MAGIC_1 = b"aiodist\x01"
 SALT_BYTES = 8
+_SLOT = struct.Struct(">QI")
+SLOTS_AT = len(MAGIC) + SALT_BYTES
+FRAMES_AT = SLOTS_AT + 2 * _SLOT.size
 MARKER = b"\xa1FRM"
 _HEAD = struct.Struct(">4sQII")
 _CRC = struct.Struct(">I")
@@ -55,22 +68,35 @@ class Saved:
     records: list[Record]
 
 
+class NoFilesError(OSError):
+    """The process, or the system, has as many files open as it may."""
+
+
+class LostWritesError(ValueError):
+    """A state file lacks writes at its end that somebody was told of."""
+
+
 class StateFile:
-    """The open, locked file. `saved` is what it held (None: there was none).
+    """The open, locked file. `saved` is what it held (None: there was none). `force`: go on with
+    what there is of a file whose last writes are lost.
+
+    Where `path` is a symbolic link, the file is the one that it leads to now, and so is the lock.
 
     Not thread-safe: one call at a time. `write_snapshot` comes first, then `append` may be called.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Raises OSError where the file cannot be had (EWOULDBLOCK: another coordinator has it),
-        ValueError where it is none, or damaged."""
-        self.path = Path(path)
-        self._fd = -1
+        ValueError where it is none, or damaged, LostWritesError."""
+        self.path = Path(os.path.realpath(path))
+        self._force = force
+        self._fd = self._folder = -1
         self._lock = _locked(self.path)
         try:
             self.saved = self._read()
+            self._folder = _opened_folder(self.path.parent)
         except BaseException:
-            os.close(self._lock)
+            self.close()
             raise
         self._salt = b""
         self._number = 0
@@ -83,18 +109,20 @@ class StateFile:
         return self._added > max(COMPACT_BYTES, self._snapshot)
 
     def write_snapshot(self, coordinator: str, incarnation: int, records: Iterable[Record]) -> None:
-        """Replace all that the file holds, or nothing of it. It is on disk on return."""
+        """Replace all that the file holds, or nothing of it. It is on disk on return. Raises
+        NoFilesError, with nothing changed, where the process may open no more files."""
         salt = secrets.token_bytes(SALT_BYTES)
         who = msgpack.packb([coordinator, incarnation])
         frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
         new = self.path.with_name(self.path.name + ".new")
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _BINARY, 0o600)
+        fd = _made(new)
         try:
-            _write_all(fd, MAGIC + salt)
+            _write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
             _write_all(fd, frame)
             os.fsync(fd)
             os.replace(new, self.path)
-            _sync_folder(self.path.parent)
+            if self._folder != -1:
+                os.fsync(self._folder)
         except BaseException:
             os.close(fd)
             raise
@@ -110,30 +138,36 @@ class StateFile:
         frame = _frame(self._salt, self._number, b"".join(map(encode_record, records)))
         _write_all(self._fd, frame)
         _sync_data(self._fd)
+        os.lseek(self._fd, SLOTS_AT + self._number % 2 * _SLOT.size, os.SEEK_SET)
+        _write_all(self._fd, _slot(self._salt, self._number))
+        os.lseek(self._fd, 0, os.SEEK_END)
         self._added += len(frame)
 
     def close(self) -> None:
         """Let go of the file. Idempotent."""
-        for fd in (self._fd, self._lock):
+        for fd in (self._fd, self._folder, self._lock):
             if fd != -1:
                 os.close(fd)
-        self._fd = self._lock = -1
+        self._fd = self._folder = self._lock = -1
 
     def _read(self) -> Saved | None:
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
+        data = _contents(self.path)
+        if data is None:
             return None
-        if data[: len(MAGIC)] != MAGIC or len(data) < len(MAGIC) + SALT_BYTES:
+        start = {MAGIC: FRAMES_AT, MAGIC_1: SLOTS_AT}.get(data[: len(MAGIC)], len(data) + 1)
+        if len(data) < start:
             raise ValueError(
                 f"{self.path} is no state file of a coordinator: name another file (it is made if "
                 "it does not exist), or move this one away"
             )
         try:
-            frames, rest = _frames(data)
+            frames, rest = _frames(data, start)
             if not frames:
                 raise ValueError("its snapshot is not whole")
+            self._check_last(len(frames) - 1, _last_told(data) if start == FRAMES_AT else 0)
             saved = _saved(frames)
+        except LostWritesError:
+            raise
         except ValueError as error:
             raise ValueError(
                 f"the state file {self.path} is damaged: {error}. Restore it from a backup, or "
@@ -142,15 +176,32 @@ class StateFile:
             ) from None
         if rest:
             logger.warning(
-                "%s: dropping %d bytes of a write that was cut off; nobody was told of it",
+                "%s: dropping %d bytes of a write that was cut off%s",
                 self.path,
                 rest,
+                "; nobody was told of it" if start == FRAMES_AT else "",
                 extra={"event": "state file cut off", "bytes": rest},
             )
         return saved
 
+    def _check_last(self, found: int, told: int) -> None:
+        """Whether all writes are there that somebody was told of. Raises LostWritesError."""
+        if found >= told:
+            return
+        text = f"the state file {self.path} lacks its last {told - found} acknowledged writes"
+        if not self._force:
+            raise LostWritesError(
+                f"{text}: it was cut off after they were on disk. Restore it from a backup of a "
+                "later time, or start with force=True (--force) to go on with what is there: then "
+                "members may miss values in their stores that they were told are kept"
+            )
+        logger.warning("%s; going on without them, as was asked for", text)
+
 
 _BINARY: int = getattr(os, "O_BINARY", 0)
+_NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
+"""For opening what may be a pipe."""
 
 
 def _frame(salt: bytes, number: int, payload: bytes) -> bytes:
@@ -159,11 +210,27 @@ def _frame(salt: bytes, number: int, payload: bytes) -> bytes:
     return b"".join((head, _CRC.pack(zlib.crc32(head, seed)), payload))
 
 
-def _frames(data: bytes) -> tuple[list[bytes], int]:
-    """The payloads of the frames of a file, and how many bytes of a torn one are behind them.
-    Raises ValueError for damage."""
-    seed = zlib.crc32(data[len(MAGIC) : len(MAGIC) + SALT_BYTES])
-    at = len(MAGIC) + SALT_BYTES
+def _slot(salt: bytes, number: int) -> bytes:
+    """Says that frame `number` is on disk."""
+    data = number.to_bytes(8, "big")
+    return data + _CRC.pack(zlib.crc32(data, zlib.crc32(salt)))
+
+
+def _last_told(data: bytes) -> int:
+    """The last frame that somebody may have been told of. Raises ValueError for damage."""
+    salt = data[len(MAGIC) : SLOTS_AT]
+    slots = [data[at : at + _SLOT.size] for at in range(SLOTS_AT, FRAMES_AT, _SLOT.size)]
+    said: dict[bytes, int] = {slot: _SLOT.unpack(slot)[0] for slot in slots}
+    numbers = [number for slot, number in said.items() if _slot(salt, number) == slot]
+    if not numbers:  # one of them may be torn
+        raise ValueError("it does not say what was acknowledged")
+    return max(numbers)
+
+
+def _frames(data: bytes, at: int) -> tuple[list[bytes], int]:
+    """The payloads of the frames of a file, which begin at byte `at`, and how many bytes of a torn
+    one are behind them. Raises ValueError for damage."""
+    seed = zlib.crc32(data[len(MAGIC) : SLOTS_AT])
     frames: list[bytes] = []
     while at < len(data):
         payload = _payload_at(data, at, len(frames), seed)
@@ -220,7 +287,8 @@ def _saved(frames: list[bytes]) -> Saved:
 
 def _locked(path: Path) -> int:
     """Lock `path` for this process: by a file beside it, for `path` itself is replaced."""
-    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | _BINARY, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | _NO_FOLLOW | _BINARY
+    fd = os.open(path.with_name(path.name + ".lock"), flags, 0o600)
     try:
         if sys.platform == "win32":
             msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
@@ -252,12 +320,30 @@ def _sync_data(fd: int) -> None:
         os.fsync(fd)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Have the names in `folder` on disk."""
-    if sys.platform == "win32":
-        return
-    fd = os.open(folder, os.O_RDONLY)
+def _opened_folder(folder: Path) -> int:
+    """For having the names in `folder` on disk; -1 where the system has no such thing."""
+    return -1 if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
+
+
+def _made(path: Path) -> int:
+    """A new file for this user only, in place of what a coordinator that crashed may have left: it
+    is never somebody else's, nor elsewhere. Raises OSError, NoFilesError."""
+    path.unlink(missing_ok=True)
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _BINARY, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise NoFilesError(*error.args) from error
+        raise
+
+
+def _contents(path: Path) -> bytes | None:
+    """What a file holds; None: there is none. Raises OSError, ValueError for what is no file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{path} is no file that can hold a state: name another one")
+        return file.read()

@@ -53,6 +53,10 @@ def coordinator(
         Path | None,
         typer.Option(metavar="FILE", help="Keeps groups and stores over restarts."),
     ] = None,
+    force: Annotated[
+        bool | None,
+        typer.Option("--force", help="Start also where the last writes in --state are lost."),
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option(

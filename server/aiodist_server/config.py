@@ -21,8 +21,9 @@ class Config(BaseSettings):
     can reach it. `http`: ``host:port``, where to serve a page with what groups do, and metrics, to
     whoever asks; where other hosts can reach that, it needs `insecure`, too. `drain_seconds`: how
     long the first SIGTERM or SIGINT waits for groups to end. `state`: a file that keeps groups,
-    epochs and stores over restarts. `recovery_seconds`: how long no group forms after the start, so
-    that members of groups of a daemon that was here before come back first.
+    epochs and stores over restarts; `force`: start also where acknowledged writes are missing at
+    its end. `recovery_seconds`: how long no group forms after the start, so that members of groups
+    of a daemon that was here before come back first.
     """
 
     model_config = SettingsConfigDict(
@@ -37,6 +38,7 @@ class Config(BaseSettings):
     tls_key: Path | None = None
     http: str | None = None
     state: Path | None = None
+    force: bool = False
     recovery_seconds: float = Field(default=1.0, ge=0.0)
     drain_seconds: float = Field(default=30.0, ge=0.0)
     log_format: Literal["console", "json"] = "console"
@@ -54,6 +56,8 @@ class Config(BaseSettings):
             raise ValueError("token is empty: give a token, or none")
         if (address.scheme == "tls") != (self.tls_cert is not None):
             raise ValueError("a tls:// address and tls_cert belong together: give both, or neither")
+        if self.force and self.state is None:
+            raise ValueError("force is for a state file: give state (--state FILE), too")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("tls_key needs tls_cert")
         has_token = self.token is not None or self.token_file is not None

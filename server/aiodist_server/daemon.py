@@ -47,6 +47,7 @@ async def _serve(config: Config) -> int:
                 token=config.read_token(),
                 ssl=config.ssl_context(),
                 state=config.state,
+                force=config.force,
                 recovery=config.recovery_seconds,
             )
             await coordinator.start()

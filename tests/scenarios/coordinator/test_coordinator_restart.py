@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -339,6 +340,77 @@ def test_what_cannot_be_written_is_not_told(
         await durable.coordinator.stop()
 
     assert logging.CRITICAL in [one.levelno for one in caplog.records]
+
+
+def test_an_unexpected_failure_to_write_ends_it_too(
+    play: Play, durable: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than that nobody is answered any more."""
+
+    @play
+    async def scenario(site: Any) -> None:
+        await durable.start()
+        [member] = await site.members(durable.address, 1)
+        with monkeypatch.context() as patched:
+
+            def fail(*args: Any) -> None:
+                raise MemoryError
+
+            patched.setattr(StateFile, "append", fail)
+            setting = asyncio.create_task(member.store.set("k", b"v"))
+            assert (await durable.coordinator.failed()).errno == errno.EIO
+        await durable.coordinator.stop()
+        setting.cancel()
+        await asyncio.wait({setting})
+
+
+def test_it_does_not_start_without_the_thread_that_writes(
+    play: Play, durable: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @play
+    async def scenario(site: Any) -> None:
+        with monkeypatch.context() as patched:
+
+            def fail(thread: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patched.setattr(threading.Thread, "start", fail)
+            with pytest.raises(OSError, match="no thread for writing the state file"):
+                await Coordinator(state=durable.state).start()
+        await durable.start()
+        await durable.coordinator.stop()
+
+
+def test_a_log_that_cannot_be_written_anew_for_want_of_files_goes_on(
+    play: Play, durable: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr("aiodist.runtime.state_file.COMPACT_BYTES", 1000)
+    real = os.open
+    lacking = True
+
+    def scarce(path: Any, *args: Any) -> int:
+        if lacking and str(path).endswith(".new"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *args)
+
+    @play
+    async def scenario(site: Any) -> None:
+        nonlocal lacking
+        await durable.start()
+        [member] = await site.members(durable.address, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", scarce)
+            lacking = True
+            for turn in range(100):
+                await member.store.set("k", b"%d" % turn)
+            assert "not made shorter for now" in caplog.text
+            large = durable.state.stat().st_size
+            lacking = False
+            await member.store.set("k", b"last")
+            assert durable.state.stat().st_size < large
+        await durable.restart()
+        assert await member.store.get("k") == b"last"
+        await durable.coordinator.stop()
 
 
 def test_two_coordinators_do_not_share_a_state_file(play: Play, durable: Any) -> None:
