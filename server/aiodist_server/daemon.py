@@ -12,6 +12,7 @@ from types import FrameType
 
 from aiodist.runtime.coordinator import Coordinator
 from aiodist_server.config import Config
+from aiodist_server.files import raise_file_limit
 from aiodist_server.http import serving
 from aiodist_server.logs import logging_to_stderr
 
@@ -40,6 +41,7 @@ def serve(config: Config) -> int:
 
 
 async def _serve(config: Config) -> int:
+    raise_file_limit()
     async with AsyncExitStack() as stack:
         try:
             coordinator = Coordinator(

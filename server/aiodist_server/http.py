@@ -14,8 +14,11 @@ from aiohttp import web
 
 from aiodist.errors import CoordinatorLostError
 from aiodist.runtime.coordinator import Coordinator
+from aiodist.runtime.listening import bind_tcp
+from aiodist.transports.sockets import Acceptor
 from aiodist.wire.address import Address
 from aiodist_server import metrics
+from aiodist_server.visits import Visits
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,13 +45,21 @@ _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[str]:
     """Serve at `address` (of scheme tcp); gives the URL, with the port it got. Raises OSError."""
     app = application(coordinator, address)
+    visits = Visits()
+    app.middlewares.insert(0, visits.attend)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, address.host, address.port)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        assert runner.server is not None
+        visits.serve(runner.server)
+        sock = await bind_tcp(address)
+        host, port = sock.getsockname()[:2]
+        acceptor = Acceptor(asyncio.get_running_loop(), sock, f"http on {host}", visits.take)
+        try:
+            yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        finally:
+            acceptor.close()
+            await visits.end()
     finally:
         await runner.cleanup()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from aiodist.errors import AuthenticationError
 from aiodist.runtime.control import ControlClient, CoordinatorGone, JoinRequest
-from aiodist.wire.messages import Draining
+from aiodist.wire.messages import Draining, StoreSet
 from aiodist_server import Config
 
 PROGRAM = "import sys, aiodist_server as s; sys.exit(s.serve(s.Config()))"
@@ -42,10 +43,10 @@ class Daemon:
 
 
 @contextmanager
-def started(**settings: str) -> Iterator[subprocess.Popen[str]]:
+def started(program: str = PROGRAM, **settings: str) -> Iterator[subprocess.Popen[str]]:
     environ = {f"AIODIST_COORDINATOR_{name.upper()}": value for name, value in settings.items()}
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env={**os.environ, "AIODIST_COORDINATOR_LISTEN": "tcp://127.0.0.1:0", **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -56,6 +57,56 @@ def started(**settings: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+def page(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def with_files(soft: int, hard: int) -> str:
+    """A daemon that may open so many files."""
+    return (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); {PROGRAM}"
+    )
+
+
+def test_it_takes_the_files_that_it_may_have() -> None:
+    with started(with_files(200, 300)) as process:
+        Daemon(process)
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (300, 300)
+
+
+def test_half_open_requests_do_not_keep_members_out(tmp_path: Path) -> None:
+    """Somebody of the same host, without the token, opens far more than the daemon has files."""
+
+    async def scenario(daemon: Daemon) -> None:
+        assert daemon.process.stdout is not None
+        where = daemon.process.stdout.readline().removeprefix("http on http://").strip().strip("/")
+        host, port = where.split(":")
+        writers = []
+        for _ in range(400):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /status HTTP/1.1\r\n")
+            writers.append(writer)
+        client = await ControlClient.open(daemon.address, token="t")
+        await client.join(JoinRequest(group="g", id="me", size=1), 30)
+        for number in range(20):
+            await client.request(StoreSet("k", bytes(400_000) + bytes([number])), 30)
+        assert len(os.listdir(f"/proc/{daemon.process.pid}/fd")) < 60
+        assert await asyncio.to_thread(page, f"http://{where}/healthz") == b"ok\n"
+        client.close()
+        for writer in writers:
+            writer.close()
+
+    settings = {"http": "127.0.0.1:0", "state": str(tmp_path / "state"), "token": "t"}
+    with started(with_files(128, 128), **settings) as process:
+        daemon = Daemon(process)
+        asyncio.run(scenario(daemon))
+        daemon.signal(signal.SIGTERM)
+        code, log = daemon.end()
+        assert code == 0
+        assert "Traceback" not in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -109,7 +160,7 @@ def test_it_serves_http() -> None:
         with started(http=words[2].rstrip("/")) as second:
             out, log = second.communicate(timeout=30)
             assert (second.returncode, out) == (1, "")
-            assert "cannot start" in log and "address already in use" in log
+            assert "cannot start" in log and "already in use" in log
         daemon.signal(signal.SIGTERM)
         code, log = daemon.end()
         assert code == 0

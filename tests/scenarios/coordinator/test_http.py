@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import aiodist
 from aiodist.wire.address import parse_address
-from aiodist_server import http
+from aiodist_server import http, visits
 from aiodist_server.http import Answers, serving
 
 LOCAL = parse_address("tcp://127.0.0.1:0")
@@ -155,6 +156,78 @@ async def test_others_may_ask_by_any_name_where_other_hosts_are_let_in() -> None
             session.get(f"http://127.0.0.1:{port}/healthz", headers={"Host": "a.b"}) as response,
         ):
             assert response.status == 200
+
+
+async def test_who_brings_no_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visits, "REQUEST_SECONDS", 0.05)
+    async with aiodist.Coordinator() as coordinator, serving(coordinator, LOCAL) as url:
+        host, port = url.removeprefix("http://").rstrip("/").split(":")
+        for said in (b"", b"GET /healthz HTTP/1.1\r\nHost: loc", b"GET /healthz HTTP/1.1\r\n"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(said)
+            assert await reader.read() == b""
+            writer.close()
+        monkeypatch.setattr(visits, "REQUEST_SECONDS", 30.0)
+        status = coordinator.status
+
+        def answer() -> Any:
+            monkeypatch.setattr(visits, "REQUEST_SECONDS", 0.05)
+            return status()
+
+        monkeypatch.setattr(coordinator, "status", answer)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.read()).endswith(b"ok\n")  # and no other request came
+        writer.close()
+
+
+async def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[visits.Visit] = []
+    made = visits.Visit.connection_made
+
+    def making(visit: visits.Visit, transport: asyncio.BaseTransport) -> None:
+        there.append(visit)
+        made(visit, transport)
+
+    monkeypatch.setattr(visits.Visit, "connection_made", making)
+    async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
+        survey = coordinator.survey
+
+        def running() -> list[bool]:
+            return [one._timer is not None and not one._timer.cancelled() for one in there]
+
+        async def asked() -> Any:
+            assert running() == [False]
+            return await survey()
+
+        monkeypatch.setattr(coordinator, "survey", asked)
+        async with web.get("/status") as response:
+            assert response.status == 200
+        assert running() == [True]
+
+
+async def test_the_oldest_connection_goes_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visits, "most_visits", lambda: 8)
+    async with aiodist.Coordinator() as coordinator, serving(coordinator, LOCAL) as url:
+        host, port = url.removeprefix("http://").rstrip("/").split(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        async with aiohttp.ClientSession(url) as session:
+            for _ in range(3):  # the connection is kept, and used again
+                async with session.get("/healthz") as response:
+                    assert await response.text() == "ok\n"
+        for reader, writer in opened[:16]:
+            assert await reader.read() == b""
+            writer.close()
+        assert not any(reader.at_eof() for reader, _ in opened[17:])
+        for _, writer in opened[16:]:
+            writer.close()
+
+
+def test_the_share_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {256: 16, 64: 16, 1024: 64, 10**6: 256, resource.RLIM_INFINITY: 256}
+    for files, most in limits.items():
+        monkeypatch.setattr(resource, "getrlimit", lambda what, files=files: (files, files))
+        assert visits.most_visits() == most
 
 
 async def test_the_page_and_its_files() -> None:
