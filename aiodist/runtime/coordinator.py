@@ -41,6 +41,7 @@ from aiodist.runtime.listening import bind_tcp, bind_unix
 from aiodist.runtime.state_file import StateFile
 from aiodist.runtime.strangers import Strangers
 from aiodist.transports.sockets import Acceptor
+from aiodist.transports.sparing import Sparing
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
@@ -124,6 +125,7 @@ class Coordinator:
         self._failure: asyncio.Future[OSError]
         self._stopping = False
         self._strangers: Strangers[Connection] = Strangers(logger, moment=MOMENT_SECONDS)
+        self.sparing = Sparing(logger)
         self._machine: Membership
         self._loop: asyncio.AbstractEventLoop
         self._acceptor: Acceptor | None = None

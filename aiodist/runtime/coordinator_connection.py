@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import socket
 from typing import Protocol, cast
 
 from aiodist.errors import AuthenticationError, ProtocolError
+from aiodist.transports.sparing import Sparing
 from aiodist.wire.frames import Decoder, Frame
 from aiodist.wire.limits import (
     MAX_BODY,
@@ -32,8 +32,6 @@ from aiodist.wire.messages import (
     encode_message,
 )
 from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
-
-logger = logging.getLogger("aiodist.coordinator")
 
 HANDSHAKE_SECONDS = 10.0
 """A connection that has not said and proved who it is by then is closed."""
@@ -66,6 +64,7 @@ class Owner(Protocol):
     name: str
     incarnation: int
     returns: bool
+    sparing: Sparing
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -163,7 +162,8 @@ class Connection(asyncio.Protocol):
     def fail(self, reason: str, answer: bytes = b"") -> None:
         """Close, at once or with a last `answer`, and say why in the log."""
         self._reason = self._reason or reason
-        logger.warning(
+        self._owner.sparing.warning(
+            "of a member" if self._welcomed else "of a stranger",
             "closing the connection from %s: %s",
             self.peer,
             reason,
@@ -221,7 +221,8 @@ class Connection(asyncio.Protocol):
                 )
                 self.send(encode_message(Failed(Failure.AUTHENTICATION, text)))
                 reason = "no token" if not message.mac else "a wrong token"
-                logger.warning(
+                self._owner.sparing.warning(
+                    "refused",
                     "refused %s: %s",
                     self.peer,
                     reason,

@@ -24,6 +24,7 @@ from aiodist.runtime.progress import Progress
 from aiodist.runtime.recorder import Recorder
 from aiodist.runtime.strangers import Strangers
 from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import is_virtual
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
@@ -97,6 +98,7 @@ class Endpoint:
         self._dial: Dial | None = None
         self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
         self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
+        self.sparing = Sparing(log)
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._look: asyncio.TimerHandle | None = None

@@ -62,6 +62,9 @@ class Greeter:
     """Receives the greeting of a peer that connected to us, a stranger until it has shown who it
     is: it may send two frames, of a header each."""
 
+    tells_why = True
+    """What breaks its link is in the log by its own doing, which is sparing."""
+
     def __init__(self, endpoint: Endpoint, link: Link) -> None:
         self.link = link
         self.peer = link.peer_name
@@ -113,7 +116,8 @@ class Greeter:
         self._timer.cancel()
         self._endpoint.dismiss(self)
         if isinstance(error, ProtocolError):
-            log.warning("connection of %s closed: %s", link.peer_name, error)
+            text = "connection of %s closed: %s"
+            self._endpoint.sparing.warning("greeting", text, link.peer_name, error)
 
     def _expired(self) -> None:
         self.link.close(ProtocolError(f"no greeting within {HANDSHAKE_TIMEOUT:g} s"))

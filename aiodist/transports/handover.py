@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Self
 
 from aiodist.transports.sockets import Acceptor, log
+from aiodist.transports.sparing import Sparing
 from aiodist.transports.unix import SCHEME, bound_socket, connected_socket, peer_pid
 
 KEY_BYTES = 16
@@ -42,6 +43,7 @@ class Handover:
         self._loop = loop
         self._size = _SIZE.pack(os.fstat(fd).st_size)
         self._callers: set[Caller] = set()
+        self._sparing = Sparing(log)
         sock, self.address = bound_socket("aiodist-mem", SCHEME)
         try:
             self._fd = os.dup(fd)  # ours: the number of a closed one may soon mean another file
@@ -59,7 +61,7 @@ class Handover:
         try:
             pid = peer_pid(sock)
         except PermissionError as error:
-            log.warning("%s refused a connection: %s", self.address, error)
+            self._sparing.warning("refused", "%s refused a connection: %s", self.address, error)
             sock.close()
             return
         self._callers.add(Caller(self._loop, sock, pid, KEY_BYTES, 0, self._heard))
@@ -71,7 +73,8 @@ class Handover:
                 with contextlib.suppress(OSError):  # it is gone: its affair
                     socket.send_fds(sock, [self._size], [self._fd])
             elif key:
-                log.warning("%s: process %d showed a wrong key", self.address, caller.pid)
+                text = "%s: process %d showed a wrong key"
+                self._sparing.warning("wrong key", text, self.address, caller.pid)
 
     def close(self) -> None:
         """Stop. What was given stays given. Idempotent."""

@@ -134,7 +134,9 @@ class BaseLink(Link):
     def _failed(self, error: Exception) -> None:
         """A callback raised `error`, or the peer broke the protocol: log it and close."""
         if isinstance(error, ProtocolError):
-            log.warning("closing the link to %s: %s", self._peer_name, error)
+            told = getattr(self.receiver, "tells_why", False)  # by the receiver, then
+            level = logging.DEBUG if told else logging.WARNING
+            log.log(level, "closing the link to %s: %s", self._peer_name, error)
         else:
             log.error("a callback of the link to %s failed", self._peer_name, exc_info=error)
         self.close(error)

@@ -22,6 +22,7 @@ from aiodist.transports.handover import Caller, readable, receive_fds
 from aiodist.transports.shm_link import ShmLink
 from aiodist.transports.shm_rings import SEGMENT
 from aiodist.transports.sockets import Acceptor, give, log
+from aiodist.transports.sparing import Sparing
 from aiodist.transports.unix import bound_socket, connected_socket, peer_pid
 
 SCHEME = "shm:"
@@ -87,12 +88,13 @@ class ShmListener(Acceptor):
         super().__init__(loop, sock, address, self._called)
         self._accept = accept
         self._callers: set[Caller] = set()
+        self._sparing = Sparing(log)
 
     def _called(self, sock: socket.socket) -> None:
         try:
             pid = peer_pid(sock)
         except PermissionError as error:
-            log.warning("%s refused a connection: %s", self.address, error)
+            self._sparing.warning("refused", "%s refused a connection: %s", self.address, error)
             sock.close()
             return
         self._callers.add(Caller(self._loop, sock, pid, len(_HELLO), 1, self._heard))

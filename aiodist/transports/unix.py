@@ -11,6 +11,7 @@ from collections.abc import Callable
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.processes import credentials
 from aiodist.transports.sockets import BACKLOG, SocketListener, log
+from aiodist.transports.sparing import Sparing
 from aiodist.transports.stream import StreamLink
 
 SCHEME = "unix-abstract:"
@@ -30,12 +31,13 @@ class UnixTransport:
         """Listen at a new random name; `host` and `port` say nothing here."""
         loop = asyncio.get_running_loop()
         sock, address = bound_socket("aiodist", SCHEME)
+        sparing = Sparing(log)
 
         def admit(connection: socket.socket) -> StreamLink | None:
             try:
                 return _link(loop, connection, None)
             except PermissionError as error:
-                log.warning("%s refused a connection: %s", address, error)
+                sparing.warning("refused", "%s refused a connection: %s", address, error)
                 return None
 
         return SocketListener(loop, sock, address, admit, accept)

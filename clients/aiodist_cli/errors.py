@@ -5,12 +5,18 @@ from __future__ import annotations
 import typer
 
 
+def printable(text: str) -> str:
+    """What may come from the network, without what a terminal obeys: escape sequences, and what
+    turns the direction of text; in one line."""
+    return "".join([char if char.isprintable() else "?" for char in text])
+
+
 class CommandError(typer.Exit):
-    """Ends the command with `status` after `message` was printed to stderr."""
+    """Ends the command with `status` after `message`, made printable, was printed to stderr."""
 
     def __init__(self, message: str, status: int = 1) -> None:
         super().__init__(status)
-        typer.echo(message, err=True)
+        typer.echo("\n".join(map(printable, message.split("\n"))), err=True)
 
 
 def usage_error(message: str, option: str | None = None) -> typer.BadParameter:

@@ -17,7 +17,7 @@ from rich.text import Text
 from aiodist.errors import AiodistError
 from aiodist.membership.group import ranks_text
 from aiodist.runtime.control import ControlClient
-from aiodist_cli.errors import CommandError
+from aiodist_cli.errors import CommandError, printable
 
 EPILOG = """    aiodist status tcp://127.0.0.1:29500
 
@@ -78,7 +78,7 @@ def headline(found: Mapping[str, Any]) -> Text:
     state = " (draining: it takes no new members)" if found["draining"] else ""
     count = len(found["groups"])
     groups = f"{count} group{'' if count == 1 else 's'}"
-    return Text(f"coordinator {found['address']}{state}: {groups}")
+    return plain(f"coordinator {found['address']}{state}: {groups}")
 
 
 def title(group: Mapping[str, Any]) -> Text:
@@ -100,9 +100,9 @@ def _group_table(group: Mapping[str, Any], now: float) -> Table:
     for joiner in group["waiting"]:
         _add(table, joiner, "waiting to join", "")
     for rank, reason in group["lost"].items():
-        table.add_row(str(rank), "", "", "", Text(f"lost: {reason}", style="red"), "")
+        table.add_row(str(rank), "", "", "", plain(f"lost: {reason}", style="red"), "")
     for rank in group.get("absent", ()):
-        table.add_row(str(rank), "", "", "", "not back since the coordinator was restarted", "")
+        table.add_row(str(rank), "", "", "", "may still come back to the coordinator", "")
     for rank in group["left"]:
         table.add_row(str(rank), "", "", "", "left", "")
     return table
@@ -114,9 +114,9 @@ def _add(table: Table, member: Mapping[str, Any], state: str, doing: str) -> Non
     table.add_row(rank, name, host, str(member["pid"]), state, plain(doing))
 
 
-def plain(text: str) -> Text:
+def plain(text: str, style: str = "") -> Text:
     """What came from the network: no markup, and nothing that a terminal obeys."""
-    return Text("".join([char if char.isprintable() else "?" for char in text]))
+    return Text(printable(text), style=style)
 
 
 def doing_text(member: Mapping[str, Any]) -> str:

@@ -13,6 +13,16 @@ import structlog
 from aiodist_server.config import Config
 
 
+def _printable(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Much of it comes from the network: nothing in it is to be obeyed by a terminal."""
+    return {
+        key: "".join([char if char.isprintable() else "?" for char in value])
+        if isinstance(value, str)
+        else value
+        for key, value in event.items()
+    }
+
+
 @contextmanager
 def logging_to_stderr(config: Config) -> Iterator[None]:
     """Have what the logger "aiodist" gets written to stderr, in the format of `config`."""
@@ -22,6 +32,8 @@ def logging_to_stderr(config: Config) -> Iterator[None]:
         # The coordinator passes the event's name and fields as `extra`.
         structlog.stdlib.ExtraAdder(),
     ]
+    if config.log_format == "console":  # as JSON it is escaped
+        before.append(_printable)
     renderer: Any = (
         structlog.processors.JSONRenderer(default=str)
         if config.log_format == "json"

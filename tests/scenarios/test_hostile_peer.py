@@ -141,3 +141,19 @@ def test_a_member_that_sends_garbage_is_lost_to_those_who_got_it(run, caplog, he
 
     run(main())
     assert any("closing the link" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("side", ["rank", "coordinator"])
+def test_floods_of_strangers_do_not_fill_the_log(run, caplog, side):
+    async def main():
+        async with aiodist.Coordinator() as coordinator:
+            connecting = aiodist.connect(coordinator.address, rank=0, size=1, transports=("tcp",))
+            async with connecting as group:
+                host, _, port = coordinator.address.removeprefix("tcp://").rpartition(":")
+                where = door(group) if side == "rank" else (host, int(port))
+                for _ in range(50):
+                    await until_closed(*where, HOSTILE["http"])
+
+    caplog.clear()
+    run(main())
+    assert 1 <= len([one for one in caplog.records if one.levelno == logging.WARNING]) <= 10

@@ -33,6 +33,25 @@ def test_no_groups() -> None:
     assert shown() == "coordinator tcp://h:1: 0 groups\n"
 
 
+def test_nothing_that_a_terminal_obeys_is_shown() -> None:
+    """Neither names, nor reasons that a member gave for the loss of another one."""
+    evil = "\x1b]0;evil\x07\x9b2J\u202e"
+    text = shown(
+        name=evil,
+        epoch=2,
+        size=3,
+        wanted="3",
+        members=[member(0, joined_at=NOW, name=evil, host=evil, doing=doing(places=[evil]))],
+        waiting=[],
+        lost={"1": f"no link: {evil}"},
+        left=[],
+        absent=[2],
+    )
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*text}
+    assert "lost: no link: ?]0;evil??2J?" in text
+    assert "may still come back to the coordinator" in text
+
+
 def test_a_group_that_runs() -> None:
     text = shown(
         name="train",

@@ -125,6 +125,11 @@ async def test_unix_refuses_other_users(
     assert isinstance(listener, SocketListener)
     listener._ready()  # and so does the listener, of that same connection
     assert "refused a connection" in caplog.text
+    for _ in range(100):  # 6000 a second would fill the log
+        with pytest.raises(PermissionError):
+            await UnixTransport().dial(listener.address, Ends().at_a)
+        listener._ready()
+    assert caplog.text.count("refused a connection") == 10
     assert not accepted
     listener.close()
 
