@@ -146,8 +146,8 @@ class Visit(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.handler.resume_writing()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self.has_asked()
         self._transport = None
         self._visits.gone(self)
-        self.handler.connection_lost(error)
+        self.handler.connection_lost(exc)
