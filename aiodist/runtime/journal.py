@@ -99,7 +99,7 @@ class Journal:
 
     def _write_anew(self, snapshot: list[Record], kept: list[Record]) -> None:
         """In the thread: make the file shorter, or, where no file can be opened for that now, make
-        it longer by what is to be kept, and try again with the next one."""
+        it longer by what is to be kept, and try again later."""
         try:
             self._file.write_snapshot(*self._who, snapshot)
         except NoFilesError as error:

@@ -58,6 +58,9 @@ COMPACT_BYTES = 4 * 1024 * 1024
 """A log is written anew, as a snapshot, when so many bytes, and as many as the snapshot had, were
 added to it."""
 
+RETRY_SHARE = 8
+"""Where no file can be had for that, it is tried again after this part of these bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -110,13 +113,18 @@ class StateFile:
 
     def write_snapshot(self, coordinator: str, incarnation: int, records: Iterable[Record]) -> None:
         """Replace all that the file holds, or nothing of it. It is on disk on return. Raises
-        NoFilesError, with nothing changed, where the process may open no more files."""
-        salt = secrets.token_bytes(SALT_BYTES)
-        who = msgpack.packb([coordinator, incarnation])
-        frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
+        NoFilesError, with nothing changed, where the process may open no more files: then it is
+        due again once the file has grown a while."""
         new = self.path.with_name(self.path.name + ".new")
-        fd = _made(new)
         try:
+            fd = _made(new)
+        except NoFilesError:
+            self._added -= max(COMPACT_BYTES, self._snapshot) // RETRY_SHARE
+            raise
+        try:
+            salt = secrets.token_bytes(SALT_BYTES)
+            who = msgpack.packb([coordinator, incarnation])
+            frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
             _write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
             _write_all(fd, frame)
             os.fsync(fd)

@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from aiohttp import web
 
@@ -128,7 +129,7 @@ class Visit(asyncio.Protocol):
     # What the loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.handler.connection_made(transport)
         self.may_ask()
         if self._dropped:
