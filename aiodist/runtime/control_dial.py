@@ -28,7 +28,7 @@ from aiodist.wire.messages import (
     decode_message,
     encode_message,
 )
-from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
+from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof, secret_of
 
 ATTEMPT_SECONDS = 5.0
 """Longest time that one attempt may take: a firewall that drops packets gives no answer at all."""
@@ -76,10 +76,10 @@ async def dial(
 
     Tries again until `timeout` (seconds) where that may help, unless `retry` is False.
     Raises JoinTimeoutError, JoinError, ForeignServiceError, AuthenticationError; ValueError for a
-    bad address.
+    bad address, or an empty token.
     """
     target = parse_address(address)
-    secret = token.encode() if isinstance(token, str) else token
+    secret = secret_of(token)
     loop = asyncio.get_running_loop()
     start = loop.time()
     pause = FIRST_PAUSE
@@ -88,7 +88,7 @@ async def dial(
         attempts += 1
         try:
             async with asyncio.timeout_at(min(start + timeout, loop.time() + ATTEMPT_SECONDS)):
-                return await _attempt(target, secret or None, ssl)
+                return await _attempt(target, secret, ssl)
         except _Refused as refused:
             raise refused.error from None
         except TimeoutError:

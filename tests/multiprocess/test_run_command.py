@@ -83,6 +83,18 @@ def test_group_name_is_passed_on(aiodist: Start, script: Callable[[str], Path]) 
     assert finish(aiodist("run", "-n", 1, "--group", "mine", path))[:2] == (0, ["[0] mine"])
 
 
+def test_an_empty_token_is_refused_before_ranks_are_started(
+    aiodist: Start, script: Callable[[str], Path]
+) -> None:
+    run = aiodist(
+        "run", "-n", 1, "--coordinator", "tcp://127.0.0.1:1", script("print('started')"),
+        more_env={"AIODIST_TOKEN": ""},
+    )  # fmt: skip
+    status, out, err = finish(run)
+    assert (status, out) == (1, [])
+    assert err[0].startswith("aiodist run: AIODIST_TOKEN is set, but empty")
+
+
 def test_output_is_passed_on_as_it_is(aiodist: Start, script: Callable[[str], Path]) -> None:
     path = script(
         "import os, sys\n"
