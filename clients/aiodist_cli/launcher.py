@@ -61,6 +61,8 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
         stack.enter_context(_dumping(ranks, writer, job))
         try:
             for local_rank in range(place.nprocs):
+                if stops.first.done():
+                    break
                 env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())
                 await ranks.start(job.rank(local_rank), program, env)
             await ranks.wait(stops.first, alone=meeting is None)

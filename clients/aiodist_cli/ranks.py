@@ -95,6 +95,7 @@ class Ranks:
         if not (pending := self._running()):
             return
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # one that is stopped hears of it only then
         over = asyncio.ensure_future(asyncio.wait(pending))
         await asyncio.wait([over, hurry], timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
         self._signal(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -217,6 +218,17 @@ def test_stubborn_ranks_are_killed_after_the_grace_time(
     process.send_signal(signal.SIGINT)
     status, out, _ = finish(process)
     assert (status, sorted(out)) == (130, ["[0] not yet", "[1] not yet"])
+    assert all(gone(pid) for pid in pids.values())
+
+
+def test_stopped_ranks_end_without_the_grace_time(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone
+) -> None:
+    process = aiodist("run", "-n", 2, "--grace", 1000, script(FOREVER))
+    pids = read_pids(process, 2)
+    os.kill(pids["1"], signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 128 + signal.SIGTERM
     assert all(gone(pid) for pid in pids.values())
 
 
