@@ -26,6 +26,7 @@ from aiodist.runtime.greeting import Identity
 from aiodist.runtime.seat import Memory, Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.processes import user_id
 from aiodist.transports.surroundings import chooser_on, identity_on
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import is_loopback, parse_address
@@ -40,6 +41,9 @@ MAX_MESSAGE_BYTES = 16 << 30
 
 _PROCESS = "process:"
 """Marks the process among the addresses of a member, which tells peers that share it."""
+
+_USER = "user:"
+"""Marks the user among them, who may share memory with others of the same name on one host."""
 
 _PAUSE = 0.2
 """Seconds before a coordinator that went away during a join is looked for again."""
@@ -335,7 +339,7 @@ def _request(
 ) -> JoinRequest:
     host = options.advertise or control.seen_host or "127.0.0.1"
     addresses = [_advertised(listener.address, host) for listener in listeners]
-    who = identity_on(loop, registry.process_id(loop), registry.host_id())
+    who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
     return JoinRequest(
         group=options.group,
         id=chooser_on(loop).randbytes(16).hex(),
@@ -350,7 +354,7 @@ def _request(
         host_id=who.host,
         name=options.name or who.name,
         metadata=dict(options.metadata),
-        addresses=(_PROCESS + who.process, *addresses),
+        addresses=(_PROCESS + who.process, _USER + who.user, *addresses),
         run_id=options.run_id,
     )
 
@@ -369,6 +373,7 @@ def _reach(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
     return registry.Endpoint(
         process=addresses.pop("process", "").removeprefix(_PROCESS),
         host=member.host_id,
+        user=addresses.pop("user", "").removeprefix(_USER),
         addresses=addresses,
         allowed=allowed,
     )
@@ -383,7 +388,8 @@ def _memory(member: MemberInfo) -> Memory:
     """Which memory `member` can share."""
     reach = _reach(member, ())
     process = reach.process.rpartition("-")[0]  # without the loop
-    return Memory(process, "inproc" in reach.addresses, reach.host * ("shm" in reach.addresses))
+    host = f"{reach.host} {reach.user}" if "shm" in reach.addresses else ""
+    return Memory(process, "inproc" in reach.addresses, host)
 
 
 async def _dial(
@@ -396,6 +402,7 @@ async def _dial(
     """A link to `member` over the best transport that gets through. Raises OSError."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
+    apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
     hint = "check firewalls, and bind= and advertise="
     last: OSError | None = None
     for kind, address in registry.candidates(own, peer):
@@ -414,7 +421,7 @@ async def _dial(
     raise OSError(
         f"tried {', '.join(tried)}; {hint}"
         if tried
-        else f"no transport of {', '.join(own.allowed)} is common to both ranks"
+        else f"no transport of {', '.join(own.allowed)} is common to both ranks{apart}"
     ) from last
 
 
