@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.timeout(60)
@@ -227,6 +228,8 @@ def test_stopped_ranks_end_without_the_grace_time(
     process = aiodist("run", "-n", 2, "--grace", 1000, script(FOREVER))
     pids = read_pids(process, 2)
     os.kill(pids["1"], signal.SIGSTOP)
+    while psutil.Process(pids["1"]).status() != psutil.STATUS_STOPPED:
+        os.sched_yield()  # a SIGTERM that comes before it has stopped would end it
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 128 + signal.SIGTERM
     assert all(gone(pid) for pid in pids.values())
