@@ -272,6 +272,24 @@ def test_what_a_rank_leaves_behind_is_ended(
     assert gone(pids["0"])
 
 
+def test_what_a_rank_leaves_in_another_session_does_not_hold_up_the_run(
+    aiodist: Start, script: Callable[[str], Path]
+) -> None:
+    path = script(
+        "import subprocess, sys\n"
+        "wait = [sys.executable, '-c', 'import signal; signal.pause()']\n"
+        "child = subprocess.Popen(wait, start_new_session=True)\n"
+        "print(child.pid)\n"
+        "print('x' * 300_000)\n"
+        "print('end', file=sys.stderr)\n"
+    )
+    status, out, err = finish(aiodist("run", "-n", 1, path))
+    child = int(out[0].removeprefix("[0] "))
+    os.kill(child, signal.SIGKILL)
+    assert (status, err) == (0, ["[0] end"])
+    assert sum(line.count("x") for line in out) == 300_000
+
+
 def test_reader_that_goes_away_ends_the_run(
     aiodist: Start, script: Callable[[str], Path], gone: Gone
 ) -> None:
