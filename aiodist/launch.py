@@ -306,10 +306,11 @@ class _Ranks:
             self._signal(signal.SIGCONT)  # one that is stopped hears of it only then
             self._reap()
         finally:
-            self._signal(signal.SIGKILL)
-            self._reap()  # but for one that hangs in the kernel, which nobody can end
-            for rank in self._ranks:
-                rank.reading.close()
+            with _uninterrupted():
+                self._signal(signal.SIGKILL)
+                self._reap()  # but for one that hangs in the kernel, which nobody can end
+                for rank in self._ranks:
+                    rank.reading.close()
 
     def _reap(self) -> None:
         end = time.monotonic() + spawn.GRACE

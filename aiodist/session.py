@@ -296,7 +296,12 @@ async def _join(
     endpoint.activate(
         Identity(view.group, request.id, options.coordinator.token),
         lambda root, receiver: _dial(
-            own, people[root], coordinator_host, receiver, options.contexts
+            own,
+            people[root],
+            coordinator_host,
+            receiver,
+            options.contexts,
+            options.coordinator.guard,
         ),
     )
     return Seat(
@@ -398,8 +403,10 @@ async def _dial(
     coordinator_host: str,
     receiver: Receiver,
     contexts: TlsContexts | None,
+    guard: Guard,
 ) -> Link:
-    """A link to `member` over the best transport that gets through. Raises OSError."""
+    """A link to `member` over the best transport that gets through. Raises OSError, and ValueError
+    where a stranger elsewhere could send pickles."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
     apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
@@ -413,6 +420,9 @@ async def _dial(
                 "it came to the coordinator by a loopback address, and without a token it listens "
                 "there alone: give all ranks the same token, or that one bind= and advertise="
             )
+        if kind == "tcp":
+            # The coordinator may let others in, though this rank reaches it on its own host.
+            guard.check(address)
         try:
             return await registry.make(kind, contexts).dial(address, receiver)
         except OSError as error:

@@ -5,6 +5,7 @@ The reader never waits for it: the process may be stopped amid its report, or di
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import struct
@@ -47,12 +48,11 @@ def returned(value: Any) -> Report:
 def raised(error: BaseException) -> Report:
     """Reports `error`, by its traceback alone if it does not survive pickling."""
     text = "".join(traceback.format_exception(error))
-    try:
+    with contextlib.suppress(Exception):  # whatever the exception's own methods raise
         pickled = pickle.dumps(error)
-        survives = isinstance(pickle.loads(pickled), BaseException)
-    except Exception:  # whatever the exception's own methods raise
-        survives = False
-    return Report(Outcome.RAISED, text, pickled) if survives else Report(Outcome.OPAQUE, text, b"")
+        if isinstance(pickle.loads(pickled), BaseException):
+            return Report(Outcome.RAISED, text, pickled)
+    return Report(Outcome.OPAQUE, text, b"")
 
 
 def value_of(report: Report) -> Any:

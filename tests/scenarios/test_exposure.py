@@ -7,14 +7,17 @@ import itertools
 import logging
 import socket
 import ssl
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import aiodist
+from aiodist import session
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.exposure import Guard, narrow_hint
 from aiodist.runtime.listening import own_address
+from aiodist.transports.registry import Endpoint
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import parse_address
 
@@ -233,3 +236,22 @@ def test_an_empty_token_of_the_environment_is_refused(
     monkeypatch.setenv("AIODIST_TOKEN", "")
     with pytest.raises(ValueError, match="AIODIST_TOKEN is set, but empty"):
         aiodist.connect()
+
+
+def test_who_allows_pickles_calls_no_strangers_elsewhere(run: Any) -> None:
+    """The coordinator lets everybody in, though this rank reaches it by a loopback address."""
+
+    async def main() -> None:
+        async with aiodist.local(1) as (group,):
+            (own,) = group._seat.view.members
+        # 192.0.2.0/24 is nobody's (RFC 5737).
+        there = ("process:x", "tcp://192.0.2.1:9")
+        stranger = replace(own, host_id="another", host="192.0.2.1", addresses=there)
+        here = Endpoint("y", "this", {}, ("tcp",))
+        receiver: Any = None
+        with pytest.raises(ValueError, match=r"connect to tcp://192\.0\.2\.1:9 could become one"):
+            await session._dial(
+                here, stranger, "127.0.0.1", receiver, None, Guard(False, allow_pickle=True)
+            )
+
+    run(main())
