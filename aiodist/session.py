@@ -416,10 +416,11 @@ async def _dial(
         if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
             # The coordinator sees it come from its own host, which we know by another name.
             address = _advertised(address, coordinator_host)
-            hint = (
-                "it came to the coordinator by a loopback address, and without a token it listens "
-                "there alone: give all ranks the same token, or that one bind= and advertise="
-            )
+            if not guard.keeps_out:
+                hint = (
+                    "it came to the coordinator by a loopback address, and listens there alone, as "
+                    "there is no token: give all ranks the same one, or it bind= and advertise="
+                )
         if kind == "tcp":
             # The coordinator may let others in, though this rank reaches it on its own host.
             guard.check(address)

@@ -20,6 +20,7 @@ from aiodist.runtime.listening import own_address
 from aiodist.transports.registry import Endpoint
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import parse_address
+from aiodist.wire.messages import MemberInfo
 
 NAME = "node0.test"
 
@@ -238,20 +239,44 @@ def test_an_empty_token_of_the_environment_is_refused(
         aiodist.connect()
 
 
-def test_who_allows_pickles_calls_no_strangers_elsewhere(run: Any) -> None:
-    """The coordinator lets everybody in, though this rank reaches it by a loopback address."""
+@pytest.fixture
+def member(run: Any) -> MemberInfo:
+    """Who was in a group."""
 
-    async def main() -> None:
+    async def main() -> MemberInfo:
         async with aiodist.local(1) as (group,):
             (own,) = group._seat.view.members
-        # 192.0.2.0/24 is nobody's (RFC 5737).
-        there = ("process:x", "tcp://192.0.2.1:9")
-        stranger = replace(own, host_id="another", host="192.0.2.1", addresses=there)
-        here = Endpoint("y", "this", {}, ("tcp",))
-        receiver: Any = None
-        with pytest.raises(ValueError, match=r"connect to tcp://192\.0\.2\.1:9 could become one"):
-            await session._dial(
-                here, stranger, "127.0.0.1", receiver, None, Guard(False, allow_pickle=True)
-            )
+            return own
 
-    run(main())
+    found: MemberInfo = run(main())
+    return found
+
+
+HERE = Endpoint("y", "this", {}, ("tcp",))
+"""A rank that dials."""
+
+
+def test_who_allows_pickles_calls_no_strangers_elsewhere(run: Any, member: MemberInfo) -> None:
+    """The coordinator lets everybody in, though this rank reaches it by a loopback address."""
+    # 192.0.2.0/24 is nobody's (RFC 5737).
+    there = ("process:x", "tcp://192.0.2.1:9")
+    stranger = replace(member, host_id="another", host="192.0.2.1", addresses=there)
+    guard = Guard(False, allow_pickle=True)
+    receiver: Any = None
+    with pytest.raises(ValueError, match=r"connect to tcp://192\.0\.2\.1:9 could become one"):
+        run(session._dial(HERE, stranger, "127.0.0.1", receiver, None, guard))
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_a_rank_that_listens_on_its_own_host_alone(
+    run: Any, member: MemberInfo, token: bool
+) -> None:
+    """It is behind the coordinator's address: nobody listens there."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        there = ("process:x", f"tcp://127.0.1.1:{nobody.getsockname()[1]}")
+        mate = replace(member, host_id="another", host="127.0.1.1", addresses=there)
+        receiver: Any = None
+        why = "check firewalls" if token else "listens there alone, as there is no token"
+        with pytest.raises(OSError, match=rf"tried tcp://127\.0\.0\.1:\d+ .*{why}"):
+            run(session._dial(HERE, mate, "127.0.0.1", receiver, None, Guard(token)))
