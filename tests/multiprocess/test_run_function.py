@@ -204,7 +204,7 @@ def break_off(then: Callable[[int], None]) -> None:
 
 
 async def report_half(group: aiodist.Group, number: int) -> None:
-    if group.rank == 1:
+    if group.rank == group.size - 1:
         break_off(lambda fd: os.kill(os.getpid(), number))
 
 
@@ -262,8 +262,8 @@ def test_rank_that_dies_while_it_reports_is_named() -> None:
 
 
 def test_rank_that_is_stopped_while_it_reports(half_is_late: None) -> None:
-    with pytest.raises(TimeoutError, match=r"still ran after 900 s \(rank 1 amid a report: stop"):
-        aiodist.run(report_half, 2, (signal.SIGSTOP,), timeout=900)
+    with pytest.raises(TimeoutError, match=r"still ran after 900 s \(rank 0 amid a report: stop"):
+        aiodist.run(report_half, 1, (signal.SIGSTOP,), timeout=900)
 
 
 def test_rank_that_closes_its_pipe_and_stays(half_is_late: None) -> None:
