@@ -12,7 +12,7 @@ run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID with TORCHELASTIC_RESTART_COUNT; 
 others     AIODIST_GROUP, AIODIST_TOKEN, AIODIST_TRANSPORTS
 =========  ======================================================================================
 
-An empty variable counts as not set.
+An empty variable counts as not set, but for AIODIST_TOKEN: who set that wanted one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _FIRST_PORT, _PORTS = 20000, 10000
 class Settings:
     """What the environment says; None (or empty) where it says nothing.
 
-    `listen`: where rank 0 may serve `address` itself ("": it may not); MASTER_ADDR is rank 0's host
-    under the name that others know it by, so it listens on all interfaces there. `agent_store`:
-    torchrun keeps a TCPStore at MASTER_ADDR:MASTER_PORT, so the address is not free.
+    `listen`: where rank 0 may serve `address` itself ("": it may not). `listen_guarded`: the same,
+    if something keeps strangers out; MASTER_ADDR is rank 0's host under the name that others know
+    it by, so it may listen on all interfaces then. `agent_store`: torchrun keeps a TCPStore at
+    MASTER_ADDR:MASTER_PORT, so the address is not free.
     """
 
     address: str = ""
@@ -47,6 +48,7 @@ class Settings:
     transports: tuple[str, ...] | None = None
     run_id: str = ""
     listen: str = ""
+    listen_guarded: str = ""
     agent_store: bool = False
 
 
@@ -86,6 +88,7 @@ _LAUNCHERS = (
 
 def settings_from(environ: Mapping[str, str]) -> Settings:
     """Read the settings. Raises ValueError naming the variable, its value, what was expected."""
+    token = token_in(environ)
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
     launcher, rank, size = _rank_and_size(environ)
     run_id = environ.get("AIODIST_RUN_ID", "")
@@ -110,17 +113,30 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         rank=rank,
         size=size,
         group=environ.get("AIODIST_GROUP"),
-        token=environ.get("AIODIST_TOKEN"),
+        token=token,
         transports=transports,
         run_id=run_id,
-        listen=_listening_at(address, master="AIODIST_ADDRESS" not in environ),
+        # TLS needs a certificate, which no variable gives.
+        listen="" if address.scheme == "tls" else str(address),
+        listen_guarded=_listening_at(address, master="AIODIST_ADDRESS" not in environ),
         agent_store=agent_store,
     )
 
 
+def token_in(environ: Mapping[str, str]) -> str | None:
+    """AIODIST_TOKEN; None if it is not set. Raises ValueError if it is empty: that is the output of
+    a command that failed more often than the wish to let everybody in."""
+    token = environ.get("AIODIST_TOKEN")
+    if token is not None and not token.strip():
+        raise ValueError(
+            "AIODIST_TOKEN is set, but empty: expected the token. Unset it for no authentication"
+        )
+    return None if token is None else token.strip()
+
+
 def _listening_at(address: Address, *, master: bool) -> str:
     if address.scheme == "tls":
-        return ""  # that needs a certificate, which no variable gives
+        return ""
     if master and not address.is_loopback:
         address = Address("tcp", "::" if ":" in address.host else "0.0.0.0", address.port)
     return str(address)

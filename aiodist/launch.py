@@ -21,15 +21,16 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 from aiodist.errors import AiodistError, PeerLostError
-from aiodist.runtime import spawn, tether
+from aiodist.runtime import reports, spawn, tether
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.session import connect
 
@@ -38,6 +39,9 @@ T = TypeVar("T")
 _POLL = 1.0
 """Seconds after which a child is looked at though its pipe said nothing: a process that it forked
 may hold the pipe open after it died."""
+
+_ENDING = 0.01
+"""Seconds after which a child is looked at whose pipe has ended: it is about to be gone."""
 
 _importing_main = threading.Event()
 """Set in a rank while it imports the caller's main module."""
@@ -57,16 +61,19 @@ def run(
     lives in a thread of this process. `main`, `args` and the results are pickled: `main` must be
     importable, so a lambda or a function of a notebook cell will not do, and a script must call
     `run` under ``if __name__ == "__main__":``. `options` go to `aiodist.connect` (`op_timeout=…`,
-    `transports=…`); `timeout` is in seconds and counts for the run as a whole.
+    `transports=…`); `timeout` is in seconds and counts for the run as a whole, to the end of the
+    last process. Ranks that have to stop get SIGTERM, and after 5 seconds SIGKILL.
 
     The first failure stops all ranks. What `main` raised is raised here, with the traceback of
     the rank as its cause and a note that names the rank. If several failed, it is the one that is
     no mere consequence of another (as `PeerLostError` is).
 
     Raises:
-        PeerLostError: a rank died (by a signal, `os._exit`) before it could say why.
-        TimeoutError: the run did not end within `timeout`.
-        AiodistError: a rank raised or returned something that cannot be pickled.
+        PeerLostError: a rank died (by a signal, `os._exit`) before it could say why, or while it
+            reported.
+        TimeoutError: the run did not end within `timeout`: a rank had not returned, was stopped, or
+            had returned and went on, as one with a thread that is no daemon does.
+        AiodistError: a rank raised or returned something that cannot be pickled, or unpickled here.
         RuntimeError: called inside a running event loop, which it would block.
     """
     spawn.require_posix("aiodist.run")
@@ -152,13 +159,22 @@ class _RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
+@dataclass(slots=True)
+class _Rank:
+    """One rank's process, and what it reports; `is_done`: that has been taken."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    reading: reports.Reading
+    is_done: bool = False
+
+
 class _Ranks:
     """The processes of one run."""
 
     def __init__(self, job: spawn.Job) -> None:
         self._job = job
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._waiting: dict[Connection, int] = {}
+        self._ranks: list[_Rank] = []
         self._results: dict[int, Any] = {}
         self._cause: BaseException | None = None
         self._consequence: BaseException | None = None
@@ -167,110 +183,181 @@ class _Ranks:
         root = str(Path(__file__).parent.parent)
         cores = spawn.cores()
         for rank in range(self._job.size):
-            ours, theirs = multiprocessing.Pipe(duplex=False)
-            self._waiting[ours] = rank
-            with theirs:
-                program = (
-                    f"import sys; sys.path.append({root!r}); import aiodist.launch; "
-                    f"aiodist.launch._rank({rank}, {payload}, {theirs.fileno()})"
-                )
-                process = subprocess.Popen(
-                    tether.command([sys.executable, "-c", program]),
-                    stdin=subprocess.DEVNULL,
-                    env=spawn.with_rank_environment(os.environ, self._job, rank, cores),
-                    pass_fds=(payload, theirs.fileno()),
-                )
-            self._processes.append(process)
+            with _uninterrupted():  # a process that was started is one that `stop` knows of
+                self._ranks.append(self._start(rank, payload, root, cores))
+
+    def _start(self, rank: int, payload: int, root: str, cores: int) -> _Rank:
+        ours, theirs = os.pipe()
+        program = (
+            f"import sys; sys.path.append({root!r}); import aiodist.launch; "
+            f"aiodist.launch._rank({rank}, {payload}, {theirs})"
+        )
+        try:
+            process = subprocess.Popen(
+                tether.command([sys.executable, "-c", program]),
+                stdin=subprocess.DEVNULL,
+                env=spawn.with_rank_environment(os.environ, self._job, rank, cores),
+                pass_fds=(payload, theirs),
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        return _Rank(rank, process, reports.Reading(ours))
 
     def collect(self, timeout: float | None, deadline: float | None) -> list[Any]:
-        """Wait for all results. Raises what the first rank to fail raised."""
+        """Wait for all results, and for the ends of all. Raises what the first rank to fail
+        raised."""
         settled: float | None = None
-        while self._waiting and self._cause is None:
+        while (pending := self._pending()) and self._cause is None:
             now = time.monotonic()
             if self._consequence is not None:
                 settled = settled or now + spawn.SETTLE
                 if now >= settled:
                     break
             if deadline is not None and now >= deadline:
-                late = spawn.name_ranks(self._waiting.values())
-                raise TimeoutError(f"{late} of {self._job.size} still ran after {timeout} s")
+                raise TimeoutError(self._late(pending, timeout))
             limits = [limit - now for limit in (settled, deadline) if limit is not None]
-            ready = wait(list(self._waiting), min([_POLL, *limits]))
-            for connection in list(self._waiting):
-                rank = self._waiting[connection]
-                if connection in ready or self._processes[rank].poll() is not None:
-                    self._take(connection, self._waiting.pop(connection))
-        failure = self._cause or self._consequence
+            open_pipes = [rank.reading.fd for rank in pending if not rank.reading.is_over]
+            poll = _POLL if len(open_pipes) == len(pending) else _ENDING
+            wait(open_pipes, min([poll, *limits]))
+            for rank in pending:
+                self._look(rank)
+        failure = self._consequence if self._cause is None else self._cause
         if failure is not None:
             raise failure
-        for process in self._processes:
-            process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self._await_ends(timeout, deadline)
         return [self._results[rank] for rank in range(self._job.size)]
 
-    def _take(self, connection: Connection, rank: int) -> None:
-        """Take the report of a rank that sent one or has ended."""
-        with connection:
-            try:
-                report = connection.recv_bytes() if connection.poll() else None
-            except EOFError:
-                report = None
-        who = f"rank {rank} of {self._job.size}"
-        if report is None:
-            code = self._processes[rank].wait()
-            self._cause = PeerLostError(
-                f"{who} died ({spawn.describe_exit(code)}) before its main returned",
-                ranks=[rank],
-            )
+    def _pending(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if not rank.is_done]
+
+    def _look(self, rank: _Rank) -> None:
+        """Take the report of a rank that has sent all of it, or the end of one that never will."""
+        code = rank.process.poll()  # first: all that it had to say is in the pipe by then
+        rank.reading.read()
+        report = rank.reading.report
+        if report is None and code is None:
             return
-        succeeded, value, text = pickle.loads(report)
-        if succeeded:
-            self._results[rank] = value
+        rank.is_done = True
+        who = self._name(rank)
+        if report is not None:
+            self._take(rank.number, who, report)
+            rank.reading.close()  # results may be large: it is not kept twice
             return
-        error = value or AiodistError(f"{who} failed with what cannot be pickled; see the cause")
-        error.__cause__ = _RemoteTraceback(text)
-        error.add_note(f"(in {who})")
-        if isinstance(error, spawn.CONSEQUENCES):
-            self._consequence = self._consequence or error
+        when = "while it reported" if rank.reading.has_begun else "before its main returned"
+        how = spawn.describe_exit(code or 0)
+        self._failed(PeerLostError(f"{who} died ({how}) {when}", ranks=[rank.number]), died=True)
+
+    def _take(self, number: int, who: str, report: reports.Report) -> None:
+        failure: BaseException
+        try:
+            value = reports.value_of(report)
+        except Exception as error:  # whatever the value's own methods raise
+            what = f"{type(error).__name__}: {error}"
+            failure = AiodistError(f"what {who} reported cannot be unpickled here: {what}")
+            failure.__cause__ = error
         else:
-            self._cause = self._cause or error
+            if report.outcome is reports.Outcome.RETURNED:
+                self._results[number] = value
+                return
+            failure = value
+            if report.outcome is reports.Outcome.OPAQUE:
+                failure = AiodistError(f"{who} failed with what cannot be pickled; see the cause")
+        if report.text:
+            failure.__cause__ = _RemoteTraceback(report.text)
+        failure.add_note(f"(in {who})")
+        self._failed(failure)
+
+    def _failed(self, failure: BaseException, *, died: bool = False) -> None:
+        """Note why a rank failed. That it died is no consequence of another's failure."""
+        if isinstance(failure, spawn.CONSEQUENCES) and not died:
+            if self._consequence is None:
+                self._consequence = failure
+        elif self._cause is None:
+            self._cause = failure
+
+    def _name(self, rank: _Rank) -> str:
+        return f"rank {rank.number} of {self._job.size}"
+
+    def _late(self, pending: list[_Rank], timeout: float | None) -> str:
+        late = spawn.name_ranks(rank.number for rank in pending)
+        text = f"{late} of {self._job.size} still ran after {timeout} s"
+        begun = [rank.number for rank in pending if rank.reading.has_begun]
+        return f"{text} ({spawn.name_ranks(begun)} amid a report: stopped?)" if begun else text
+
+    def _await_ends(self, timeout: float | None, deadline: float | None) -> None:
+        for rank in self._ranks:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.process.wait(left)
+        late = [rank.number for rank in self._ranks if rank.process.poll() is None]
+        if late:
+            raise TimeoutError(
+                f"{spawn.name_ranks(late)} of {self._job.size} had returned, but still ran after "
+                f"{timeout} s: is there a thread that is no daemon, or something slow at exit?"
+            )
 
     def stop(self) -> None:
         """End what still runs, and whatever the ranks have started and left."""
-        for connection in self._waiting:
-            connection.close()
         try:
             self._signal(signal.SIGTERM)
-            end = time.monotonic() + spawn.GRACE
-            for process in self._processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end - time.monotonic()))
+            self._signal(signal.SIGCONT)  # one that is stopped hears of it only then
+            self._reap()
         finally:
-            self._signal(signal.SIGKILL)
-            for process in self._processes:
-                process.wait()
+            with _uninterrupted():
+                self._signal(signal.SIGKILL)
+                self._reap()  # but for one that hangs in the kernel, which nobody can end
+                for rank in self._ranks:
+                    rank.reading.close()
+
+    def _reap(self) -> None:
+        end = time.monotonic() + spawn.GRACE
+        for rank in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.process.wait(max(0.0, end - time.monotonic()))
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            if not spawn.signal_group(process.pid, number):
-                process.send_signal(number)
+        for rank in self._ranks:
+            if not spawn.signal_group(rank.process.pid, number):
+                rank.process.send_signal(number)
 
 
-def _rank(rank: int, payload: int, report: int) -> None:
-    """The life of one rank; `payload` and `report` are file descriptors of its parent's."""
-    os.set_inheritable(report, False)
-    with Connection(report, readable=False) as connection:
-        try:
-            preparation, job, work = pickle.loads(_read(payload))
-            _importing_main.set()
-            multiprocessing.spawn.prepare(preparation)
-            main, args, options = pickle.loads(work)
-            _importing_main.clear()
-            with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
-                value = runner.run(_join(rank, job, main, args, options))
-            connection.send_bytes(pickle.dumps((True, value, "")))
-        except BaseException as error:
-            connection.send_bytes(_failure(error))
-            sys.exit(1)
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the block has ended, if this is the thread that gets it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
+
+
+def _rank(rank: int, payload: int, pipe: int) -> None:
+    """The life of one rank; `payload` and `pipe` are file descriptors of its parent's."""
+    os.set_inheritable(pipe, False)
+    try:
+        preparation, job, work = pickle.loads(_read(payload))
+        _importing_main.set()
+        multiprocessing.spawn.prepare(preparation)
+        main, args, options = pickle.loads(work)
+        _importing_main.clear()
+        with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
+            report = reports.returned(runner.run(_join(rank, job, main, args, options)))
+    except BaseException as error:
+        report = reports.raised(error)
+    reports.send(pipe, report)
+    os.close(pipe)
+    if report.outcome is not reports.Outcome.RETURNED:
+        sys.exit(1)
 
 
 async def _join(
@@ -290,13 +377,3 @@ def _read(payload: int) -> bytes:
     data = os.pread(payload, os.fstat(payload).st_size, 0)
     os.close(payload)
     return data
-
-
-def _failure(error: BaseException) -> bytes:
-    text = "".join(traceback.format_exception(error))
-    try:
-        report = pickle.dumps((False, error, text))
-        pickle.loads(report)
-    except Exception:  # whatever the exception's own methods raise
-        return pickle.dumps((False, None, text))
-    return report

@@ -14,23 +14,25 @@ from types import TracebackType
 from typing import Any
 
 from aiodist import environment
-from aiodist.errors import CoordinatorLostError
+from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
 from aiodist.runtime import finding
 from aiodist.runtime.context import Context
 from aiodist.runtime.control import ControlClient, ControlEvent
 from aiodist.runtime.coordinator import Coordinator
 from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.exposure import Guard, narrow_hint
 from aiodist.runtime.greeting import Identity
 from aiodist.runtime.seat import Memory, Seat
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.processes import user_id
 from aiodist.transports.surroundings import chooser_on, identity_on
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import is_loopback, parse_address
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo
-from aiodist.wire.proof import membership_key
+from aiodist.wire.proof import membership_key, secret_of
 
 log = logging.getLogger("aiodist.session")
 
@@ -39,6 +41,9 @@ MAX_MESSAGE_BYTES = 16 << 30
 
 _PROCESS = "process:"
 """Marks the process among the addresses of a member, which tells peers that share it."""
+
+_USER = "user:"
+"""Marks the user among them, who may share memory with others of the same name on one host."""
 
 _PAUSE = 0.2
 """Seconds before a coordinator that went away during a join is looked for again."""
@@ -98,7 +103,8 @@ def connect(
     `address`: the coordinator's, ``tcp://host:port``, ``tls://host:port``, ``unix:///path`` or
     ``inproc://name``. None takes address, rank, size, group and token from the environment:
     AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI
-    and MPICH set. Then rank 0 serves the address itself if nobody else does.
+    and MPICH set. Then rank 0 serves the address itself if nobody else does: at what it names on
+    its host, and at nothing else; with a token, MASTER_ADDR on all interfaces.
 
     `group`: the name of the group ("world"). `rank`: the wanted one (None: assigned). `size`: how
     many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with
@@ -122,7 +128,9 @@ def connect(
         JoinTimeoutError: the coordinator was not reached, or not all came, within `timeout`.
         RankTakenError, SizeMismatchError, GroupCompleteError: the coordinator refused.
         AuthenticationError: no or wrong token.
-        ValueError, TypeError: arguments or environment that make no sense.
+        ValueError, TypeError: arguments or environment that make no sense, an empty token included;
+            `allow_pickle` where other hosts can connect, and neither a token nor TLS that asks for
+            certificates keeps strangers out.
     """
     found = environment.Settings()
     if address is None:
@@ -139,11 +147,14 @@ def connect(
         size = found.size
     if size is None and not elastic:
         raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
-    secret = token if token is not None else found.token
+    secret = secret_of(found.token if token is None else token)
     contexts = None
     if isinstance(ssl, tuple):
         contexts = TlsContexts(*ssl)
         ssl = contexts.client
+    server = None if contexts is None else contexts.server
+    guard = Guard.of(secret, server, allow_pickle=allow_pickle)
+    served = found.listen_guarded if guard.keeps_out else found.listen
     name_of_group = group or found.group or "world"
     if transports is None:
         transports = found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
@@ -152,11 +163,13 @@ def connect(
         _Options(
             coordinator=finding.Wanted(
                 address,
-                serve=found.listen if rank == 0 else "",
+                serve=served if rank == 0 else "",
                 through_agent=found.agent_store,
                 key=_meeting_key(secret, found.run_id, name_of_group),
                 token=secret,
-                ssl=None if contexts is None else contexts.server,
+                ssl=server,
+                guard=guard,
+                hint=narrow_hint(parse_address(address)) if served != found.listen_guarded else "",
             ),
             group=name_of_group,
             rank=rank,
@@ -208,6 +221,15 @@ class Connecting:
 
 
 async def _connect(options: _Options) -> Group:
+    try:
+        return await _met(options)
+    except JoinTimeoutError as error:
+        if options.coordinator.hint:
+            error.add_note(options.coordinator.hint)
+        raise
+
+
+async def _met(options: _Options) -> Group:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + options.timeout
     address, coordinator = await finding.find(options.coordinator, options.timeout)
@@ -251,13 +273,13 @@ async def _join(
     expected = options.size or options.max_size or MAX_MEMBERS
     endpoint = Endpoint(loop, expected=expected, lease=options.lease)
     endpoint.reads_devices = options.reads_devices
-    listeners: list[Listener] = []
+    listeners: list[Listener] = []  # those that there are so far, should one fail
     events: list[ControlEvent] = []
     try:
         control = await ControlClient.open(
             address, token=options.coordinator.token, ssl=options.client, timeout=timeout
         )
-        listeners = await _listen(options, endpoint, control)
+        await _listen(options, endpoint, control, listeners)
         request = _request(options, control, listeners, loop)
         control.on_event = events.append
         view = await control.join(request, deadline - loop.time())
@@ -272,9 +294,14 @@ async def _join(
     coordinator_host = parse_address(address).host
     people: dict[int, MemberInfo] = {}
     endpoint.activate(
-        Identity(view.group, request.id, _bytes_of(options.coordinator.token)),
+        Identity(view.group, request.id, options.coordinator.token),
         lambda root, receiver: _dial(
-            own, people[root], coordinator_host, receiver, options.contexts
+            own,
+            people[root],
+            coordinator_host,
+            receiver,
+            options.contexts,
+            options.coordinator.guard,
         ),
     )
     return Seat(
@@ -291,15 +318,22 @@ async def _join(
     )
 
 
-async def _listen(options: _Options, endpoint: Endpoint, control: ControlClient) -> list[Listener]:
+async def _listen(
+    options: _Options, endpoint: Endpoint, control: ControlClient, listeners: list[Listener]
+) -> None:
+    """Open the listeners that this rank has for its peers. Raises OSError, and ValueError where
+    strangers could send pickles."""
+    guard = options.coordinator.guard
     host = options.bind or control.local_host or "127.0.0.1"
-    if not options.bind and is_loopback(host) and not parse_address(control.address).is_loopback:
+    beyond = is_loopback(host) and not parse_address(control.address).is_loopback
+    if beyond and not options.bind and guard.keeps_out:
         # The coordinator runs on this host, but others come to it from elsewhere: see `_dial`.
         host = "::" if ":" in host else "0.0.0.0"
-    return [
-        await registry.make(kind, options.contexts).listen(endpoint.accept, host=host)
-        for kind in options.transports
-    ]
+    for kind in options.transports:
+        transport = registry.make(kind, options.contexts)
+        listeners.append(await transport.listen(endpoint.accept, host=host))
+        if kind == "tcp":
+            guard.check(listeners[-1].address)
 
 
 def _request(
@@ -310,7 +344,7 @@ def _request(
 ) -> JoinRequest:
     host = options.advertise or control.seen_host or "127.0.0.1"
     addresses = [_advertised(listener.address, host) for listener in listeners]
-    who = identity_on(loop, registry.process_id(loop), registry.host_id())
+    who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
     return JoinRequest(
         group=options.group,
         id=chooser_on(loop).randbytes(16).hex(),
@@ -325,7 +359,7 @@ def _request(
         host_id=who.host,
         name=options.name or who.name,
         metadata=dict(options.metadata),
-        addresses=(_PROCESS + who.process, *addresses),
+        addresses=(_PROCESS + who.process, _USER + who.user, *addresses),
         run_id=options.run_id,
     )
 
@@ -344,6 +378,7 @@ def _reach(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
     return registry.Endpoint(
         process=addresses.pop("process", "").removeprefix(_PROCESS),
         host=member.host_id,
+        user=addresses.pop("user", "").removeprefix(_USER),
         addresses=addresses,
         allowed=allowed,
     )
@@ -358,7 +393,8 @@ def _memory(member: MemberInfo) -> Memory:
     """Which memory `member` can share."""
     reach = _reach(member, ())
     process = reach.process.rpartition("-")[0]  # without the loop
-    return Memory(process, "inproc" in reach.addresses, reach.host * ("shm" in reach.addresses))
+    host = f"{reach.host} {reach.user}" if "shm" in reach.addresses else ""
+    return Memory(process, "inproc" in reach.addresses, host)
 
 
 async def _dial(
@@ -367,35 +403,43 @@ async def _dial(
     coordinator_host: str,
     receiver: Receiver,
     contexts: TlsContexts | None,
+    guard: Guard,
 ) -> Link:
-    """A link to `member` over the best transport that gets through. Raises OSError."""
+    """A link to `member` over the best transport that gets through. Raises OSError, and ValueError
+    where a stranger elsewhere could send pickles."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
+    apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
+    hint = "check firewalls, and bind= and advertise="
     last: OSError | None = None
     for kind, address in registry.candidates(own, peer):
         if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
             # The coordinator sees it come from its own host, which we know by another name.
             address = _advertised(address, coordinator_host)
+            if not guard.keeps_out:
+                hint = (
+                    "it came to the coordinator by a loopback address, and listens there alone, as "
+                    "there is no token: give all ranks the same one, or it bind= and advertise="
+                )
+        if kind == "tcp":
+            # The coordinator may let others in, though this rank reaches it on its own host.
+            guard.check(address)
         try:
             return await registry.make(kind, contexts).dial(address, receiver)
         except OSError as error:
             tried.append(f"{address} ({error})")
             last = error
     raise OSError(
-        f"tried {', '.join(tried)}; check firewalls, and bind= and advertise="
+        f"tried {', '.join(tried)}; {hint}"
         if tried
-        else f"no transport of {', '.join(own.allowed)} is common to both ranks"
+        else f"no transport of {', '.join(own.allowed)} is common to both ranks{apart}"
     ) from last
 
 
-def _meeting_key(token: str | bytes | None, run_id: str, group: str) -> str:
+def _meeting_key(token: bytes | None, run_id: str, group: str) -> str:
     """Where in a store of others the address of the coordinator is found: it does not show the
     group's name."""
-    return f"aiodist/{membership_key(_bytes_of(token), group, (run_id,)).hex()[:32]}"
-
-
-def _bytes_of(token: str | bytes | None) -> bytes | None:
-    return token.encode() if isinstance(token, str) else token
+    return f"aiodist/{membership_key(token, group, (run_id,)).hex()[:32]}"
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ from aiodist.wire.messages import (
     decode_message,
     encode_message,
 )
-from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
+from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof, secret_of
 
 log = logging.getLogger("aiodist.control")
 
@@ -78,10 +78,10 @@ async def dial(
     Tries again until `timeout` (seconds) where that may help, unless `retry` is False: where nobody
     listens yet, where the coordinator is busy, and where the connection ends without a word.
     Raises JoinTimeoutError, JoinError, ForeignServiceError, AuthenticationError; ValueError for a
-    bad address.
+    bad address, or an empty token.
     """
     target = parse_address(address)
-    secret = token.encode() if isinstance(token, str) else token
+    secret = secret_of(token)
     loop = asyncio.get_running_loop()
     start = loop.time()
     chooser = chooser_on(loop)
@@ -92,7 +92,7 @@ async def dial(
         attempts += 1
         try:
             async with asyncio.timeout_at(min(start + timeout, loop.time() + ATTEMPT_SECONDS)):
-                return await _attempt(target, secret or None, ssl)
+                return await _attempt(target, secret, ssl)
         except _Refused as refused:
             raise refused.error from None
         except TimeoutError:

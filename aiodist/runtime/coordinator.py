@@ -45,6 +45,7 @@ from aiodist.transports.sparing import Sparing
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
+from aiodist.wire.proof import secret_of
 from aiodist.wire.returning import ViewWanted
 
 logger = logging.getLogger("aiodist.coordinator")
@@ -109,9 +110,7 @@ class Coordinator:
             if wanted.scheme not in ("tcp", "tls"):
                 raise ValueError(f"ssl= is for tcp:// and tls:// addresses, not for {address}")
             wanted = Address("tls", wanted.host, wanted.port)
-        if token is not None and not token:
-            raise ValueError("the token is empty: give a token, or None for no authentication")
-        self.token = token.encode() if isinstance(token, str) else token
+        self.token = secret_of(token)
         self._wanted = wanted
         self._address: Address | None = None
         self._ssl = ssl

@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from aiodist.transports.surroundings import new_socket
-from aiodist.wire.address import Address
+from aiodist.wire.address import Address, is_loopback
 
 BACKLOG = 1024
 
 
+Resolved = tuple[int, tuple[Any, ...]]
+"""A family, and an address of it as sockets take it."""
+
+
+async def own_address(address: Address) -> Address | None:
+    """`address` by number, where its host is this one: of several numbers, one that other hosts can
+    reach if there is one, IPv4 first. None: it is another host's. Raises OSError for a name that
+    cannot be resolved."""
+    found = await _resolved(address)
+    for family, target in sorted(found, key=lambda one: is_loopback(str(one[1][0]))):
+        with contextlib.suppress(OSError):  # another host's, or there is none of that family here
+            probe = new_socket(family)
+            try:
+                probe.bind((target[0], 0, *target[2:]))
+            finally:
+                probe.close()
+            return Address(address.scheme, str(target[0]), address.port)
+    return None
+
+
+async def _resolved(address: Address) -> list[Resolved]:
+    """What the host of `address` resolves to, IPv4 first. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    ordered = sorted(found, key=lambda info: info[0] != socket.AF_INET)
+    return [(int(family), target) for family, _, _, _, target in ordered]
+
+
 async def bind_tcp(address: Address) -> socket.socket:
     """A socket bound to the first address that the host of `address` resolves to, IPv4 first."""
-    loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, _, _, _, target = min(found, key=lambda info: info[0] != socket.AF_INET)
+        family, target = (await _resolved(address))[0]
         sock = new_socket(family)
     except OSError as error:
         raise _cannot(address, error) from error

@@ -52,7 +52,8 @@ class Memory(NamedTuple):
     """What memory a rank can share.
 
     `process` names its process; `inproc` says whether it meets others of that process there, `host`
-    the host on which it shares memory with other processes ("": it cannot, or is not to).
+    the host, and the user there, with whose other processes it shares memory ("": it cannot, or is
+    not to).
     """
 
     process: str

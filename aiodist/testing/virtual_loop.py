@@ -239,11 +239,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def selector(self) -> VirtualSelector:
         return self._virtual
 
-    def identity(self) -> tuple[str, str, int, str]:
+    def identity(self) -> tuple[str, str, int, str, str]:
         """Who is running, for the library: each process is on a host of its own."""
         process = _current.get()
         name = "simulation" if process is None else process.name
-        return f"{name}-process-loop", name, 1, name
+        return f"{name}-process-loop", name, 1, name, "user"
 
     def new_socket(self, family: int, kind: int, proto: int = 0) -> socket.socket:
         """What the library calls in place of `socket.socket` where it runs on this loop."""

@@ -1,7 +1,7 @@
 """Passing a file descriptor to other processes of this host, once, at set-up.
 
-`Handover` listens at a random abstract Unix socket. A caller that runs as the same user (or root)
-and shows the key gets the descriptor by SCM_RIGHTS; everybody else gets nothing. Address and key
+`Handover` listens at a random abstract Unix socket. A caller that runs as the same user and
+shows the key gets the descriptor by SCM_RIGHTS; everybody else gets nothing. Address and key
 travel to the peers by a way of the caller's choice.
 """
 
@@ -18,9 +18,10 @@ import struct
 from collections.abc import Callable
 from typing import Self
 
+from aiodist.transports.processes import peer_pid
 from aiodist.transports.sockets import Acceptor, log
 from aiodist.transports.sparing import Sparing
-from aiodist.transports.unix import SCHEME, bound_socket, connected_socket, peer_pid
+from aiodist.transports.unix import SCHEME, bound_socket, connected_socket
 
 KEY_BYTES = 16
 """Length of the key."""
@@ -44,6 +45,7 @@ class Handover:
         self._size = _SIZE.pack(os.fstat(fd).st_size)
         self._callers: set[Caller] = set()
         self._sparing = Sparing(log)
+        self._user = os.geteuid()
         sock, self.address = bound_socket("aiodist-mem", SCHEME)
         try:
             self._fd = os.dup(fd)  # ours: the number of a closed one may soon mean another file
@@ -59,7 +61,7 @@ class Handover:
 
     def _take(self, sock: socket.socket) -> None:
         try:
-            pid = peer_pid(sock)
+            pid = peer_pid(sock, self._user)
         except PermissionError as error:
             self._sparing.warning("refused", "%s refused a connection: %s", self.address, error)
             sock.close()
@@ -165,7 +167,7 @@ async def fetch(address: str, key: bytes, timeout: float | None) -> tuple[int, i
     try:
         async with asyncio.timeout(timeout):
             with await connected_socket(address, SCHEME) as sock:
-                peer_pid(sock)
+                peer_pid(sock, os.geteuid())
                 await loop.sock_sendall(sock, key)
                 await readable(loop, sock)
                 data, fds = receive_fds(sock, _SIZE.size, 1)

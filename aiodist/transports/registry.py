@@ -29,14 +29,16 @@ _RUN = secrets.token_hex(8)
 class Endpoint:
     """Where a rank can be reached.
 
-    `process` names its process and event loop, `host` its host and network namespace;
-    `addresses` says where it listens, by transport; `allowed` are the transports it may use.
+    `process` names its process and event loop, `host` its host and network namespace, `user` its
+    user there; `addresses` says where it listens, by transport; `allowed` are the transports it may
+    use.
     """
 
     process: str
     host: str
     addresses: Mapping[str, str] = field(default_factory=dict)
     allowed: tuple[str, ...] = ()
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,16 @@ def _no_abstract_sockets() -> str | None:
     return None if sys.platform == "linux" else f"this is {sys.platform}, not Linux"
 
 
+def _share_a_host(own: Endpoint, peer: Endpoint) -> bool:
+    """Whether the kernel lets them trust each other there. Both sides decide alike."""
+    return own.host == peer.host and own.user == peer.user
+
+
 # In order of preference.
 _KINDS: Mapping[str, _Kind] = {
     "inproc": _Kind(InprocTransport, lambda own, peer: own.process == peer.process),
-    "shm": _Kind(ShmTransport, lambda own, peer: own.host == peer.host, unsupported_reason),
-    "unix": _Kind(UnixTransport, lambda own, peer: own.host == peer.host, _no_abstract_sockets),
+    "shm": _Kind(ShmTransport, _share_a_host, unsupported_reason),
+    "unix": _Kind(UnixTransport, _share_a_host, _no_abstract_sockets),
     "tcp": _Kind(TcpTransport, lambda own, peer: True),
 }
 

@@ -19,11 +19,12 @@ from aiodist.buffers.segment import Segment
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.handover import Caller, readable, receive_fds
+from aiodist.transports.processes import peer_pid
 from aiodist.transports.shm_link import ShmLink
 from aiodist.transports.shm_rings import SEGMENT
 from aiodist.transports.sockets import Acceptor, give, log
 from aiodist.transports.sparing import Sparing
-from aiodist.transports.unix import bound_socket, connected_socket, peer_pid
+from aiodist.transports.unix import bound_socket, connected_socket
 
 SCHEME = "shm:"
 
@@ -38,7 +39,7 @@ _HELLO = _GREETING.pack(b"aiodist-shm", VERSION, SEGMENT)
 class ShmTransport:
     """Makes links through shared memory; addresses are "shm:aiodist-…".
 
-    Both ends check that the other runs as the same user, or as root. A link takes three file
+    Both ends check that the other runs as the same user. A link takes three file
     descriptors and two segments of `SEGMENT` bytes, one of each side.
     """
 
@@ -58,7 +59,7 @@ class ShmTransport:
         loop = asyncio.get_running_loop()
         sock = await connected_socket(address, SCHEME)
         try:
-            pid = peer_pid(sock)
+            pid = peer_pid(sock, os.geteuid())
             try:
                 with closing(_offer(sock)) as own:
                     await readable(loop, sock)
@@ -86,13 +87,14 @@ class ShmListener(Acceptor):
         accept: Callable[[Link], None],
     ) -> None:
         super().__init__(loop, sock, address, self._called)
+        self._user = os.geteuid()
         self._accept = accept
         self._callers: set[Caller] = set()
         self._sparing = Sparing(log)
 
     def _called(self, sock: socket.socket) -> None:
         try:
-            pid = peer_pid(sock)
+            pid = peer_pid(sock, self._user)
         except PermissionError as error:
             self._sparing.warning("refused", "%s refused a connection: %s", self.address, error)
             sock.close()

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """`process` names a process and event loop, `host` its host and network namespace; `pid` and
-    `name` are for people."""
+    """`process` names a process and event loop, `host` its host and network namespace, `user` its
+    user there; `pid` and `name` are for people."""
 
     process: str
     host: str
     pid: int
     name: str
+    user: str
 
 
 def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
@@ -33,13 +34,13 @@ def new_socket(family: int, kind: int = socket.SOCK_STREAM, proto: int = 0) -> s
     return made
 
 
-def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str) -> Identity:
-    """Who runs on `loop`, which is of `process` on `host` unless it knows better."""
+def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str, user: str) -> Identity:
+    """Who runs on `loop`, which is of `process` and `user` on `host` unless it knows better."""
     own = getattr(loop, "identity", None)
     if own is not None:
         return Identity(*own())
     pid = os.getpid()
-    return Identity(process, host, pid, f"{socket.gethostname()}:{pid}")
+    return Identity(process, host, pid, f"{socket.gethostname()}:{pid}", user)
 
 
 def chooser_on(loop: asyncio.AbstractEventLoop) -> random.Random:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from aiodist.transports.base import Link, Listener, Receiver
-from aiodist.transports.processes import credentials
+from aiodist.transports.processes import peer_pid
 from aiodist.transports.sockets import BACKLOG, SocketListener, log
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.stream import StreamLink
@@ -20,7 +20,7 @@ SCHEME = "unix-abstract:"
 class UnixTransport:
     """Makes links over abstract Unix sockets; addresses are "unix-abstract:aiodist-…".
 
-    Both ends check that the other runs as the same user, or as root.
+    Both ends check that the other runs as the same user.
     """
 
     kind = "unix"
@@ -30,12 +30,13 @@ class UnixTransport:
     ) -> Listener:
         """Listen at a new random name; `host` and `port` say nothing here."""
         loop = asyncio.get_running_loop()
+        user = os.geteuid()
         sock, address = bound_socket("aiodist", SCHEME)
         sparing = Sparing(log)
 
         def admit(connection: socket.socket) -> StreamLink | None:
             try:
-                return _link(loop, connection, None)
+                return _link(loop, connection, None, user)
             except PermissionError as error:
                 sparing.warning("refused", "%s refused a connection: %s", address, error)
                 return None
@@ -47,7 +48,7 @@ class UnixTransport:
         loop = asyncio.get_running_loop()
         sock = await connected_socket(address, SCHEME)
         try:
-            link = _link(loop, sock, receiver)
+            link = _link(loop, sock, receiver, os.geteuid())
         except BaseException:
             sock.close()
             raise
@@ -93,19 +94,8 @@ async def connected_socket(address: str, scheme: str) -> socket.socket:
         raise
 
 
-def peer_pid(sock: socket.socket) -> int:
-    """The process that made the other end. Raises PermissionError where it is neither of this
-    user nor of root."""
-    pid, uid = credentials(sock)
-    if uid not in (os.getuid(), 0):
-        raise PermissionError(
-            f"process {pid} runs as user {uid}: expected user {os.getuid()}, as this one, or root"
-        )
-    return pid
-
-
 def _link(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, receiver: Receiver | None
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, receiver: Receiver | None, user: int
 ) -> StreamLink:
-    name = f"unix:pid {peer_pid(sock)}"
+    name = f"unix:pid {peer_pid(sock, user)}"
     return StreamLink(loop, sock, kind="unix", peer_name=name, receiver=receiver)

@@ -34,8 +34,11 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` means this host, whoever reads it (by its name; nothing is resolved)."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """Whether `host` means this host, whoever reads it (by its name; nothing is resolved, and
+    "127.example.org" is a name like any other)."""
+    digits = host.replace(".", "")
+    is_number = digits.isascii() and digits.isdigit()
+    return host in ("localhost", "::1") or (host.startswith("127.") and is_number)
 
 
 def parse_address(text: str) -> Address:

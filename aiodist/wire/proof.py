@@ -23,6 +23,13 @@ NONCE_BYTES = 32
 Role = Literal["member", "coordinator", "dialler", "listener"]
 
 
+def secret_of(token: str | bytes | None) -> bytes | None:
+    """`token` as bytes. Raises ValueError for an empty one, which would keep nobody out."""
+    if token is not None and not token:
+        raise ValueError("the token is empty: give a token, or None for no authentication")
+    return token.encode() if isinstance(token, str) else token
+
+
 def make_proof(
     secret: bytes, role: Role, first_nonce: bytes, second_nonce: bytes, about: bytes = b""
 ) -> bytes:

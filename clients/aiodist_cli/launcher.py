@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from rich.console import Console
 
 import aiodist
+from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.runtime import spawn
 from aiodist.runtime.flight_recorder import VARIABLE
 from aiodist_cli import status
+from aiodist_cli.errors import CommandError
 from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
@@ -59,6 +61,8 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
         stack.enter_context(_dumping(ranks, writer, job))
         try:
             for local_rank in range(place.nprocs):
+                if stops.first.done():
+                    break
                 env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())
                 await ranks.start(job.rank(local_rank), program, env)
             await ranks.wait(stops.first, alone=meeting is None)
@@ -84,6 +88,7 @@ async def _prepare(
 ) -> tuple[spawn.Job, Meeting | None]:
     """What all ranks have in common, and the line to the other launchers if there are any."""
     group = None if place.group == "world" else place.group
+    token: str | None
     if place.coordinator is None:
         token = secrets.token_urlsafe()
         embedded = await stack.enter_async_context(
@@ -91,7 +96,7 @@ async def _prepare(
         )
         address = embedded.address
     else:
-        token, address = None, place.coordinator
+        token, address = _token(), place.coordinator
     if place.nodes == 1:
         job = spawn.Job(
             address=address,
@@ -106,6 +111,7 @@ async def _prepare(
     meeting = await stack.enter_async_context(
         meet(
             address,
+            token,
             place.group,
             node=place.node,
             nodes=place.nodes,
@@ -122,8 +128,17 @@ async def _prepare(
         nodes=place.nodes,
         node=place.node,
         group=group,
+        token=token,
     )
     return job, meeting
+
+
+def _token() -> str | None:
+    """That of a coordinator that runs already."""
+    try:
+        return token_in(os.environ)
+    except ValueError as error:
+        raise CommandError(f"aiodist run: {error}") from error
 
 
 class _Stops:
@@ -171,10 +186,9 @@ def _dumping(ranks: Ranks, writer: Writer, job: spawn.Job) -> Iterator[None]:
 
 
 async def _tell_status(writer: Writer, job: spawn.Job) -> None:
-    token = job.token or os.environ.get("AIODIST_TOKEN")
     out = io.StringIO()
     try:
-        found = await status.ask(job.address, token, _STATUS_SECONDS)
+        found = await status.ask(job.address, job.token, _STATUS_SECONDS)
         Console(file=out, width=_STATUS_WIDTH).print(status.render(found, time.time()))
     except (AiodistError, TimeoutError) as error:
         out.write(f"aiodist run: no status: {error}\n")

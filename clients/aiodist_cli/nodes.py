@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -71,7 +70,14 @@ class Meeting:
 
 @contextlib.asynccontextmanager
 async def meet(
-    coordinator: str, group: str, *, node: int, nodes: int, nprocs: int, timeout: float
+    coordinator: str,
+    token: str | None,
+    group: str,
+    *,
+    node: int,
+    nodes: int,
+    nprocs: int,
+    timeout: float,
 ) -> AsyncIterator[Meeting]:
     """Meet the launchers of the other nodes, within `timeout` seconds.
 
@@ -84,7 +90,7 @@ async def meet(
         rank=node,
         size=nodes,
         timeout=timeout,
-        token=os.environ.get("AIODIST_TOKEN"),
+        token=token,
     ) as launchers:
         offers = await launchers.all_gather(
             {"nprocs": nprocs, "run_id": uuid.uuid4().hex, "port": spawn.free_port("")}

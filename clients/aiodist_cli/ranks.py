@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, Process
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from typing import Any
 from aiodist.runtime import spawn, tether
 from aiodist_cli.input import source
 from aiodist_cli.output import LineSplitter, Writer, joined, prefix, wants_colour
+from aiodist_cli.pipes import Pipe, outputs, rest
 from aiodist_cli.summary import Exit, cause
 
 TAIL = 60
@@ -32,6 +33,8 @@ class _Rank:
 
     rank: int
     process: Process
+    out: Pipe
+    err: Pipe
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL))
 
 
@@ -59,10 +62,15 @@ class Ranks:
     async def start(self, rank: int, program: Sequence[str], env: Mapping[str, str]) -> None:
         """Start `program` as `rank`."""
         with source() if rank == self._with_input else contextlib.nullcontext(DEVNULL) as stdin:
-            process = await asyncio.create_subprocess_exec(
-                *tether.command(program), stdin=stdin, stdout=PIPE, stderr=PIPE, env=env
-            )
-        started = _Rank(rank, process)
+            async with outputs() as (out, err):
+                process = await asyncio.create_subprocess_exec(
+                    *tether.command(program),
+                    stdin=stdin,
+                    stdout=out.theirs,
+                    stderr=err.theirs,
+                    env=env,
+                )
+        started = _Rank(rank, process, out, err)
         self._tasks[asyncio.create_task(self._follow(started))] = started
 
     async def wait(self, interruption: asyncio.Future[Any], *, alone: bool) -> None:
@@ -95,6 +103,7 @@ class Ranks:
         if not (pending := self._running()):
             return
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # one that is stopped hears of it only then
         over = asyncio.ensure_future(asyncio.wait(pending))
         await asyncio.wait([over, hurry], timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
         self._signal(signal.SIGKILL)
@@ -119,11 +128,9 @@ class Ranks:
     async def _follow(self, started: _Rank) -> None:
         """Pass on what a rank writes until it has ended, with all that it started."""
         process, rank = started.process, started.rank
-        assert process.stdout is not None
-        assert process.stderr is not None
         output = asyncio.gather(
-            self._copy(process.stdout, rank, _STDOUT, None),
-            self._copy(process.stderr, rank, _STDERR, started.tail),
+            self._copy(started.out.stream, rank, _STDOUT, None),
+            self._copy(started.err.stream, rank, _STDERR, started.tail),
         )
         code = await process.wait()
         if self._stopping:
@@ -131,7 +138,7 @@ class Ranks:
         else:
             self._ended[rank] = None
         spawn.signal_group(process.pid, signal.SIGKILL)  # what it started and left behind
-        await output
+        await rest(output, [started.out, started.err])
         if rank in self._ended:
             self._ended[rank] = Exit(rank, code, tuple(started.tail))
 

@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.membership.group import ranks_text
 from aiodist.runtime.control import ControlClient
@@ -47,7 +48,7 @@ def status(
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
     try:
-        found = asyncio.run(ask(address, os.environ.get("AIODIST_TOKEN"), timeout))
+        found = asyncio.run(ask(address, token_in(os.environ), timeout))
     except (AiodistError, TimeoutError, ValueError) as error:
         raise CommandError(f"aiodist status: {error}") from error
     if as_json:

@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 
+from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist_cli.errors import CommandError
 from aiodist_cli.status import ask, doing_text, findings, headline, plain, title
@@ -77,7 +78,7 @@ async def _watch(
 
 async def _tables(address: str, interval: float, timeout: float) -> AsyncIterator[Group]:
     """What is to be shown, every `interval`; the last answer stays where none comes."""
-    token, rates = os.environ.get("AIODIST_TOKEN"), Rates()
+    token, rates = token_in(os.environ), Rates()
     found = await ask(address, token, timeout)
     shown = render(found, rates.since_last(found, time.monotonic()))
     yield shown

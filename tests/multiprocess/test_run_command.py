@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,6 +83,18 @@ def test_module(aiodist: Start, tmp_path: Path) -> None:
 def test_group_name_is_passed_on(aiodist: Start, script: Callable[[str], Path]) -> None:
     path = script("import os; print(os.environ['AIODIST_GROUP'])")
     assert finish(aiodist("run", "-n", 1, "--group", "mine", path))[:2] == (0, ["[0] mine"])
+
+
+def test_an_empty_token_is_refused_before_ranks_are_started(
+    aiodist: Start, script: Callable[[str], Path]
+) -> None:
+    run = aiodist(
+        "run", "-n", 1, "--coordinator", "tcp://127.0.0.1:1", script("print('started')"),
+        more_env={"AIODIST_TOKEN": ""},
+    )  # fmt: skip
+    status, out, err = finish(run)
+    assert (status, out) == (1, [])
+    assert err[0].startswith("aiodist run: AIODIST_TOKEN is set, but empty")
 
 
 def test_output_is_passed_on_as_it_is(aiodist: Start, script: Callable[[str], Path]) -> None:
@@ -208,6 +222,19 @@ def test_stubborn_ranks_are_killed_after_the_grace_time(
     assert all(gone(pid) for pid in pids.values())
 
 
+def test_stopped_ranks_end_without_the_grace_time(
+    aiodist: Start, script: Callable[[str], Path], gone: Gone
+) -> None:
+    process = aiodist("run", "-n", 2, "--grace", 1000, script(FOREVER))
+    pids = read_pids(process, 2)
+    os.kill(pids["1"], signal.SIGSTOP)
+    while psutil.Process(pids["1"]).status() != psutil.STATUS_STOPPED:
+        os.sched_yield()  # a SIGTERM that comes before it has stopped would end it
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 128 + signal.SIGTERM
+    assert all(gone(pid) for pid in pids.values())
+
+
 def test_second_ctrl_c_does_not_wait_for_the_grace_time(
     aiodist: Start, script: Callable[[str], Path], gone: Gone
 ) -> None:
@@ -243,6 +270,24 @@ def test_what_a_rank_leaves_behind_is_ended(
     pids = read_pids(process, 1)
     assert finish(process)[0] == 0
     assert gone(pids["0"])
+
+
+def test_what_a_rank_leaves_in_another_session_does_not_hold_up_the_run(
+    aiodist: Start, script: Callable[[str], Path]
+) -> None:
+    path = script(
+        "import subprocess, sys\n"
+        "wait = [sys.executable, '-c', 'import signal; signal.pause()']\n"
+        "child = subprocess.Popen(wait, start_new_session=True)\n"
+        "print(child.pid)\n"
+        "print('x' * 300_000)\n"
+        "print('end', file=sys.stderr)\n"
+    )
+    status, out, err = finish(aiodist("run", "-n", 1, path))
+    child = int(out[0].removeprefix("[0] "))
+    os.kill(child, signal.SIGKILL)
+    assert (status, err) == (0, ["[0] end"])
+    assert sum(line.count("x") for line in out) == 300_000
 
 
 def test_reader_that_goes_away_ends_the_run(

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ import psutil
 import pytest
 
 import aiodist
+from aiodist import launch
+from aiodist.runtime import reports
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -148,9 +151,180 @@ async def return_unpicklable(group: aiodist.Group) -> object:
 
 
 def test_result_that_cannot_be_pickled() -> None:
-    with pytest.raises(Exception, match=r"lambda|pickle") as caught:
+    with pytest.raises(
+        aiodist.AiodistError, match="what main returned cannot be pickled"
+    ) as caught:
         aiodist.run(return_unpicklable, 1)
     assert caught.value.__notes__ == ["(in rank 0 of 1)"]
+
+
+def refuse(maker: int) -> None:
+    if os.getpid() != maker:
+        raise ImportError("there is no such thing here")
+
+
+class Foreign(Exception):
+    """Unpickled in no other process than the one that made it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return refuse, (os.getpid(),)
+
+
+class ForeignError(Exception):
+    def __init__(self, maker: int) -> None:
+        super().__init__(maker)
+        refuse(maker)
+
+
+async def report_foreign(group: aiodist.Group, how: str) -> object:
+    if how == "returns":
+        return Foreign()
+    raise ForeignError(os.getpid())
+
+
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_report_that_cannot_be_unpickled(how: str) -> None:
+    with pytest.raises(
+        aiodist.AiodistError,
+        match="what rank 0 of 1 reported cannot be unpickled here: ImportError: there is no such",
+    ) as caught:
+        aiodist.run(report_foreign, 1, (how,))
+    assert caught.value.__notes__ == ["(in rank 0 of 1)"]
+    assert ("raise ForeignError" in str(caught.value.__cause__)) == (how == "raises")
+
+
+def break_off(then: Callable[[int], None]) -> None:
+    """This process gets no further than half of its report."""
+
+    def send(fd: int, report: reports.Report) -> None:
+        os.write(fd, b"\0" * 5)
+        then(fd)
+
+    reports.send = send
+
+
+async def report_half(group: aiodist.Group, number: int) -> None:
+    if group.rank == group.size - 1:
+        break_off(lambda fd: os.kill(os.getpid(), number))
+
+
+async def report_nothing(group: aiodist.Group) -> None:
+    def close(fd: int) -> None:
+        os.close(fd)
+        signal.pause()
+
+    break_off(close)
+
+
+async def go_on(group: aiodist.Group) -> None:
+    threading.Thread(target=signal.sigwait, args=({signal.SIGUSR2},)).start()
+
+
+class Clock:
+    """Of `aiodist.run`, in this process."""
+
+    def __init__(self) -> None:
+        self._late = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._late
+
+    def pass_timeout(self) -> None:
+        self._late = 1e6
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(launch, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def half_is_late(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout passes once a part of a report has come, or its pipe has ended."""
+    read = reports.Reading.read
+
+    def reading(self: reports.Reading) -> None:
+        read(self)
+        if self.has_begun or self.is_over:
+            clock.pass_timeout()
+
+    monkeypatch.setattr(reports.Reading, "read", reading)
+
+
+def test_rank_that_dies_while_it_reports_is_named() -> None:
+    with pytest.raises(
+        aiodist.PeerLostError, match=r"rank 1 of 2 died \(signal SIGKILL\) while it reported"
+    ) as caught:
+        aiodist.run(report_half, 2, (signal.SIGKILL,))
+    assert caught.value.ranks == (1,)
+
+
+def test_rank_that_is_stopped_while_it_reports(half_is_late: None) -> None:
+    with pytest.raises(TimeoutError, match=r"still ran after 900 s \(rank 0 amid a report: stop"):
+        aiodist.run(report_half, 1, (signal.SIGSTOP,), timeout=900)
+
+
+def test_rank_that_closes_its_pipe_and_stays(half_is_late: None) -> None:
+    with pytest.raises(TimeoutError, match="rank 0 of 1 still ran after 900 s"):
+        aiodist.run(report_nothing, 1, timeout=900)
+
+
+def test_rank_that_has_returned_and_stays(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = launch._Ranks._take
+
+    def taking(*arguments: Any) -> None:
+        take(*arguments)
+        clock.pass_timeout()
+
+    monkeypatch.setattr(launch._Ranks, "_take", taking)
+    with pytest.raises(TimeoutError, match="rank 0 of 1 had returned, but still ran after 900 s"):
+        aiodist.run(go_on, 1, timeout=900)
+
+
+def fork_a_child(path: str) -> None:
+    """It holds the pipe."""
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    Path(path).write_text(str(pid))
+
+
+async def leave_a_child(group: aiodist.Group, code: int | None, path: str) -> None:
+    fork_a_child(path)
+    if code is not None:
+        os._exit(code)
+
+
+@pytest.mark.parametrize("code", [None, 3])
+def test_child_that_holds_the_pipe(
+    code: int | None, tmp_path: Path, gone: Callable[[int], bool]
+) -> None:
+    path = tmp_path / "pid"
+    if code is None:
+        assert aiodist.run(leave_a_child, 1, (code, str(path))) == [None]
+    else:
+        with pytest.raises(aiodist.PeerLostError, match=r"rank 0 of 1 died \(exit code 3\)"):
+            aiodist.run(leave_a_child, 1, (code, str(path)))
+    assert gone(int(path.read_text()))
+
+
+def test_ctrl_c_while_ranks_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(process := subprocess.Popen(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(
+        launch, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start})
+    )
+    with pytest.raises(KeyboardInterrupt):
+        aiodist.run(wait_for_ever, 2)
+    (first,) = started
+    assert first.returncode is not None
 
 
 async def wait_for_ever(group: aiodist.Group) -> None:
@@ -222,7 +396,7 @@ def watch(process: subprocess.Popen[str]) -> list[int]:
     return [os.pidfd_open(pid) for pid in pids]
 
 
-def gone(fds: list[int]) -> bool:
+def all_gone(fds: list[int]) -> bool:
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -245,7 +419,7 @@ def test_ranks_end_with_the_caller(
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == -number
-    assert gone(ranks)
+    assert all_gone(ranks)
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
 
 

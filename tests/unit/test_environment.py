@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.environment import Settings, settings_from
+from aiodist.environment import Settings, settings_from, token_in
 
 ADDRESS = {"AIODIST_ADDRESS": "tcp://10.0.0.1:1"}
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -39,6 +39,7 @@ def test_our_own_variables_give_everything() -> None:
         transports=("tcp", "unix"),
         run_id="run",
         listen="unix:///run/a.sock",
+        listen_guarded="unix:///run/a.sock",
     )
 
 
@@ -56,13 +57,19 @@ def test_the_variables_of_torchrun() -> None:
         rank=0,
         size=2,
         run_id="job#3",
-        listen="tcp://0.0.0.0:29500",
+        listen="tcp://node0:29500",
+        listen_guarded="tcp://0.0.0.0:29500",
         agent_store=True,
     )
     del torchrun["TORCHELASTIC_RESTART_COUNT"]
     torchrun["TORCHELASTIC_USE_AGENT_STORE"] = "False"
     assert settings_from(torchrun) == Settings(
-        address="tcp://node0:29500", rank=0, size=2, run_id="job#0", listen="tcp://0.0.0.0:29500"
+        address="tcp://node0:29500",
+        rank=0,
+        size=2,
+        run_id="job#0",
+        listen="tcp://node0:29500",
+        listen_guarded="tcp://0.0.0.0:29500",
     )
 
 
@@ -70,7 +77,8 @@ def test_each_setting_is_taken_from_the_first_that_has_it() -> None:
     settings = settings_from(
         {**SLURM, **MASTER, **ADDRESS, "AIODIST_RUN_ID": "mine", "TORCHELASTIC_RUN_ID": "torch"}
     )
-    assert settings == Settings("tcp://10.0.0.1:1", 1, 2, run_id="mine", listen="tcp://10.0.0.1:1")
+    at = "tcp://10.0.0.1:1"
+    assert settings == Settings(at, 1, 2, run_id="mine", listen=at, listen_guarded=at)
     settings = settings_from({**SLURM, **MASTER, "RANK": "0", "WORLD_SIZE": "9"})
     assert (settings.rank, settings.size, settings.address) == (0, 9, "tcp://node0:29500")
 
@@ -83,19 +91,34 @@ def test_rank_and_size_come_from_one_source() -> None:
 
 
 def test_an_address_alone_will_do() -> None:
-    assert settings_from(ADDRESS) == Settings("tcp://10.0.0.1:1", listen="tcp://10.0.0.1:1")
+    at = "tcp://10.0.0.1:1"
+    assert settings_from(ADDRESS) == Settings(at, listen=at, listen_guarded=at)
     assert settings_from({"AIODIST_ADDRESS": "tls://h:1"}) == Settings("tls://h:1", listen="")
 
 
 def test_empty_variables_count_as_not_set() -> None:
-    settings = settings_from({**ADDRESS, "AIODIST_TOKEN": "", "RANK": " ", "MASTER_ADDR": ""})
-    assert settings == Settings("tcp://10.0.0.1:1", listen="tcp://10.0.0.1:1")
+    settings = settings_from({**ADDRESS, "AIODIST_GROUP": "", "RANK": " ", "MASTER_ADDR": ""})
+    assert settings == settings_from(ADDRESS)
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\n"])
+def test_an_empty_token_is_refused(empty: str) -> None:
+    with pytest.raises(ValueError, match="AIODIST_TOKEN is set, but empty"):
+        settings_from({**ADDRESS, "AIODIST_TOKEN": empty})
+    with pytest.raises(ValueError, match="AIODIST_TOKEN is set, but empty"):
+        token_in({"AIODIST_TOKEN": empty})
+
+
+def test_the_token_is_what_stands_in_its_file() -> None:
+    assert token_in({"AIODIST_TOKEN": "secret\n"}) == "secret"
+    assert token_in({}) is None
 
 
 def test_an_ipv6_master() -> None:
     assert settings_from({**MASTER, "MASTER_ADDR": "::1"}).address == "tcp://[::1]:29500"
     assert settings_from({**MASTER, "MASTER_ADDR": "::1"}).listen == "tcp://[::1]:29500"
-    assert settings_from({**MASTER, "MASTER_ADDR": "fd00::1"}).listen == "tcp://[::]:29500"
+    assert settings_from({**MASTER, "MASTER_ADDR": "fd00::1"}).listen == "tcp://[fd00::1]:29500"
+    assert settings_from({**MASTER, "MASTER_ADDR": "fd00::1"}).listen_guarded == "tcp://[::]:29500"
     assert settings_from({**MASTER, "MASTER_ADDR": "[::1]"}).address == "tcp://[::1]:29500"
 
 
@@ -103,7 +126,7 @@ def test_an_ipv6_master() -> None:
 def test_a_job_on_one_host_needs_no_address(job: dict[str, str]) -> None:
     settings = settings_from(job)
     assert (settings.rank, settings.size) == (1, 2)
-    assert settings.listen == settings.address
+    assert settings.listen == settings.listen_guarded == settings.address
     assert settings.address.startswith("tcp://127.0.0.1:2")
     assert settings == settings_from(dict(job))
 
@@ -113,9 +136,8 @@ def test_jobs_on_one_host_are_apart() -> None:
     assert (one.run_id, other.run_id) == ("77", "77.1")
     assert one.address != other.address
     assert settings_from(OMPI).run_id == "prterun-node-42@1"
-    assert settings_from(MPICH) == Settings(
-        "tcp://127.0.0.1:29500", 1, 2, listen="tcp://127.0.0.1:29500"
-    )
+    at = "tcp://127.0.0.1:29500"
+    assert settings_from(MPICH) == Settings(at, 1, 2, listen=at, listen_guarded=at)
     assert settings_from({**SLURM, "AIODIST_RUN_ID": "mine"}).run_id == "mine"
 
 

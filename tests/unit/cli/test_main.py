@@ -103,3 +103,11 @@ def test_coordinator_without_the_server_extra(  # type: ignore[no-untyped-def]
     result, text = invoke("coordinator")
     assert result.exit_code == 1
     assert "pip install 'aiodist[server]'" in text
+
+
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_an_empty_token_is_refused(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_TOKEN", "")
+    result = CliRunner().invoke(app, [command, "tcp://127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert f"aiodist {command}: AIODIST_TOKEN is set, but empty" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_the_same_host_prefers_shared_memory() -> None:
 
 def test_other_hosts_take_tcp() -> None:
     assert candidates(endpoint("p", "h"), endpoint("q", "i")) == [("tcp", "tcp://10.0.0.2:1")]
+
+
+def test_other_users_of_the_same_host_take_tcp() -> None:
+    root, other = (replace(endpoint(user, "h"), user=user) for user in ("0-1", "65534-1"))
+    for own, peer in ((root, other), (other, root)):
+        assert candidates(own, peer) == [("tcp", "tcp://10.0.0.2:1")]
+    inside = replace(endpoint("p", "h"), user="0-2")  # of another namespace
+    assert candidates(root, inside) == [("tcp", "tcp://10.0.0.2:1")]
 
 
 def test_both_sides_must_allow_it() -> None:

@@ -13,6 +13,7 @@ from aiodist.wire.address import Address, parse_address
         ("tcp://10.0.0.1:29500", Address("tcp", "10.0.0.1", 29500), False),
         ("tcp://localhost:0", Address("tcp", "localhost", 0), True),
         ("tcp://127.0.0.2:1", Address("tcp", "127.0.0.2", 1), True),
+        ("tcp://127.example.org:1", Address("tcp", "127.example.org", 1), False),
         ("tls://node-3.example:443", Address("tls", "node-3.example", 443), False),
         ("tcp://[::1]:80", Address("tcp", "::1", 80), True),
         ("tcp://[2001:db8::1]:80", Address("tcp", "2001:db8::1", 80), False),

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from aiodist.wire.proof import check_proof, make_proof, mark_of, membership_key
+import pytest
+
+from aiodist.wire.proof import check_proof, make_proof, mark_of, membership_key, secret_of
 
 ONE, TWO = bytes(32), b"2" * 32
+
+
+def test_a_token_is_text_or_bytes_but_not_empty() -> None:
+    assert secret_of("é") == secret_of("é".encode()) == b"\xc3\xa9"
+    assert secret_of(None) is None
+    for empty in ("", b""):
+        with pytest.raises(ValueError, match="the token is empty"):
+            secret_of(empty)
 
 
 def test_the_right_token_is_proved() -> None:

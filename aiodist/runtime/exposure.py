@@ -1,0 +1,62 @@
+"""What keeps strangers from a rank's listeners, and what may not be done where nothing does."""
+
+from __future__ import annotations
+
+import logging
+import ssl as tls
+from dataclasses import dataclass
+
+from aiodist.wire.address import Address, parse_address
+
+log = logging.getLogger("aiodist.session")
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """`keeps_out`: whether who connects has to show something that strangers do not have.
+    `allow_pickle`: whether members may run code here."""
+
+    keeps_out: bool
+    allow_pickle: bool = False
+
+    @classmethod
+    def of(cls, token: bytes | None, server: tls.SSLContext | None, *, allow_pickle: bool) -> Guard:
+        """By a token, or by TLS with a `server` context that asks for certificates: one that does
+        not lets everybody in."""
+        asks = server is not None and server.verify_mode is tls.CERT_REQUIRED
+        return cls(token is not None or asks, allow_pickle)
+
+    def check(self, where: str) -> None:
+        """Raise ValueError if strangers could run code by way of a listener at `where`."""
+        if self.allow_pickle and not self.keeps_out and not parse_address(where).is_loopback:
+            raise ValueError(
+                f"allow_pickle=True lets every member run code in this process, and whoever can "
+                f"connect to {where} could become one: give all ranks the same token= "
+                "(AIODIST_TOKEN), or ssl= with contexts that ask for certificates; or do without "
+                "allow_pickle"
+            )
+
+    def warn(self, where: str) -> None:
+        """Say so if strangers could join at `where`, where this rank serves the coordinator because
+        of its environment."""
+        if not self.keeps_out and not parse_address(where).is_loopback:
+            log.warning(
+                "rank 0 serves the coordinator at %s without a token: whoever can connect to it "
+                "may take a rank's place, and read and change what ranks exchange. Give all ranks "
+                "the same AIODIST_TOKEN (openssl rand -hex 32)",
+                where,
+            )
+
+
+def narrow_hint(named: Address) -> str:
+    """What may be wrong where nobody comes to `named`, an address of the environment that rank 0
+    serves itself, without a token. "": that is not it."""
+    if named.is_loopback:
+        return ""
+    return (
+        f"Without a token, rank 0 listens on what {named.host} means on its own host, and on "
+        "nothing else. If that is a loopback address there (as in Debian's /etc/hosts), or if "
+        f"{named.host} is the address of a proxy, others do not reach it: give all ranks the same "
+        "AIODIST_TOKEN, which makes rank 0 listen on all interfaces, or name it by an address that "
+        "its host has"
+    )

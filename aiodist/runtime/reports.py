@@ -1,0 +1,127 @@
+"""What a process that was started for a function says at its end, through a pipe.
+
+The reader never waits for it: the process may be stopped amid its report, or die there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import struct
+import traceback
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from aiodist.errors import AiodistError
+
+_HEADER = struct.Struct(">BQQ")  # outcome, bytes of text, bytes of the pickle
+_AT_ONCE = 16 << 20
+"""Most bytes that are read in one go: then the reader looks at its clock."""
+
+
+class Outcome(IntEnum):
+    """How the function ended; `OPAQUE`: by an exception that cannot be pickled."""
+
+    RETURNED = 0
+    RAISED = 1
+    OPAQUE = 2
+
+
+class Report(NamedTuple):
+    """`text`: the traceback of what was raised. `pickled`: what was returned, or raised."""
+
+    outcome: Outcome
+    text: str
+    pickled: bytes | memoryview
+
+
+def returned(value: Any) -> Report:
+    """Raises AiodistError for a value that cannot be pickled."""
+    try:
+        return Report(Outcome.RETURNED, "", pickle.dumps(value))
+    except Exception as error:  # whatever the value's own methods raise
+        what = f"{type(error).__name__}: {error}"
+        raise AiodistError(f"what main returned cannot be pickled: {what}") from error
+
+
+def raised(error: BaseException) -> Report:
+    """Reports `error`, by its traceback alone if it does not survive pickling."""
+    text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(Exception):  # whatever the exception's own methods raise
+        pickled = pickle.dumps(error)
+        if isinstance(pickle.loads(pickled), BaseException):
+            return Report(Outcome.RAISED, text, pickled)
+    return Report(Outcome.OPAQUE, text, b"")
+
+
+def value_of(report: Report) -> Any:
+    """What was returned, or raised; None for what cannot be pickled. Raises what unpickling it
+    does."""
+    return None if report.outcome is Outcome.OPAQUE else pickle.loads(report.pickled)
+
+
+def send(fd: int, report: Report) -> None:
+    """Write `report`, waiting for its reader. Raises OSError."""
+    text = report.text.encode(errors="backslashreplace")
+    header = _HEADER.pack(report.outcome, len(text), len(report.pickled))
+    for part in (header + text, report.pickled):
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+
+
+class Reading:
+    """Reads one report from the pipe `fd`, which it owns."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.is_over = False
+        """Whether nothing more will come."""
+        self._header = b""
+        self._body = bytearray()
+        self._came = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something has come, and not all."""
+        return bool(self._header) and self.report is None
+
+    @property
+    def report(self) -> Report | None:
+        """The report, once all of it has come."""
+        if len(self._header) < _HEADER.size or self._came < len(self._body):
+            return None
+        outcome, text_bytes, _ = _HEADER.unpack(self._header)
+        body = memoryview(self._body)
+        return Report(Outcome(outcome), str(body[:text_bytes], "utf-8"), body[text_bytes:])
+
+    def read(self) -> None:
+        """Take in what is there."""
+        left = _AT_ONCE
+        while left > 0 and not self.is_over and self.report is None:
+            try:
+                came = self._read_some()
+            except BlockingIOError:
+                return
+            left -= came
+            self.is_over = came == 0
+
+    def _read_some(self) -> int:
+        if len(self._header) < _HEADER.size:
+            came = os.read(self.fd, _HEADER.size - len(self._header))
+            self._header += came
+            if len(self._header) == _HEADER.size:
+                self._body = bytearray(sum(_HEADER.unpack(self._header)[1:]))
+            return len(came)
+        number = os.readv(self.fd, [memoryview(self._body)[self._came :]])
+        self._came += number
+        return number
+
+    def close(self) -> None:
+        """Close the pipe, and forget what came. Idempotent."""
+        self._header, self._body, self._came = b"", bytearray(), 0
+        fd, self.fd = self.fd, -1
+        if fd != -1:
+            os.close(fd)
