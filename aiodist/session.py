@@ -273,8 +273,8 @@ async def _join(
     people: dict[int, MemberInfo] = {}
     endpoint.activate(
         Identity(view.group, request.id, _bytes_of(options.coordinator.token)),
-        lambda root, receiver: _dial(
-            own, people[root], coordinator_host, receiver, options.contexts
+        lambda root, receiver, patience: _dial(
+            own, people[root], coordinator_host, receiver, options.contexts, patience
         ),
     )
     return Seat(
@@ -367,8 +367,10 @@ async def _dial(
     coordinator_host: str,
     receiver: Receiver,
     contexts: TlsContexts | None,
+    patience: float,
 ) -> Link:
-    """A link to `member` over the best transport that gets through. Raises OSError."""
+    """A link to `member` over the best transport that gets through. `patience`: see
+    `registry.make`. Raises OSError."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
     last: OSError | None = None
@@ -377,7 +379,7 @@ async def _dial(
             # The coordinator sees it come from its own host, which we know by another name.
             address = _advertised(address, coordinator_host)
         try:
-            return await registry.make(kind, contexts).dial(address, receiver)
+            return await registry.make(kind, contexts, patience).dial(address, receiver)
         except OSError as error:
             tried.append(f"{address} ({error})")
             last = error

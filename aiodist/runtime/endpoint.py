@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from aiodist.errors import ProtocolError
-from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Claim, Greeter, Greeting, Identity, Nonces
+from aiodist.runtime.greeting import Claim, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
-from aiodist.runtime.peer import CLOSED, LOOKS, Inbox, Outgoing, Peer, Stray
+from aiodist.runtime.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
 from aiodist.runtime.progress import Progress
 from aiodist.runtime.recorder import Recorder
 from aiodist.runtime.strangers import Strangers
@@ -34,23 +34,26 @@ log = logging.getLogger("aiodist.endpoint")
 
 FAREWELL_TIMEOUT = 1.0
 """Seconds for peers to hear that we leave at once."""
-RELINK_TIMEOUT = 3.0
-"""Seconds in which a connection that broke is made again, or its peer is given up."""
+REACH_TIMEOUT = 10.0
+"""Seconds for the system of a peer to take a connection."""
+REACH_AGAIN_TIMEOUT = 3.0
+"""The same, where there was a connection that broke."""
 LEASE = 15.0
 LONGEST_SILENCE = 3600.0
 """Seconds after which a connection without an answer is broken, however long the lease."""
-ATTEMPTS = 10
-"""How often a peer is dialled, if the connection breaks before it has answered the greeting. A peer
-that has left, or trusts another authority, does not always say more than that: so not for ever."""
-FIRST_PAUSE = 0.001
-"""Seconds until the second attempt. Each further one takes twice as long: half a second in all."""
+PAUSES = [0.001 * 2**attempt for attempt in range(9)]
+"""Seconds between calls to a peer, if the connection breaks before it has answered the greeting. A
+peer that has left, or trusts another authority, does not always say more than that: so not for
+ever."""
+LATER_PAUSES = [1.0] * 10
+"""The same, where the peer may refuse because it calls as well, and its connection is kept."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
 MIN_STRANGERS = 256
 """So many connections that have not shown who they are there may always be."""
 
-Dial = Callable[[int, Receiver], Awaitable[Link]]
+Dial = Callable[[int, Receiver, float], Awaitable[Link]]
 Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None]], None]
 
 
@@ -102,7 +105,8 @@ class Endpoint:
         self._look: asyncio.TimerHandle | None = None
 
     def activate(self, identity: Identity, dial: Dial) -> None:
-        """This rank is a member; `dial` makes links. `admit` says who the others are."""
+        """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
+        answer within so many seconds. `admit` says who the others are."""
         self._identity = identity
         self._dial = dial
         if not is_virtual(self.loop):  # there the network says so
@@ -269,52 +273,62 @@ class Endpoint:
         return task
 
     async def _connect(self, peer: Peer) -> None:
-        assert self._identity is not None
-        why = "not reachable: no answer to hello"
-        final = True
+        """Have a connection to `peer`, or learn that there is none to be had."""
+        why = ""
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT if peer.link is None else RELINK_TIMEOUT):
-                for attempt in range(ATTEMPTS):
-                    if attempt:
-                        await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
-                    try:
-                        answer = await self._greet(peer)
-                    except OSError as error:
-                        # Nobody listens for a process that has ended. What breaks may be made.
-                        if attempt == ATTEMPTS - 1 or not was_broken(error.__cause__ or error):
-                            raise
-                    else:
-                        if answer is None:
-                            return
-                        why = f"it refuses connections ({answer.why})"
-                        if answer.is_final:
-                            break
-                else:
-                    final = self._identity.id < peer.id
-                if not final:
-                    # Both dialled at once, and the connection of the lower id is kept.
-                    await peer.attached.wait()
-                    return
+            why = await self._call(peer)
         except Exception as error:  # also an address that makes no sense: the others must hear
-            if not isinstance(error, TimeoutError):
-                why = f"not reachable: {error}"
+            why = f"not reachable: {error}"
         finally:
             if peer.dialing is asyncio.current_task():
                 peer.dialing = None
         if not peer.is_linked:
             self.cut(peer.rank, peer.broken + why)
 
+    async def _call(self, peer: Peer) -> str:
+        """Call `peer` until it answers, or refuses for good: then why. Raises OSError where it
+        cannot be reached.
+
+        It may take any time to answer, for it may be busy. Whether it is alive is for its lease to
+        say: when that is over, and the coordinator says so, this is cancelled.
+        """
+        assert self._identity is not None
+        # Where both call at once, the connection of the lower id is kept.
+        is_kept = self._identity.id < peer.id
+        pauses = PAUSES if is_kept else PAUSES + LATER_PAUSES
+        refused = 0
+        while True:
+            began = self.loop.time()
+            try:
+                answer = await self._greet(peer)
+            except OSError as error:
+                # Nobody listens for a process that has ended. What breaks may be made.
+                if refused == len(pauses) or not was_broken(error.__cause__ or error):
+                    raise
+            else:
+                if answer is None:
+                    return ""
+                if answer.is_final or refused == len(pauses):
+                    return f"it refuses connections ({answer.why})"
+            if self.loop.time() > began + SHORT_LIFE:
+                refused = 0  # that was none: one of the two was busy for too long
+            await asyncio.sleep(pauses[refused])
+            refused += 1
+
     async def _greet(self, peer: Peer) -> Greeting | None:
         """Connect to `peer`, unless it connects first. A greeting that it has ended, else None."""
         assert self._dial is not None and self._identity is not None
         greeting = Greeting(self.loop, peer, self._identity)
         link: Link | None = None
+        patience = REACH_TIMEOUT if peer.link is None else REACH_AGAIN_TIMEOUT
         try:
-            link = await self._dial(peer.rank, greeting)
+            link = peer.calling = await self._dial(peer.rank, greeting, patience)
             greeting.begin(link)
             return None if await greeting.answered or peer.is_linked else greeting
         finally:
-            # It failed, or took too long; was superseded by the peer's own connection, or the
+            if peer.calling is link:
+                peer.calling = None
+            # It failed, was superseded by the peer's own connection, the peer is lost, or the
             # endpoint was closed.
             if link is not None and peer.link is not link:
                 link.close()
@@ -363,11 +377,10 @@ class Endpoint:
         self.lost[rank] = reason
         log.debug("rank %d is lost: %s", rank, reason)
         peer = self._peers[rank]
-        if peer.link is not None:
-            if peer.dialing is not None:
-                peer.dialing.cancel()
-            if not peer.link.is_closed:
-                peer.link.close()
+        if peer.dialing is not None:
+            peer.dialing.cancel()
+        if peer.link is not None and not peer.link.is_closed:
+            peer.link.close()
         for context in list(self.contexts.values()):
             context.rank_lost(rank, reason)
 

@@ -1,0 +1,71 @@
+"""A peer whose system takes the connection, and whose loop does not turn: it is waited for.
+
+The clock of these loops is moved on by hand: what has a deadline is over at once. (What a rank
+that is busy means for all of a group is in tests/simulation/test_busy_ranks.py.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.transports.sockets import Acceptor
+
+A_DAY = 86_400.0
+TURNS = 50
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time can be moved on."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
+@contextmanager
+def busy(group: aiodist.Group) -> Iterator[None]:
+    """Nobody answers who connects to this rank meanwhile."""
+    loop = asyncio.get_running_loop()
+    acceptors = [one for one in group._seat._listeners if isinstance(one, Acceptor)]
+    for acceptor in acceptors:
+        loop.remove_reader(acceptor._socket.fileno())
+    yield
+    for acceptor in acceptors:
+        loop.add_reader(acceptor._socket.fileno(), acceptor._ready)
+
+
+async def turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+async def waits_for_a_day(transport: str, **options: object) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Clock)
+    async with aiodist.local(
+        2, transports=(transport,), lease=10 * A_DAY, op_timeout=math.inf, **options
+    ) as groups:
+        with busy(groups[1]):
+            large = groups[0].send(np.zeros(1 << 20), 1)  # it leaves when it is received
+            await turns()
+            loop.ahead += A_DAY
+            await turns()
+            assert not large.done()
+            assert not groups[0]._seat.endpoint.lost
+        assert (await groups[1].recv(src=0)).size == 1 << 20
+        await large
+        assert await asyncio.gather(*(group.all_reduce(1) for group in groups)) == [2, 2]
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp", "shm"])
+def test_it_is_waited_for(transport: str) -> None:
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        runner.run(waits_for_a_day(transport))
