@@ -13,10 +13,10 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 from aiodist.errors import ProtocolError
+from aiodist.runtime.draining import Draining
 from aiodist.runtime.greeting import Claim, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
 from aiodist.runtime.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
@@ -103,6 +103,7 @@ class Endpoint:
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._look: asyncio.TimerHandle | None = None
+        self._draining = Draining(loop, self._peers, self.lost)
 
     def activate(self, identity: Identity, dial: Dial) -> None:
         """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
@@ -403,21 +404,14 @@ class Endpoint:
         if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
             self.lose(rank, "it left the group")
 
-    async def delivered(self, timeout: float) -> None:
-        """Wait until there are links for all that was sent, `timeout` seconds at most, and the
-        peers have got it: `FAREWELL_TIMEOUT` at most, as they may be busy."""
-        dialing = [
-            peer.dialing for peer in self._peers.values() if peer.dialing and peer.has_queued
-        ]
-        if dialing:
-            await asyncio.wait(dialing, timeout=timeout)
-        coming: list[asyncio.Future[None]] = []
-        for root, peer in self._peers.items():
-            came: asyncio.Future[None] = self.loop.create_future()
-            if root not in self.lost and not peer.deliver(partial(_set, came)):
-                coming.append(came)
-        if coming:
-            await asyncio.wait(coming, timeout=FAREWELL_TIMEOUT)
+    async def delivered(self, seconds: float) -> dict[int, int]:
+        """Wait until all that was sent is with those it is for, `seconds` at most: how many bytes
+        are not by then, by root. See `Draining`."""
+        return await self._draining.wait(seconds)
+
+    def hurry(self) -> None:
+        """Wait no longer in `delivered`."""
+        self._draining.hurry()
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
@@ -482,8 +476,3 @@ class Endpoint:
 def was_broken(error: BaseException) -> bool:
     """Whether a connection broke, rather than that there was none to be had."""
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -77,6 +77,10 @@ class Outgoing(NamedTuple):
     token: object
     urgent: bool
 
+    @property
+    def nbytes(self) -> int:
+        return len(self.header) + sum([view.nbytes for view in self.payload])
+
 
 class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
@@ -125,9 +129,12 @@ class Peer:
             self.dialing = self._endpoint.start_dialing(self)
 
     @property
-    def has_queued(self) -> bool:
-        """Whether something waits for a link."""
-        return bool(self._queue) or (self.link is not None and not self.is_linked)
+    def held(self) -> int:
+        """How many bytes were sent that may not have come to the peer's system."""
+        link = self.link
+        if link is None:
+            return sum([frame.nbytes for frame in self._queue])
+        return link.held if isinstance(link, LastingLink) else link.backlog
 
     @property
     def is_linked(self) -> bool:

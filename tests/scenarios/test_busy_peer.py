@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.transports.shm_link import ShmLink
 from aiodist.transports.sockets import Acceptor
+from aiodist.transports.stream import StreamLink
 
 A_DAY = 86_400.0
 TURNS = 50
+COUNT = 100
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -69,3 +72,40 @@ async def waits_for_a_day(transport: str, **options: object) -> None:
 def test_it_is_waited_for(transport: str) -> None:
     with asyncio.Runner(loop_factory=Clock) as runner:
         runner.run(waits_for_a_day(transport))
+
+
+@contextmanager
+def deaf(group: aiodist.Group, to: int) -> Iterator[None]:
+    """This rank takes in nothing of rank `to` meanwhile."""
+    link = group._seat.endpoint.link(to)
+    assert isinstance(link, (StreamLink, ShmLink))
+    link._receive = lambda: False  # type: ignore[method-assign]
+    yield
+    del link._receive
+    link.poll()
+
+
+async def leaves_for_good(transport: str) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Clock)
+    async with aiodist.local(
+        2, transports=(transport,), lease=10 * A_DAY, op_timeout=math.inf
+    ) as groups:
+        await asyncio.gather(*(group.barrier() for group in groups))
+        with deaf(groups[1], 0):
+            x = np.zeros(30_000, np.uint8)
+            for k in range(COUNT):
+                await groups[0].send(x, 1, tag=k % 20)
+            closing = asyncio.ensure_future(groups[0].close())
+            await turns()
+            loop.ahead += A_DAY
+            await turns()
+        for k in range(COUNT):
+            assert (await groups[1].recv(src=0, tag=k % 20)).size == x.size
+        await closing
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp", "shm"])
+def test_what_was_sent_arrives_though_its_sender_leaves(transport: str) -> None:
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        runner.run(leaves_for_good(transport))
