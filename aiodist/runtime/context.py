@@ -28,6 +28,7 @@ from aiodist.runtime.early import Key
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
+from aiodist.runtime.hearsay import Hearsay
 from aiodist.runtime.lane import Lane, Layout, Sharing
 from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
@@ -91,6 +92,7 @@ class Context:
         """The collectives that wait for a number, in the order of their calls."""
         self.arrivals = Arrivals(self)
         self.telling = Telling(self)
+        self.hearsay = Hearsay(self)
         self._fetching: set[int] = set()
         """The ranks of whom the payload of a message is under way."""
         self.derived: dict[bytes, int] = {}
@@ -291,7 +293,7 @@ class Context:
             return
         if isinstance(error, AiodistError):
             self.locate(error, op)
-        self._give_up(op, failures.verdict_of(error, self.rank), error)
+        self._give_up(op, self.hearsay.own(failures.verdict_of(error, self.rank)), error)
 
     def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
         """What `src` sent for `op` makes no sense, which only shows now."""
@@ -356,7 +358,7 @@ class Context:
             "tag": op.tag,
             "seq": op.seq,
         }
-        op.work.fail(verdict.error(self.rank, call, where))
+        self.hearsay.fail(op.work, verdict, verdict.error(self.rank, call, where), where)
 
     def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """`others`, by rank, called something else than `op`."""
@@ -488,7 +490,8 @@ class Context:
         own, of which the user knows nothing."""
         sends = [work for work in self.p2p.pending if work.op == "send"]
         operations = [*self.ops.values(), *self.deferred]
-        return [op.work for op in operations if op.tag != SETUP_TAG] + sends
+        works = [op.work for op in operations if op.tag != SETUP_TAG]
+        return works + sends + self.hearsay.held
 
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
         """Fail all that is pending, and whatever is called later. With `abort` tell the others."""
@@ -505,6 +508,7 @@ class Context:
             else:
                 self._withdraw(op)
                 op.work.fail(error)
+        self.hearsay.close(error)
         self.plane.close()  # it may have a last word
         self.endpoint.called += self.called
         self.ended = error

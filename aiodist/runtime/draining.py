@@ -57,15 +57,16 @@ class Draining:
         return {}
 
     def _held(self) -> dict[int, int]:
-        """How much is not with whom. Asks those who can be asked from now on what they have."""
+        """How much is not with whom. Asks them what they have, also after what was sent since."""
         held: dict[int, int] = {}
         for root, peer in self._peers.items():
             if root in self._lost:
                 continue
-            if peer.is_linked and root not in self._coming:
-                came = self._coming[root] = self._loop.create_future()
-                if peer.deliver(partial(_set, came)):
-                    _set(came)
+            asked = self._coming.get(root)
+            if peer.is_linked and (asked is None or asked.done()):
+                came = self._loop.create_future()
+                if not peer.deliver(partial(_set, came)):
+                    self._coming[root] = came
             if count := peer.held:
                 held[root] = count
         return held

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiodist.errors import ProtocolError
@@ -80,6 +80,9 @@ class Endpoint:
         self.contexts: dict[bytes, Inbox] = {}
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
+        self.doubted: set[int] = set()
+        """Those of them that may live: there is no link to them any more, and that is all that is
+        known here."""
         self.closing = False
         self.reads_devices = True
         """Whether this rank may read the devices of others, and they its own."""
@@ -89,6 +92,8 @@ class Endpoint:
         self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
         """Called for a peer to whom there is no link any more, though it did not take its leave;
         and whether its process is known to have ended."""
+        self.expects_ruling: Callable[[], bool] = lambda: False
+        """Whether there is a coordinator to say who is lost where a link is broken."""
         self.ask: Ask = lambda roots, tell: None
         """Asks the coordinator what peers are doing, where there is one: it tells, by root."""
         self._identity: Identity | None = None
@@ -155,6 +160,7 @@ class Endpoint:
         peer = self._peers.pop(root)
         del self._roots[peer.id], self._marks[mark_of(peer.id)]
         self.lost.pop(root, None)
+        self.doubted.discard(root)
         if peer.dialing is not None:
             peer.dialing.cancel()
         if peer.link is not None:
@@ -389,7 +395,15 @@ class Endpoint:
         """There is no link to `rank`, dead or alive; or its process has `ended`."""
         if rank in self._peers and rank not in self.lost and not self.closing:
             self.on_broken(rank, reason, ended)
+            if not ended:
+                self.doubted.add(rank)
         self.lose(rank, reason)
+
+    def ruled(self, ranks: Iterable[int] = ()) -> None:
+        """The coordinator has spoken, of `ranks` if of any; or it never will."""
+        self.doubted.difference_update(ranks)
+        for context in list(self.contexts.values()):
+            context.hearsay.review()
 
     def blame(self, rank: int, error: ProtocolError) -> None:
         """What `rank` sent makes no sense, which only shows now that its link has moved on: it is

@@ -24,6 +24,7 @@ from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fie
 
 if TYPE_CHECKING:
     from aiodist.runtime.endpoint import Endpoint
+    from aiodist.runtime.hearsay import Hearsay
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -58,6 +59,9 @@ class Inbox(Protocol):
 
     @property
     def pending(self) -> list[Work[Any]]: ...
+
+    @property
+    def hearsay(self) -> Hearsay: ...
 
     def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
 

@@ -109,6 +109,7 @@ class Seat:
         control.doings = SeatDoings(self)
         endpoint.on_broken = self._on_broken
         endpoint.ask = self._ask
+        endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
         """That of the loop."""
         _seats.add(self)
@@ -164,8 +165,10 @@ class Seat:
                 else:
                     self.left.add(rank)
                     self.endpoint.left(self.roots[rank])
+            self.endpoint.ruled([self.roots[rank] for rank in event.ranks])
             self._tell_changed()
         elif isinstance(event, CoordinatorGone):
+            self.endpoint.ruled()
             if event.evicted:
                 self._evicted(f"the coordinator says: {event.reason}")
             elif self._leaving is None:
@@ -190,6 +193,9 @@ class Seat:
         """There is no link to a peer any more: the coordinator rules who is lost."""
         if self._leaving is None and self.control.is_open and root in self.roots:
             self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
+
+    def _expects_ruling(self) -> bool:
+        return self._leaving is None and self.control.is_open and not self.control.is_away
 
     def _ask(self, roots: Sequence[int], tell: Callable[[dict[int, str]], None]) -> None:
         """Ask the coordinator what peers are doing."""

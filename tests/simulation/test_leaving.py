@@ -113,3 +113,21 @@ def test_abort_is_immediate_also_amid_close() -> None:
     simulation.run(main)
     assert isinstance(pair.error, aiodist.CollectiveTimeoutError)
     assert 10.0 < pair.after < 12.0
+
+
+def test_ranks_that_leave_at_about_the_same_time_do_not_wait_for_each_other() -> None:
+    async def main(group: aiodist.Group) -> float:
+        await group.barrier()
+        work = group.all_reduce(np.ones(40_000))
+        if group.rank == 1:
+            work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await group.close()
+        return loop.time() - began
+
+    for seed in range(10):
+        conditions = Conditions(delay=(20e-6, 2e-3), loss=0.0)
+        simulation = Simulation(4, seed=seed, conditions=conditions, lease=5.0, op_timeout=600.0)
+        assert max(simulation.run(main)) < 1.0
