@@ -54,7 +54,7 @@ MIN_STRANGERS = 256
 """So many connections that have not shown who they are there may always be."""
 
 Dial = Callable[[int, Receiver, float], Awaitable[Link]]
-Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None]], None]
+Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None], float], None]
 
 
 class Endpoint:
@@ -94,8 +94,9 @@ class Endpoint:
         and whether its process is known to have ended."""
         self.expects_ruling: Callable[[], bool] = lambda: False
         """Whether there is a coordinator to say who is lost where a link is broken."""
-        self.ask: Ask = lambda roots, tell: None
-        """Asks the coordinator what peers are doing, where there is one: it tells, by root."""
+        self.ask: Ask = lambda roots, tell, seconds: None
+        """Asks the coordinator what peers are doing, where there is one: it tells, by root, after
+        so many seconds at most."""
         self._identity: Identity | None = None
         self._expecting = False
         self._peers: dict[int, Peer] = {}

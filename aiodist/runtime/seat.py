@@ -43,8 +43,8 @@ log = logging.getLogger("aiodist.group")
 GOODBYE_TIMEOUT = 5.0
 """Seconds that peers, and the coordinator, have to answer a goodbye."""
 
-ANSWER_TIMEOUT = 1.5
-"""Seconds for the coordinator to say what peers are doing: it waits one for their answers."""
+ANSWER_TIMEOUT = 1.0
+"""Seconds for the coordinator to say what peers are doing: half of it for their answers."""
 
 MOST_SHARING = 64
 """Most ranks of a group on one host whose collectives run in shared memory."""
@@ -197,8 +197,10 @@ class Seat:
     def _expects_ruling(self) -> bool:
         return self._leaving is None and self.control.is_open and not self.control.is_away
 
-    def _ask(self, roots: Sequence[int], tell: Callable[[dict[int, str]], None]) -> None:
-        """Ask the coordinator what peers are doing."""
+    def _ask(
+        self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
+    ) -> None:
+        """Ask the coordinator what peers are doing, who may wait for their answers for so long."""
         asked = set(roots)
         wanted = {rank: root for rank, root in enumerate(self.roots) if root in asked}
         if not wanted or self.control.is_away or not self.control.is_open:
@@ -213,7 +215,8 @@ class Seat:
                 texts = {wanted[rank]: text for rank, text in pairs if rank in wanted and text}
             tell(texts)
 
-        self.control.begin(SeenRequest(tuple(sorted(wanted)))).add_done_callback(told)
+        request = SeenRequest(tuple(sorted(wanted)), seconds)
+        self.control.begin(request).add_done_callback(told)
 
     def _tell_changed(self) -> None:
         for call in list(self.changed):
@@ -288,7 +291,8 @@ class Seat:
     async def _seen(self, roots: Sequence[int]) -> Mapping[int, str]:
         """What peers are doing, as far as the coordinator finds out."""
         told: asyncio.Future[Mapping[int, str]] = self.loop.create_future()
-        self._ask(roots, lambda texts: None if told.done() else told.set_result(texts))
+        tell = lambda texts: None if told.done() else told.set_result(texts)  # noqa: E731
+        self._ask(roots, tell, ANSWER_TIMEOUT / 2)
         await asyncio.wait({told}, timeout=ANSWER_TIMEOUT)
         if told.done():
             return told.result()

@@ -183,3 +183,36 @@ def test_a_rank_that_cannot_be_reached_is_no_busy_one() -> None:
 
 def _was_killed(outcome: Any) -> bool:
     return isinstance(outcome, Killed)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("name", ["all_reduce", "recv", "vote"])
+def test_what_a_deadline_says_of_a_busy_rank(name: str, seconds: float) -> None:
+    """However short it is; also what the rank was doing when it had answered before."""
+
+    async def fail(group: aiodist.Group) -> str:
+        if name == "recv":
+            failing = group.recv(src=1, timeout=seconds)
+        elif name == "vote":
+            failing = group.agree(True, timeout=seconds)
+        else:
+            failing = group.all_reduce(np.ones(3), timeout=seconds)
+        with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+            await failing
+        assert caught.value.missing == (1,)
+        return caught.value.last_seen[1]
+
+    async def main(group: aiodist.Group) -> Any:
+        if group.rank == 0:
+            first = await fail(group)
+            await group.store.set("go on", b"")
+            await asyncio.sleep(0.1)
+            return first, await fail(group)
+        await group.store.wait("go on")
+        await compute()
+        return None
+
+    (first, second), _ = simulated(2).run(main)
+    assert first.startswith("in ")
+    assert second.startswith("no answer; its last sign of life came ")
+    assert " s ago it was in " in second
