@@ -219,7 +219,8 @@ class Context:
                 if lane.is_broken and not operation.done:
                     self.failed(operation, self._why_broken())
             for src, reason in self.lost().items():
-                if not operation.done and operation.needs(src):
+                # Without a word of it for this one, it has not entered, and nor will it.
+                if not operation.done and (src not in operation.heard or operation.needs(src)):
                     error = PeerLostError(f"rank {src} is lost: {reason}", ranks=[src])
                     self.failed(operation, error)
 
@@ -299,6 +300,13 @@ class Context:
         """What `src` sent for `op` makes no sense, which only shows now."""
         self.endpoint.blame(self.ranks[src], error)
         self.failed(op, self.why_lost(src) or error)
+
+    def not_entered(self, op: Operation) -> None:
+        """A rank has not called `op` yet: who was lost and gave no word of it never completed it,
+        and all wait in vain."""
+        for src, reason in self.lost().items():
+            if not op.done and src not in op.heard:
+                self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
 
     def why_lost(self, peer: int) -> BaseException | None:
         reason = self._gone.get(peer) or self.endpoint.lost.get(self.ranks[peer])
@@ -468,6 +476,9 @@ class Context:
         for op in list(self.ops.values()):
             if not op.done and op.needs(src):
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
+            elif not op.done and src not in op.heard:
+                # It has entered if all others have: then it is done, there or here.
+                deadlines.inquire(self, op, deadlines.ASK_SECONDS)
         if self.lane is not None:
             self.lane.break_off()
         self.telling.lose(src)
