@@ -484,6 +484,7 @@ class Context:
         self.telling.lose(src)
         self.plane.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
+        self.hearsay.review()
 
     def check_open(self) -> None:
         """Raise what ended this context, if anything did."""

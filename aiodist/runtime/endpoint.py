@@ -283,15 +283,18 @@ class Endpoint:
     async def _connect(self, peer: Peer) -> None:
         """Have a connection to `peer`, or learn that there is none to be had."""
         why = ""
+        is_over = False
         try:
             why = await self._call(peer)
         except Exception as error:  # also an address that makes no sense: the others must hear
             why = f"not reachable: {error}"
+            # It was there, and nobody listens there any more.
+            is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
         finally:
             if peer.dialing is asyncio.current_task():
                 peer.dialing = None
         if not peer.is_linked:
-            self.cut(peer.rank, peer.broken + why)
+            self.cut(peer.rank, peer.broken + why, is_over=is_over)
 
     async def _call(self, peer: Peer) -> str:
         """Call `peer` until it answers, or refuses for good: then why. Raises OSError where it
@@ -392,11 +395,12 @@ class Endpoint:
         for context in list(self.contexts.values()):
             context.rank_lost(rank, reason)
 
-    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
-        """There is no link to `rank`, dead or alive; or its process has `ended`."""
+    def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
+        """There is no link to `rank`, dead or alive; or its process has `ended`. `is_over`: that
+        is beyond doubt for this rank, if not for the coordinator."""
         if rank in self._peers and rank not in self.lost and not self.closing:
             self.on_broken(rank, reason, ended)
-            if not ended:
+            if not (ended or is_over):
                 self.doubted.add(rank)
         self.lose(rank, reason)
 
