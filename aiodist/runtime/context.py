@@ -478,7 +478,7 @@ class Context:
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
             elif not op.done and src not in op.heard:
                 # It has entered if all others have: then it is done, there or here.
-                deadlines.inquire(self, op, deadlines.ASK_SECONDS)
+                deadlines.ask_whether_entered(self, op)
         if self.lane is not None:
             self.lane.break_off()
         self.telling.lose(src)

@@ -48,18 +48,25 @@ def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
 
 
 def inquire(context: Context, op: Operation, seconds: float) -> None:
-    """Ask whoever is missing whether it has entered `op`: there are `seconds` for answers."""
-    context.tags.keep(op.tag)
-    header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
-    late = missing(context, op)
-    for peer in late:
-        context.endpoint.send(context.ranks[peer], header, urgent=True)
+    """Ask what they do who are missing in `op`, them and the coordinator: there are `seconds` for
+    answers."""
+    late = ask_whether_entered(context, op)
 
     def told(texts: Mapping[int, str]) -> None:
         for rank, text in texts.items():
             op.seen.setdefault(rank, text)
 
     _ask_coordinator(context, late, told, seconds)
+
+
+def ask_whether_entered(context: Context, op: Operation) -> list[int]:
+    """Ask whoever is missing whether it has entered `op`: these."""
+    context.tags.keep(op.tag)
+    header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
+    late = missing(context, op)
+    for peer in late:
+        context.endpoint.send(context.ranks[peer], header, urgent=True)
+    return late
 
 
 def _ask_coordinator(
