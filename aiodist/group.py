@@ -556,7 +556,11 @@ class Group:
         """Wait for what is pending, then leave the group. Idempotent.
 
         A rank that closes the group it got from `connect` closes with it, for itself, all groups
-        that were made of it.
+        that were made of it. It leaves once all that it has sent is with those it is for, however
+        busy they are; ranks that are lost are not waited for.
+
+        Raises CollectiveTimeoutError, having left, if somebody had not taken all within the group's
+        `op_timeout`: `.missing` says who.
         """
         self._check_loop()
         if self._closing is None:

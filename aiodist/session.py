@@ -295,13 +295,14 @@ async def _join(
     people: dict[int, MemberInfo] = {}
     endpoint.activate(
         Identity(view.group, request.id, options.coordinator.token),
-        lambda root, receiver: _dial(
+        lambda root, receiver, patience: _dial(
             own,
             people[root],
             coordinator_host,
             receiver,
             options.contexts,
             options.coordinator.guard,
+            patience,
         ),
     )
     return Seat(
@@ -404,9 +405,11 @@ async def _dial(
     receiver: Receiver,
     contexts: TlsContexts | None,
     guard: Guard,
+    patience: float,
 ) -> Link:
-    """A link to `member` over the best transport that gets through. Raises OSError, and ValueError
-    where a stranger elsewhere could send pickles."""
+    """A link to `member` over the best transport that gets through. `patience`: see
+    `registry.make`. Raises OSError, and ValueError where a stranger elsewhere could send
+    pickles."""
     peer = _reach(member, tuple(_kind(address) for address in member.addresses))
     tried: list[str] = []
     apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
@@ -425,7 +428,7 @@ async def _dial(
             # The coordinator may let others in, though this rank reaches it on its own host.
             guard.check(address)
         try:
-            return await registry.make(kind, contexts).dial(address, receiver)
+            return await registry.make(kind, contexts, patience).dial(address, receiver)
         except OSError as error:
             tried.append(f"{address} ({error})")
             last = error

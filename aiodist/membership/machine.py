@@ -265,7 +265,7 @@ class Membership:
     def _on_seen_request(self, conn: int, request: int, message: SeenRequest) -> None:
         group = self._places.get(conn)
         if group is not None and conn in group.members:
-            self._survey.ask_some(conn, request, group, message.ranks)
+            self._survey.ask_some(conn, request, group, message)
         else:
             self._not_a_member(conn, request, "what others are doing is said to members")
 

@@ -19,6 +19,7 @@ from aiodist.wire.activity import (
     Activity,
     Inquire,
     Seen,
+    SeenRequest,
     Wait,
     ranks_in,
     shortened,
@@ -30,8 +31,7 @@ from aiodist.wire.messages import Message, Status
 _INQUIRE = Inquire()
 
 ANSWER_SECONDS = 1.0
-"""How long members may take to answer. (Who asks with the deadline of an operation in mind asks
-that much before it.)"""
+"""How long members may take to answer, at most."""
 
 MOST_ASKERS = 64
 """Most askers that wait for answers at a time; the oldest is given what there is for a new one."""
@@ -72,6 +72,9 @@ class Survey:
         self._said: dict[int, tuple[Activity, float]] = {}
         """The last that was said over a connection, and when: while somebody waits for answers,
         and of those whose loop does not turn."""
+        self._before: dict[int, tuple[Activity, float]] = {}
+        """The gist of the last answer over a connection, and when it came: should the next one not
+        come."""
 
     def ask_all(self, conn: int, request: int, status: Callable[[], dict[str, Any]]) -> None:
         """Reply with the `status`, and in it what every member of every group is doing."""
@@ -82,9 +85,9 @@ class Survey:
             lambda: self._machine.send(conn, request, Status(self._detailed(status()))),
         )
 
-    def ask_some(self, conn: int, request: int, group: Group, ranks: Iterable[int]) -> None:
-        """Reply with what these ranks of a group are doing, in words."""
-        asked = set(ranks)
+    def ask_some(self, conn: int, request: int, group: Group, message: SeenRequest) -> None:
+        """Reply with what some ranks of a group are doing, in words."""
+        asked = set(message.ranks)
         wanted = tuple(sorted(asked))
         members = [one for one, member in group.members.items() if member.rank in asked]
 
@@ -93,7 +96,7 @@ class Survey:
             texts = tuple([self._words(group, conns.get(rank)) for rank in wanted])
             self._machine.send(conn, request, Seen(wanted, texts))
 
-        self.ask(conn, members, reply)
+        self.ask(conn, members, reply, message.seconds)
 
     def words(self, group: Group) -> dict[str, str]:
         """What the members of a group said that they are doing, or what else is known, by id."""
@@ -103,6 +106,7 @@ class Survey:
         """A member says what it is doing."""
         self._said[conn] = (activity, self._books.now)
         if not activity.busy:
+            self._before[conn] = (_gist(activity), self._books.now)
             for asker in self._askers:
                 asker.waiting.discard(conn)
             self._finish([asker for asker in self._askers if not asker.waiting])
@@ -116,6 +120,7 @@ class Survey:
     def gone(self, conn: int) -> None:
         """Nothing comes over a connection any more, or it is no member's."""
         self._said.pop(conn, None)
+        self._before.pop(conn, None)
         self._askers = [asker for asker in self._askers if asker.conn != conn]
         for asker in self._askers:
             asker.waiting.discard(conn)
@@ -128,15 +133,22 @@ class Survey:
         now = self._books.now
         self._finish([one for one in self._askers if one.due <= now or not one.waiting])
 
-    def ask(self, conn: int, members: Iterable[int], then: Callable[[], None]) -> None:
-        """For `conn`: ask members, and call `then` once they have answered or had the time to."""
+    def ask(
+        self,
+        conn: int,
+        members: Iterable[int],
+        then: Callable[[], None],
+        seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        """For `conn`: ask members, and call `then` once they have answered or had the time to:
+        `seconds`, if that is less."""
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)
         for one in sorted(waiting - asked):
             self._machine.send(one, 0, _INQUIRE)
         if len(self._askers) >= MOST_ASKERS:
             self._finish(self._askers[:1])
-        due = self._books.now + ANSWER_SECONDS
+        due = self._books.now + min(seconds, ANSWER_SECONDS)
         self._askers.append(_Asker(conn, waiting, due, then))
         self._finish([asker for asker in self._askers if not asker.waiting])
 
@@ -235,16 +247,35 @@ class Survey:
         said = self._said.get(conn)
         if said is None:
             silent = self._silent(group, conn)
-            return f"no answer; its last sign of life came {silent:.1f} s ago"
+            text = f"no answer; its last sign of life came {silent:.1f} s ago"
+            if conn in self._before:
+                before, when = self._before[conn]
+                ago = self._books.now - when
+                text = f"{text}; {ago:.1f} s ago it was {self._doing_words(group, conn, before)}"
+            return shortened(text)
         activity, when = said
-        at = f" at {activity.places[0]}" if activity.places else ""
         if activity.busy:
             busy = activity.busy + self._books.now - when
-            return shortened(f"its event loop has not turned for {busy:.1f} s{at}")
+            return shortened(f"its event loop has not turned for {busy:.1f} s{_at(activity)}")
+        return shortened(self._doing_words(group, conn, activity))
+
+    def _doing_words(self, group: Group, conn: int, activity: Activity) -> str:
+        """What a member says of itself, in a few words."""
+        at = _at(activity)
         for _, _, wait in self._known(group, conn, activity)[:1]:
             lacking = f" ({wait.lacking})" if wait.lacking else ""
-            return shortened(f"in {wait.what} for {wait.seconds:.1f} s{lacking}{at}")
-        return shortened(f"in no operation{at} (last: {activity.last})")
+            return f"in {wait.what} for {wait.seconds:.1f} s{lacking}{at}"
+        return f"in no operation{at} (last: {activity.last})"
+
+
+def _at(activity: Activity) -> str:
+    """Where in its program, if that is known."""
+    return f" at {activity.places[0]}" if activity.places else ""
+
+
+def _gist(activity: Activity) -> Activity:
+    """What is kept of an answer."""
+    return Activity(places=activity.places[:1], last=activity.last, waits=activity.waits[:1])
 
 
 def _key(wait: Wait) -> culprits.Key:

@@ -136,6 +136,7 @@ class Arrivals:
                 op.heard.add(src)
             elif op is not None:
                 op.seen[src] = text
+                self._context.not_entered(op)
         else:
             raise ProtocolError(f"no frame is of kind {kind!r}")
         return None

@@ -28,6 +28,7 @@ from aiodist.runtime.early import Key
 from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
+from aiodist.runtime.hearsay import Hearsay
 from aiodist.runtime.lane import Lane, Layout, Sharing
 from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
@@ -91,6 +92,7 @@ class Context:
         """The collectives that wait for a number, in the order of their calls."""
         self.arrivals = Arrivals(self)
         self.telling = Telling(self)
+        self.hearsay = Hearsay(self)
         self._fetching: set[int] = set()
         """The ranks of whom the payload of a message is under way."""
         self.derived: dict[bytes, int] = {}
@@ -217,7 +219,8 @@ class Context:
                 if lane.is_broken and not operation.done:
                     self.failed(operation, self._why_broken())
             for src, reason in self.lost().items():
-                if not operation.done and operation.needs(src):
+                # Without a word of it for this one, it has not entered, and nor will it.
+                if not operation.done and (src not in operation.heard or operation.needs(src)):
                     error = PeerLostError(f"rank {src} is lost: {reason}", ranks=[src])
                     self.failed(operation, error)
 
@@ -291,12 +294,19 @@ class Context:
             return
         if isinstance(error, AiodistError):
             self.locate(error, op)
-        self._give_up(op, failures.verdict_of(error, self.rank), error)
+        self._give_up(op, self.hearsay.own(failures.verdict_of(error, self.rank)), error)
 
     def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
         """What `src` sent for `op` makes no sense, which only shows now."""
         self.endpoint.blame(self.ranks[src], error)
         self.failed(op, self.why_lost(src) or error)
+
+    def not_entered(self, op: Operation) -> None:
+        """A rank has not called `op` yet: who was lost and gave no word of it never completed it,
+        and all wait in vain."""
+        for src, reason in self.lost().items():
+            if not op.done and src not in op.heard:
+                self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
 
     def why_lost(self, peer: int) -> BaseException | None:
         reason = self._gone.get(peer) or self.endpoint.lost.get(self.ranks[peer])
@@ -356,7 +366,7 @@ class Context:
             "tag": op.tag,
             "seq": op.seq,
         }
-        op.work.fail(verdict.error(self.rank, call, where))
+        self.hearsay.fail(op.work, verdict, verdict.error(self.rank, call, where), where)
 
     def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """`others`, by rank, called something else than `op`."""
@@ -466,11 +476,15 @@ class Context:
         for op in list(self.ops.values()):
             if not op.done and op.needs(src):
                 self.failed(op, PeerLostError(f"rank {src} is lost: {reason}", ranks=[src]))
+            elif not op.done and src not in op.heard:
+                # It has entered if all others have: then it is done, there or here.
+                deadlines.ask_whether_entered(self, op)
         if self.lane is not None:
             self.lane.break_off()
         self.telling.lose(src)
         self.plane.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
+        self.hearsay.review()
 
     def check_open(self) -> None:
         """Raise what ended this context, if anything did."""
@@ -488,7 +502,8 @@ class Context:
         own, of which the user knows nothing."""
         sends = [work for work in self.p2p.pending if work.op == "send"]
         operations = [*self.ops.values(), *self.deferred]
-        return [op.work for op in operations if op.tag != SETUP_TAG] + sends
+        works = [op.work for op in operations if op.tag != SETUP_TAG]
+        return works + sends + self.hearsay.held
 
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
         """Fail all that is pending, and whatever is called later. With `abort` tell the others."""
@@ -505,6 +520,7 @@ class Context:
             else:
                 self._withdraw(op)
                 op.work.fail(error)
+        self.hearsay.close(error)
         self.plane.close()  # it may have a last word
         self.endpoint.called += self.called
         self.ended = error

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from aiodist.runtime.context import Context
 
 ASK_SECONDS = 1.5
-"""So long before a deadline others are asked; but not before four fifths of it are over. The
-coordinator waits a second for answers."""
+"""So long before a deadline others are asked; but not before half of it is over."""
+PART = 2 / 3
+"""For so much of the time that is left then the coordinator waits for answers: what it knows of who
+gives none has to be here in time, too."""
 
 
 def arm(context: Context, op: Operation, seconds: float) -> None:
@@ -33,7 +35,7 @@ def arm(context: Context, op: Operation, seconds: float) -> None:
 
 def _ask_after(seconds: float) -> float:
     """When to ask, for a deadline of `seconds`."""
-    return max(seconds - ASK_SECONDS, seconds * 0.8)
+    return max(seconds - ASK_SECONDS, seconds / 2)
 
 
 def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
@@ -41,35 +43,45 @@ def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
         return
     holder = _holder(context, op)
     if holder is not None:
-        inquire(context, holder)
+        inquire(context, holder, rest)
     op.timer = context.loop.call_later(rest, _expire, context, op, seconds)
 
 
-def inquire(context: Context, op: Operation) -> None:
-    """Ask whoever is missing whether it has entered `op`."""
-    context.tags.keep(op.tag)
-    header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
-    late = missing(context, op)
-    for peer in late:
-        context.endpoint.send(context.ranks[peer], header, urgent=True)
+def inquire(context: Context, op: Operation, seconds: float) -> None:
+    """Ask what they do who are missing in `op`, them and the coordinator: there are `seconds` for
+    answers."""
+    late = ask_whether_entered(context, op)
 
     def told(texts: Mapping[int, str]) -> None:
         for rank, text in texts.items():
             op.seen.setdefault(rank, text)
 
-    _ask_coordinator(context, late, told)
+    _ask_coordinator(context, late, told, seconds)
+
+
+def ask_whether_entered(context: Context, op: Operation) -> list[int]:
+    """Ask whoever is missing whether it has entered `op`: these."""
+    context.tags.keep(op.tag)
+    header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
+    late = missing(context, op)
+    for peer in late:
+        context.endpoint.send(context.ranks[peer], header, urgent=True)
+    return late
 
 
 def _ask_coordinator(
-    context: Context, ranks: Sequence[int], tell: Callable[[Mapping[int, str]], None]
+    context: Context,
+    ranks: Sequence[int],
+    tell: Callable[[Mapping[int, str]], None],
+    seconds: float,
 ) -> None:
-    """Ask what `ranks` are doing: `tell` gets it by rank, if there is an answer."""
+    """Ask what `ranks` are doing: `tell` gets it by rank, if it comes within `seconds`."""
     by_root = {context.ranks[rank]: rank for rank in ranks}
 
     def told(texts: Mapping[int, str]) -> None:
         tell({by_root[root]: text for root, text in texts.items()})
 
-    context.endpoint.ask(list(by_root), told)
+    context.endpoint.ask(list(by_root), told, seconds * PART)
 
 
 def _expire(context: Context, op: Operation, seconds: float) -> None:
@@ -159,7 +171,7 @@ class _MessageDeadline:
     def _ask(self) -> None:
         rest = self._seconds - _ask_after(self._seconds)
         self._timer = self._context.loop.call_later(rest, self._expire)
-        _ask_coordinator(self._context, self._missing, self._seen.update)
+        _ask_coordinator(self._context, self._missing, self._seen.update, rest)
 
     def _expire(self) -> None:
         whom = ""

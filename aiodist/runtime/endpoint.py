@@ -12,14 +12,14 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiodist.errors import ProtocolError
-from aiodist.runtime.greeting import HANDSHAKE_TIMEOUT, Claim, Greeter, Greeting, Identity, Nonces
+from aiodist.runtime.draining import Draining
+from aiodist.runtime.greeting import Claim, Greeter, Greeting, Identity, Nonces
 from aiodist.runtime.lane import Moved
-from aiodist.runtime.peer import CLOSED, LOOKS, Inbox, Outgoing, Peer, Stray
+from aiodist.runtime.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
 from aiodist.runtime.progress import Progress
 from aiodist.runtime.recorder import Recorder
 from aiodist.runtime.strangers import Strangers
@@ -35,24 +35,27 @@ log = logging.getLogger("aiodist.endpoint")
 
 FAREWELL_TIMEOUT = 1.0
 """Seconds for peers to hear that we leave at once."""
-RELINK_TIMEOUT = 3.0
-"""Seconds in which a connection that broke is made again, or its peer is given up."""
+REACH_TIMEOUT = 10.0
+"""Seconds for the system of a peer to take a connection."""
+REACH_AGAIN_TIMEOUT = 3.0
+"""The same, where there was a connection that broke."""
 LEASE = 15.0
 LONGEST_SILENCE = 3600.0
 """Seconds after which a connection without an answer is broken, however long the lease."""
-ATTEMPTS = 10
-"""How often a peer is dialled, if the connection breaks before it has answered the greeting. A peer
-that has left, or trusts another authority, does not always say more than that: so not for ever."""
-FIRST_PAUSE = 0.001
-"""Seconds until the second attempt. Each further one takes twice as long: half a second in all."""
+PAUSES = [0.001 * 2**attempt for attempt in range(9)]
+"""Seconds between calls to a peer, if the connection breaks before it has answered the greeting. A
+peer that has left, or trusts another authority, does not always say more than that: so not for
+ever."""
+LATER_PAUSES = [1.0] * 10
+"""The same, where the peer may refuse because it calls as well, and its connection is kept."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
 MIN_STRANGERS = 256
 """So many connections that have not shown who they are there may always be."""
 
-Dial = Callable[[int, Receiver], Awaitable[Link]]
-Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None]], None]
+Dial = Callable[[int, Receiver, float], Awaitable[Link]]
+Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None], float], None]
 
 
 class Endpoint:
@@ -78,6 +81,9 @@ class Endpoint:
         self.contexts: dict[bytes, Inbox] = {}
         self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
         self.lost: dict[int, str] = {}
+        self.doubted: set[int] = set()
+        """Those of them that may live: there is no link to them any more, and that is all that is
+        known here."""
         self.closing = False
         self.reads_devices = True
         """Whether this rank may read the devices of others, and they its own."""
@@ -87,8 +93,11 @@ class Endpoint:
         self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
         """Called for a peer to whom there is no link any more, though it did not take its leave;
         and whether its process is known to have ended."""
-        self.ask: Ask = lambda roots, tell: None
-        """Asks the coordinator what peers are doing, where there is one: it tells, by root."""
+        self.expects_ruling: Callable[[], bool] = lambda: False
+        """Whether there is a coordinator to say who is lost where a link is broken."""
+        self.ask: Ask = lambda roots, tell, seconds: None
+        """Asks the coordinator what peers are doing, where there is one: it tells, by root, after
+        so many seconds at most."""
         self._identity: Identity | None = None
         self._expecting = False
         self._peers: dict[int, Peer] = {}
@@ -102,9 +111,11 @@ class Endpoint:
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._look: asyncio.TimerHandle | None = None
+        self._draining = Draining(loop, self._peers, self.lost)
 
     def activate(self, identity: Identity, dial: Dial) -> None:
-        """This rank is a member; `dial` makes links. `admit` says who the others are."""
+        """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
+        answer within so many seconds. `admit` says who the others are."""
         self._identity = identity
         self._dial = dial
         if not is_virtual(self.loop):  # there the network says so
@@ -152,6 +163,7 @@ class Endpoint:
         peer = self._peers.pop(root)
         del self._roots[peer.id], self._marks[mark_of(peer.id)]
         self.lost.pop(root, None)
+        self.doubted.discard(root)
         if peer.dialing is not None:
             peer.dialing.cancel()
         if peer.link is not None:
@@ -271,52 +283,65 @@ class Endpoint:
         return task
 
     async def _connect(self, peer: Peer) -> None:
-        assert self._identity is not None
-        why = "not reachable: no answer to hello"
-        final = True
+        """Have a connection to `peer`, or learn that there is none to be had."""
+        why = ""
+        is_over = False
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT if peer.link is None else RELINK_TIMEOUT):
-                for attempt in range(ATTEMPTS):
-                    if attempt:
-                        await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
-                    try:
-                        answer = await self._greet(peer)
-                    except OSError as error:
-                        # Nobody listens for a process that has ended. What breaks may be made.
-                        if attempt == ATTEMPTS - 1 or not was_broken(error.__cause__ or error):
-                            raise
-                    else:
-                        if answer is None:
-                            return
-                        why = f"it refuses connections ({answer.why})"
-                        if answer.is_final:
-                            break
-                else:
-                    final = self._identity.id < peer.id
-                if not final:
-                    # Both dialled at once, and the connection of the lower id is kept.
-                    await peer.attached.wait()
-                    return
+            why = await self._call(peer)
         except Exception as error:  # also an address that makes no sense: the others must hear
-            if not isinstance(error, TimeoutError):
-                why = f"not reachable: {error}"
+            why = f"not reachable: {error}"
+            # It was there, and nobody listens there any more.
+            is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
         finally:
             if peer.dialing is asyncio.current_task():
                 peer.dialing = None
         if not peer.is_linked:
-            self.cut(peer.rank, peer.broken + why)
+            self.cut(peer.rank, peer.broken + why, is_over=is_over)
+
+    async def _call(self, peer: Peer) -> str:
+        """Call `peer` until it answers, or refuses for good: then why. Raises OSError where it
+        cannot be reached.
+
+        It may take any time to answer, for it may be busy. Whether it is alive is for its lease to
+        say: when that is over, and the coordinator says so, this is cancelled.
+        """
+        assert self._identity is not None
+        # Where both call at once, the connection of the lower id is kept.
+        is_kept = self._identity.id < peer.id
+        pauses = PAUSES if is_kept else PAUSES + LATER_PAUSES
+        refused = 0
+        while True:
+            began = self.loop.time()
+            try:
+                answer = await self._greet(peer)
+            except OSError as error:
+                # Nobody listens for a process that has ended. What breaks may be made.
+                if refused == len(pauses) or not was_broken(error.__cause__ or error):
+                    raise
+            else:
+                if answer is None:
+                    return ""
+                if answer.is_final or refused == len(pauses):
+                    return f"it refuses connections ({answer.why})"
+            if self.loop.time() > began + SHORT_LIFE:
+                refused = 0  # that was none: one of the two was busy for too long
+            await asyncio.sleep(pauses[refused])
+            refused += 1
 
     async def _greet(self, peer: Peer) -> Greeting | None:
         """Connect to `peer`, unless it connects first. A greeting that it has ended, else None."""
         assert self._dial is not None and self._identity is not None
         greeting = Greeting(self.loop, peer, self._identity)
         link: Link | None = None
+        patience = REACH_TIMEOUT if peer.link is None else REACH_AGAIN_TIMEOUT
         try:
-            link = await self._dial(peer.rank, greeting)
+            link = peer.calling = await self._dial(peer.rank, greeting, patience)
             greeting.begin(link)
             return None if await greeting.answered or peer.is_linked else greeting
         finally:
-            # It failed, or took too long; was superseded by the peer's own connection, or the
+            if peer.calling is link:
+                peer.calling = None
+            # It failed, was superseded by the peer's own connection, the peer is lost, or the
             # endpoint was closed.
             if link is not None and peer.link is not link:
                 link.close()
@@ -365,19 +390,27 @@ class Endpoint:
         self.lost[rank] = reason
         log.debug("rank %d is lost: %s", rank, reason)
         peer = self._peers[rank]
-        if peer.link is not None:
-            if peer.dialing is not None:
-                peer.dialing.cancel()
-            if not peer.link.is_closed:
-                peer.link.close()
+        if peer.dialing is not None:
+            peer.dialing.cancel()
+        if peer.link is not None and not peer.link.is_closed:
+            peer.link.close()
         for context in list(self.contexts.values()):
             context.rank_lost(rank, reason)
 
-    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
-        """There is no link to `rank`, dead or alive; or its process has `ended`."""
+    def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
+        """There is no link to `rank`, dead or alive; or its process has `ended`. `is_over`: that
+        is beyond doubt for this rank, if not for the coordinator."""
         if rank in self._peers and rank not in self.lost and not self.closing:
             self.on_broken(rank, reason, ended)
+            if not (ended or is_over):
+                self.doubted.add(rank)
         self.lose(rank, reason)
+
+    def ruled(self, ranks: Iterable[int] = ()) -> None:
+        """The coordinator has spoken, of `ranks` if of any; or it never will."""
+        self.doubted.difference_update(ranks)
+        for context in list(self.contexts.values()):
+            context.hearsay.review()
 
     def blame(self, rank: int, error: ProtocolError) -> None:
         """What `rank` sent makes no sense, which only shows now that its link has moved on: it is
@@ -392,21 +425,14 @@ class Endpoint:
         if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
             self.lose(rank, "it left the group")
 
-    async def delivered(self, timeout: float) -> None:
-        """Wait until there are links for all that was sent, `timeout` seconds at most, and the
-        peers have got it: `FAREWELL_TIMEOUT` at most, as they may be busy."""
-        dialing = [
-            peer.dialing for peer in self._peers.values() if peer.dialing and peer.has_queued
-        ]
-        if dialing:
-            await asyncio.wait(dialing, timeout=timeout)
-        coming: list[asyncio.Future[None]] = []
-        for root, peer in self._peers.items():
-            came: asyncio.Future[None] = self.loop.create_future()
-            if root not in self.lost and not peer.deliver(partial(_set, came)):
-                coming.append(came)
-        if coming:
-            await asyncio.wait(coming, timeout=FAREWELL_TIMEOUT)
+    async def delivered(self, seconds: float) -> dict[int, int]:
+        """Wait until all that was sent is with those it is for, `seconds` at most: how many bytes
+        are not by then, by root. See `Draining`."""
+        return await self._draining.wait(seconds)
+
+    def hurry(self) -> None:
+        """Wait no longer in `delivered`."""
+        self._draining.hurry()
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
@@ -471,8 +497,3 @@ class Endpoint:
 def was_broken(error: BaseException) -> bool:
     """Whether a connection broke, rather than that there was none to be had."""
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

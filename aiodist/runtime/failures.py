@@ -16,9 +16,14 @@ from aiodist.errors import (
 )
 from aiodist.runtime import differences
 
+LOST = "lost"
+BELIEVED = "believed lost"
+"""By `rank`, who has no link to those any more; but it may be the one that is turned out."""
+
 
 class Verdict(NamedTuple):
-    """`reason`: "cancelled", "error", "aborted", "timeout", "mismatch" or "lost"; `rank` gave up.
+    """`reason`: "cancelled", "error", "aborted", "timeout", "mismatch", `LOST` or `BELIEVED`;
+    `rank` gave up.
 
     `details` is by reason: the missing ranks with what they were doing, the calls, the lost ranks.
     """
@@ -65,7 +70,7 @@ class Verdict(NamedTuple):
         if self.reason == "mismatch":
             calls = {own_rank: own_call, **self.details}
             return MismatchError(mismatch_text(calls), calls=calls, **where)
-        if self.reason == "lost":
+        if self.reason in (LOST, BELIEVED):
             if own_rank in self.details:
                 text = f"rank {self.rank} has lost the connection to this rank"
                 return PeerLostError(text, ranks=[self.rank], **where)
@@ -91,7 +96,7 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
     if isinstance(error, MismatchError):
         return Verdict("mismatch", error.message, rank, dict(error.calls))
     if isinstance(error, PeerLostError):
-        return Verdict("lost", error.message, rank, dict.fromkeys(error.ranks, ""))
+        return Verdict(LOST, error.message, rank, dict.fromkeys(error.ranks, ""))
     text = error.message if isinstance(error, AiodistError) else str(error)
     return Verdict("error", f"{type(error).__name__}: {text}", rank)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiodist.endpoint")
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for a peer to show who it is, and for the answer."""
+"""Seconds for who has connected to show who it is."""
 
 Nonces = tuple[bytes, bytes]
 """Of the side that connected, and of the other."""
@@ -120,6 +120,11 @@ class Greeter:
             self._endpoint.sparing.warning("greeting", text, link.peer_name, error)
 
     def _expired(self) -> None:
+        self.link.poll()  # where it was this loop that did not turn, the proof lies there
+        if self._shown is None:
+            self._refuse()
+
+    def _refuse(self) -> None:
         self.link.close(ProtocolError(f"no greeting within {HANDSHAKE_TIMEOUT:g} s"))
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Protocol
 
-from aiodist.transports.surroundings import is_virtual
+from aiodist.transports.surroundings import call_in_thread, is_virtual
 from aiodist.wire.messages import Renew, encode_message
 
 _FRAME = encode_message(Renew())
@@ -62,7 +62,7 @@ def renew(
     """Renew every `interval` seconds, until `stop`: from a thread, for a loop that computes is not
     dead; by timers where the time of `loop` is virtual."""
     if is_virtual(loop):
-        loop.call_later(interval, _renew_once, member, loop, stop, interval)
+        call_in_thread(loop, interval, _renew_once, member, loop, stop, interval)
         return
     threading.Thread(
         target=_renew_for_ever,
@@ -100,4 +100,4 @@ def _renew_once(
 ) -> None:
     if not stop.is_set():
         member.renew_from_thread(_FRAME)
-        loop.call_later(interval, _renew_once, member, loop, stop, interval)
+        call_in_thread(loop, interval, _renew_once, member, loop, stop, interval)

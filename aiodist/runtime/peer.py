@@ -24,6 +24,7 @@ from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fie
 
 if TYPE_CHECKING:
     from aiodist.runtime.endpoint import Endpoint
+    from aiodist.runtime.hearsay import Hearsay
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -59,6 +60,9 @@ class Inbox(Protocol):
     @property
     def pending(self) -> list[Work[Any]]: ...
 
+    @property
+    def hearsay(self) -> Hearsay: ...
+
     def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
 
     def payload(self, root: int) -> None: ...
@@ -77,13 +81,17 @@ class Outgoing(NamedTuple):
     token: object
     urgent: bool
 
+    @property
+    def nbytes(self) -> int:
+        return len(self.header) + sum([view.nbytes for view in self.payload])
+
 
 class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
 
     __slots__ = (
         "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_queue",
-        "_silent", "_target", "_unheard", "_vigil", "attached", "broken", "dialing", "id", "link",
+        "_silent", "_target", "_unheard", "_vigil", "broken", "calling", "dialing", "id", "link",
         "rank",
     )  # fmt: skip
 
@@ -91,8 +99,9 @@ class Peer:
         self.rank = rank
         self.id = id
         self.link: Link | None = None
-        self.attached = asyncio.Event()
         self.dialing: asyncio.Task[None] | None = None
+        self.calling: Link | None = None
+        """A connection that was made to the peer, which has not answered the greeting yet."""
         self.broken = ""
         """What broke the connection that is not there any more."""
         self._generation = 0  # of how many links there have been
@@ -124,9 +133,12 @@ class Peer:
             self.dialing = self._endpoint.start_dialing(self)
 
     @property
-    def has_queued(self) -> bool:
-        """Whether something waits for a link."""
-        return bool(self._queue) or (self.link is not None and not self.is_linked)
+    def held(self) -> int:
+        """How many bytes were sent that may not have come to the peer's system."""
+        link = self.link
+        if link is None:
+            return sum([frame.nbytes for frame in self._queue])
+        return link.held if isinstance(link, LastingLink) else link.backlog
 
     @property
     def is_linked(self) -> bool:
@@ -162,7 +174,6 @@ class Peer:
             if theirs.generation < self._generation and theirs.generation != self._unheard:
                 return False  # it was begun before there was this link
             self.broken = "the peer has made another connection; "
-            self.attached.clear()
             link.sever()
         if not link.can_go_on(theirs.came):
             link.close(ProtocolError("it cannot go on where the link broke"))
@@ -188,7 +199,6 @@ class Peer:
         if self._vigil is None:
             self._vigil = Vigil.over(link, self._endpoint.loop, self._process_ended)
         self._made = self._endpoint.loop.time()
-        self.attached.set()
         queue, self._queue = self._queue, []
         # As on a link: what is urgent goes first.
         for frame in sorted(queue, key=lambda frame: not frame.urgent):
@@ -209,7 +219,7 @@ class Peer:
 
     def look(self, seconds: float) -> None:
         """It is `seconds` since the last look: whether the peer's host has answered meanwhile."""
-        link = self.link
+        link = self.calling or self.link
         if not isinstance(link, StreamLink) or not link.is_unanswered(seconds):
             self._silent = 0
             return
@@ -229,7 +239,6 @@ class Peer:
             link.close(error)
             return
         self.broken = f"connection lost ({error}); "
-        self.attached.clear()
         if self.dialing is None:
             self.dialing = endpoint.start_dialing(self)
 

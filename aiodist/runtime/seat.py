@@ -11,10 +11,10 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiodist.errors import GroupClosedError
+from aiodist.errors import CollectiveTimeoutError, GroupClosedError
 from aiodist.runtime import flight_recorder
 from aiodist.runtime.control import (
     ControlClient,
@@ -23,7 +23,7 @@ from aiodist.runtime.control import (
     CoordinatorGone,
 )
 from aiodist.runtime.doings import SeatDoings
-from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.runtime.lane import Layout, Sharing
 from aiodist.runtime.store import Store
 from aiodist.schedules.teams import teams_of
@@ -43,6 +43,8 @@ log = logging.getLogger("aiodist.group")
 GOODBYE_TIMEOUT = 5.0
 """Seconds that peers, and the coordinator, have to answer a goodbye."""
 
+ANSWER_TIMEOUT = 1.0
+"""Seconds for the coordinator to say what peers are doing: half of it for their answers."""
 
 MOST_SHARING = 64
 """Most ranks of a group on one host whose collectives run in shared memory."""
@@ -100,6 +102,7 @@ class Seat:
         self._coordinator = coordinator
         self._op_timeout = op_timeout
         self._leaving: asyncio.Task[None] | None = None
+        self._hurries = False
         self.adopt(view)
         for event in events:
             self._on_event(event)
@@ -107,6 +110,7 @@ class Seat:
         control.doings = SeatDoings(self)
         endpoint.on_broken = self._on_broken
         endpoint.ask = self._ask
+        endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
         """That of the loop."""
         _seats.add(self)
@@ -162,8 +166,10 @@ class Seat:
                 else:
                     self.left.add(rank)
                     self.endpoint.left(self.roots[rank])
+            self.endpoint.ruled([self.roots[rank] for rank in event.ranks])
             self._tell_changed()
         elif isinstance(event, CoordinatorGone):
+            self.endpoint.ruled()
             if event.evicted:
                 self._evicted(f"the coordinator says: {event.reason}")
             elif self._leaving is None:
@@ -189,22 +195,29 @@ class Seat:
         if self._leaving is None and self.control.is_open and root in self.roots:
             self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
 
-    def _ask(self, roots: Sequence[int], tell: Callable[[dict[int, str]], None]) -> None:
-        """Ask the coordinator what peers are doing."""
+    def _expects_ruling(self) -> bool:
+        return self._leaving is None and self.control.is_open and not self.control.is_away
+
+    def _ask(
+        self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
+    ) -> None:
+        """Ask the coordinator what peers are doing, who may wait for their answers for so long."""
         asked = set(roots)
         wanted = {rank: root for rank, root in enumerate(self.roots) if root in asked}
         if not wanted or self.control.is_away or not self.control.is_open:
+            tell({})
             return
 
         def told(reply: asyncio.Future[Message]) -> None:
-            if reply.cancelled() or reply.exception() is not None:
-                return
-            seen = reply.result()
+            seen = None if reply.cancelled() or reply.exception() is not None else reply.result()
+            texts: dict[int, str] = {}
             if isinstance(seen, Seen):
                 pairs = zip(seen.ranks, seen.texts, strict=False)
-                tell({wanted[rank]: text for rank, text in pairs if rank in wanted and text})
+                texts = {wanted[rank]: text for rank, text in pairs if rank in wanted and text}
+            tell(texts)
 
-        self.control.begin(SeenRequest(tuple(sorted(wanted)))).add_done_callback(told)
+        request = SeenRequest(tuple(sorted(wanted)), seconds)
+        self.control.begin(request).add_done_callback(told)
 
     def _tell_changed(self) -> None:
         for call in list(self.changed):
@@ -232,7 +245,10 @@ class Seat:
         return GroupClosedError("the group that it was made of was closed", group=self.view.group)
 
     async def leave(self) -> None:
-        """Say goodbye to peers and coordinator, and close everything. Idempotent."""
+        """Say goodbye to peers and coordinator, and close everything. Idempotent.
+
+        Raises CollectiveTimeoutError, at the end, if not all that was sent could be delivered.
+        """
         if self._leaving is None:
             self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
             self._tell_changed()
@@ -242,8 +258,9 @@ class Seat:
         self._close_contexts(self._end_with())
         # Peers first: what is queued for them must be on its way before they hear that we left. A
         # small message is sent, for its sender, before there is a link to its receiver.
-        await self.endpoint.delivered(GOODBYE_TIMEOUT)
-        await self.endpoint.finish(GOODBYE_TIMEOUT)
+        left = await self.endpoint.delivered(self._op_timeout)
+        error = await self._undelivered(left) if left else None
+        await self.endpoint.finish(FAREWELL_TIMEOUT if left else GOODBYE_TIMEOUT)
         self._close_listeners()
         await self.control.leave(GOODBYE_TIMEOUT)
         self.control.close()
@@ -251,10 +268,43 @@ class Seat:
         if self._coordinator is not None:
             await self._coordinator.stop(drain=self._op_timeout)
         _seats.discard(self)
+        if error is not None:
+            raise error
+
+    async def _undelivered(self, left: Mapping[int, int]) -> CollectiveTimeoutError:
+        """What says that so many bytes, by root, were not taken."""
+        texts = {} if self._hurries else await self._seen(list(left))
+        until = "when it was aborted" if self._hurries else f"within {self._op_timeout:g} s"
+        ranks = {root: self.people[root].rank for root in left}
+        each = ", ".join(
+            f"{nbytes:,} bytes by rank {ranks[root]} ({texts.get(root, 'no answer')})"
+            for root, nbytes in left.items()
+        )
+        return CollectiveTimeoutError(
+            f"left, but not all that was sent had been taken {until}: not {each}",
+            group=self.view.group,
+            epoch=self.view.epoch,
+            op="close",
+            missing=ranks.values(),
+            last_seen={ranks[root]: text for root, text in texts.items()},
+        )
+
+    async def _seen(self, roots: Sequence[int]) -> Mapping[int, str]:
+        """What peers are doing, as far as the coordinator finds out."""
+        told: asyncio.Future[Mapping[int, str]] = self.loop.create_future()
+        tell = lambda texts: None if told.done() else told.set_result(texts)  # noqa: E731
+        self._ask(roots, tell, ANSWER_TIMEOUT / 2)
+        await asyncio.wait({told}, timeout=ANSWER_TIMEOUT)
+        if told.done():
+            return told.result()
+        told.cancel()
+        return {}
 
     def abort(self, reason: str) -> None:
         """Close everything at once; `gone` waits for what takes a turn of the loop."""
         if self._leaving is not None:
+            self._hurries = True
+            self.endpoint.hurry()
             return
         self.endpoint.abort(reason)
         self._close_contexts(self._end_with())
@@ -274,7 +324,7 @@ class Seat:
     async def gone(self) -> None:
         """Wait until everything is closed after `abort`."""
         if self._leaving is not None:
-            await asyncio.shield(self._leaving)
+            await asyncio.wait({self._leaving})
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:

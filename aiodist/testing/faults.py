@@ -9,7 +9,9 @@ from typing import Any, Literal
 from aiodist.trace import Scope
 
 Point = Literal["start", "entered", "phase", "before_complete", "failed", "cancelled"]
-Action = Callable[[Any], None] | BaseException | Literal["kill", "unplug", "cancel", "stop"]
+Action = (
+    Callable[[Any], None] | BaseException | Literal["kill", "unplug", "cancel", "stop", "block"]
+)
 
 
 @dataclass
@@ -49,6 +51,7 @@ class FaultInjector:
 
         - "kill": its process ends, as by kill -9; "unplug": so does its host, nobody hears of it;
         - "stop": its process stops for `seconds`, as by SIGSTOP and SIGCONT;
+        - "block": its loop does not turn for `seconds`, as while it computes;
         - "cancel": the Work is cancelled, in the next turn of the loop;
         - an exception: it is raised there (at the point "phase" only);
         - a function: it is called with the Work.

@@ -253,7 +253,7 @@ class Simulation:
         elif action == "cancel":
             self.loop.call_soon(work.cancel)
         else:
-            node.stop()
+            node.stop() if action == "stop" else node.block()
             self.network.later_by(seconds, node.resume)
 
 

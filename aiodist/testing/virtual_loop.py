@@ -32,7 +32,8 @@ class Process:
     """What runs on a virtual loop as one process: its tasks and callbacks.
 
     Everything that is started from inside of `spawn` belongs to it. `stop` is what SIGSTOP does:
-    nothing of it runs until `resume`. `end` is what kill -9 does: nothing of it ever runs again.
+    nothing of it runs until `resume`; `block` is what a long computation does: its loop does not
+    turn, but its threads go on. `end` is what kill -9 does: nothing of it ever runs again.
     """
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
@@ -40,6 +41,7 @@ class Process:
         self.name = name
         self.alive = True
         self.stopped = False
+        self.blocked = False
         self.stopped_seconds = 0.0
         self.context = Context()
         self.context.run(_current.set, self)
@@ -48,12 +50,17 @@ class Process:
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        state = "stopped" if self.stopped else "running" if self.alive else "dead"
+        state = "stopped" if self.held else "running" if self.alive else "dead"
         return f"<Process {self.name} {state}>"
 
     @property
     def runs(self) -> bool:
-        return self.alive and not self.stopped
+        return self.alive and not self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether its loop does not turn."""
+        return self.stopped or self.blocked
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run `coroutine` as a task of this process."""
@@ -67,9 +74,14 @@ class Process:
             self.stopped = True
             self._since = self.loop.time()
 
+    def block(self) -> None:
+        if self.runs:
+            self.blocked = True
+            self._since = self.loop.time()
+
     def resume(self) -> None:
-        if self.stopped:
-            self.stopped = False
+        if self.held:
+            self.stopped = self.blocked = False
             self.stopped_seconds += self.loop.time() - self._since
             held, self._held = self._held, []
             for call in held:
@@ -77,7 +89,7 @@ class Process:
 
     def end(self) -> None:
         self.alive = False
-        self.stopped = False
+        self.stopped = self.blocked = False
         self._held.clear()
 
     def hold(self, call: _Call) -> None:
@@ -94,20 +106,28 @@ def current_process() -> Process | None:
 
 
 class _Call:
-    """A callback of a process."""
+    """A callback of a process; `by_thread`: not of its loop."""
 
-    __slots__ = ("args", "callback", "context", "handle", "process")
+    __slots__ = ("args", "by_thread", "callback", "context", "handle", "process")
 
     handle: asyncio.Handle
 
-    def __init__(self, process: Process, callback: Callable[..., object], args: Any) -> None:
+    def __init__(
+        self,
+        process: Process,
+        callback: Callable[..., object],
+        args: Any,
+        *,
+        by_thread: bool = False,
+    ) -> None:
         self.process = process
         self.callback = callback
         self.args = args
+        self.by_thread = by_thread
 
     def __call__(self) -> None:
         process = self.process
-        if process.runs:
+        if process.runs or (self.by_thread and process.blocked):
             self.callback(*self.args)
         elif process.alive:
             self.context = contextvars.copy_context()
@@ -284,6 +304,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return super().call_at(when, callback, *args, context=context)
         call = _Call(process, callback, args)
         handle = super().call_at(when, call, context=context)
+        call.handle = handle
+        return handle
+
+    def call_in_thread(
+        self, delay: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        """What a thread of the process does after `delay` seconds, also where its loop is busy."""
+        process = _current.get()
+        if process is None:
+            return super().call_later(delay, callback, *args)
+        call = _Call(process, callback, args, by_thread=True)
+        handle = super().call_at(self.time() + delay, call)
         call.handle = handle
         return handle
 

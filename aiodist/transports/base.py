@@ -153,6 +153,7 @@ class Transport(Protocol):
         ...
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
-        """Connect to a listener's `address`. Raises OSError. No deadline of its own: wrap it in
-        `asyncio.timeout`; cancelling closes the socket."""
+        """Connect to a listener's `address`. Raises OSError, also where the listener's system does
+        not answer. For its process, which may be busy, there is no deadline; cancelling closes the
+        socket."""
         ...

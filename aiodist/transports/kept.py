@@ -105,6 +105,16 @@ class Kept:
         return self.acknowledged + len(self.frames)
 
     @property
+    def nbytes(self) -> int:
+        """How many bytes were sent and not acknowledged."""
+        return sum(
+            [
+                len(frame.head) + frame.nbytes if isinstance(frame, Lent) else len(frame)
+                for frame in self.frames
+            ]
+        )
+
+    @property
     def is_awaited(self) -> bool:
         """Whether somebody waits for an acknowledgement."""
         return bool(self._waiting)

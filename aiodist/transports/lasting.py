@@ -58,6 +58,16 @@ class LastingLink(FramedLink):
         return self._came
 
     @property
+    def held(self) -> int:
+        """How many bytes were sent, or are about to be, that may not have come to the peer's
+        system; where it does not say what it has, to the peer."""
+        left, kept = self._outbox.backlog, self._kept
+        if self._closed or kept is None or not kept.frames:
+            return left
+        underway = None if self._severed else self._on_the_way()
+        return left + (kept.nbytes if underway is None else underway)
+
+    @property
     def unheard(self) -> int:
         """How many frames were sent, or are about to be, of which the peer has not said that they
         came; of those that are queued, only the urgent ones."""
@@ -162,6 +172,10 @@ class LastingLink(FramedLink):
     def _underway(self) -> int | None:
         """How many of the bytes that were sent the peer's system may not have yet; None where
         nobody knows."""
+
+    def _on_the_way(self) -> int | None:
+        """The same, if nobody is between the two."""
+        return self._underway()
 
     def deliver(self, done: Done) -> bool:
         """Whether all that was sent has come to the peer. If not, `done` will be called."""

@@ -18,7 +18,7 @@ from aiodist.transports.base import Transport
 from aiodist.transports.inproc import InprocTransport
 from aiodist.transports.link import log
 from aiodist.transports.shm import ShmTransport
-from aiodist.transports.tcp import TcpTransport
+from aiodist.transports.tcp import PATIENCE, TcpTransport
 from aiodist.transports.tls import TlsContexts
 from aiodist.transports.unix import UnixTransport
 
@@ -109,9 +109,10 @@ def _say_why(reason: str) -> None:
     log.info("ranks of this host do not share memory, they use sockets: %s", reason)
 
 
-def make(name: str, tls: TlsContexts | None = None) -> Transport:
-    """A transport by its name, one of those that `choose` gave. `tls`: for what leaves the host."""
-    return TcpTransport(tls) if name == "tcp" else _KINDS[name].make()
+def make(name: str, tls: TlsContexts | None = None, patience: float = PATIENCE) -> Transport:
+    """A transport by its name, one of those that `choose` gave. For what leaves the host: `tls`,
+    and after how many seconds (`patience`) a system that does not answer is out of reach."""
+    return TcpTransport(tls, patience) if name == "tcp" else _KINDS[name].make()
 
 
 def candidates(own: Endpoint, peer: Endpoint) -> list[tuple[str, str]]:

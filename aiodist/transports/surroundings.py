@@ -7,7 +7,8 @@ import asyncio
 import os
 import random
 import socket
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 
 class Identity(NamedTuple):
@@ -25,6 +26,14 @@ def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
     """Whether the time of `loop` is simulated: then nothing is done by threads, and nothing polled
     for by the clock of the machine."""
     return getattr(loop, "is_virtual", False)
+
+
+def call_in_thread(
+    loop: asyncio.AbstractEventLoop, delay: float, callback: Callable[..., object], *args: Any
+) -> None:
+    """Where the time of `loop` is simulated: call what a thread beside it does after `delay`
+    seconds, though the loop may be busy."""
+    getattr(loop, "call_in_thread", loop.call_later)(delay, callback, *args)
 
 
 def new_socket(family: int, kind: int = socket.SOCK_STREAM, proto: int = 0) -> socket.socket:

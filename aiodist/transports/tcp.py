@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from aiodist.transports.base import Link, Listener, Receiver
@@ -20,9 +21,18 @@ from aiodist.transports.stream import StreamLink
 from aiodist.transports.surroundings import new_socket
 from aiodist.transports.tls import TlsContexts, TlsLink
 
+T = TypeVar("T")
+
 SILENCE = 20
 """Seconds without an answer to a keep-alive probe after which an idle connection is lost, unless
 its link is told otherwise (`StreamLink.listen_for`)."""
+
+PATIENCE = 10.0
+"""Seconds in which the system of a peer takes a connection, or is out of reach. It takes it for a
+process that is busy, too: this is no time that the process has for anything."""
+
+STEPS = 10
+"""In so many steps that time is counted: a loop that does not turn meanwhile loses one of them."""
 
 NEAR = 1000
 """Microseconds of a round trip up to which a peer is near."""
@@ -40,8 +50,10 @@ class TcpTransport:
 
     kind = "tcp"
 
-    def __init__(self, tls: TlsContexts | None = None) -> None:
+    def __init__(self, tls: TlsContexts | None = None, patience: float = PATIENCE) -> None:
+        """`patience`: see `PATIENCE`, for connections that it makes."""
         self._tls = tls
+        self._patience = patience
         self._scheme = "tcp" if tls is None else "tls"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str, port: int = 0) -> Listener:
@@ -77,13 +89,12 @@ class TcpTransport:
                 "(ssl=), or none"
             )
         failure: OSError | None = None
-        for family, kind, proto, _name, where in await loop.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        ):
+        found = await self._patiently(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        for family, kind, proto, _name, where in found:
             sock = new_socket(family, kind, proto)
             try:
                 sock.setblocking(False)
-                await loop.sock_connect(sock, where)
+                await self._patiently(loop.sock_connect(sock, where))
                 link = self._link(loop, sock, receiver, host)
             except OSError as error:
                 sock.close()
@@ -101,6 +112,18 @@ class TcpTransport:
                     raise
             return link
         raise failure or OSError(f"{address} has no address to connect to")
+
+    async def _patiently(self, making: Coroutine[Any, Any, T]) -> T:
+        """What comes of `making`. Raises TimeoutError where nothing does."""
+        task = asyncio.ensure_future(making)
+        try:
+            for _ in range(STEPS):
+                if (await asyncio.wait({task}, timeout=self._patience / STEPS))[0]:
+                    return task.result()
+            raise TimeoutError(f"its system has not answered for {self._patience:g} s")
+        finally:
+            if task.cancel():  # it lets go of the socket first
+                await asyncio.wait({task})
 
     def _link(
         self,

@@ -63,9 +63,11 @@ class Activity(Message):
 @control_message(72)
 @dataclass(frozen=True, slots=True)
 class SeenRequest(Message):
-    """A member asks what others of its view are doing. Reply: Seen."""
+    """A member asks what others of its view are doing, and has so many `seconds` to wait for those
+    that do not say so at once. Reply: Seen."""
 
     ranks: Ranks
+    seconds: Annotated[float, schema.seconds(0.0)] = 1.0
 
 
 @control_message(73)

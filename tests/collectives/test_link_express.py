@@ -192,7 +192,7 @@ async def test_who_asks_gets_an_answer(groups):
         first = ranks[0].all_reduce(x.copy())
         context = ranks[0]._context
         operation = context.ops[None, first.seq]
-        deadlines.inquire(context, operation)
+        deadlines.inquire(context, operation, 1.0)
         await until(lambda: operation.seen)  # "not entered": rank 1 keeps the question
         second = ranks[1].all_reduce(x.copy())
         await asyncio.gather(first, second)

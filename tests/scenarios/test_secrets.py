@@ -87,7 +87,7 @@ class Door:
         self.address = self.listener.address
 
     def activate(self, peer: str) -> None:
-        async def dial(rank: int, receiver: Receiver) -> Link:
+        async def dial(rank: int, receiver: Receiver, patience: float) -> Link:
             return await TcpTransport().dial(peer, receiver)
 
         self.endpoint.activate(self.identity, dial)

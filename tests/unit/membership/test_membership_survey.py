@@ -170,6 +170,28 @@ def test_what_is_known_of_others_in_words(two: Any) -> None:
     assert two.read(1).texts == ("in no operation (last: barrier #1 done)",)
 
 
+def test_who_asks_says_for_how_long(two: Any) -> None:
+    two.say(1, SeenRequest((1,), 0.25))
+    two.pass_time(0.25)
+    assert two.read(1).texts == ("no answer; its last sign of life came 0.2 s ago",)
+    two.say(1, SeenRequest((1,), 2 * ANSWER_SECONDS))
+    two.pass_time(ANSWER_SECONDS)
+    assert isinstance(two.read(1), Seen)
+
+
+def test_what_a_member_said_before(two: Any) -> None:
+    two.say(1, SeenRequest((1,)))
+    two.say(2, Activity(places=("t.py:7 in f", "g"), waits=(wait(0, seconds=1.5),)), request=0)
+    assert isinstance(two.read(1), Seen)
+    two.pass_time(0.5)
+    two.say(1, SeenRequest((1,), 0.25))
+    two.pass_time(0.25)
+    assert two.read(1).texts == (
+        "no answer; its last sign of life came 0.8 s ago; 0.8 s ago it was in all_reduce #3 for "
+        "1.5 s at t.py:7 in f",
+    )
+
+
 def test_only_members_ask_about_others(two: Any) -> None:
     reply = two.say(STRANGER, SeenRequest((0,)))
     assert isinstance(reply, Failed)

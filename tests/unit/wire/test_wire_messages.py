@@ -150,7 +150,7 @@ BY_TYPE[activity.Activity] = st.builds(
     st.lists(waits, max_size=8).map(tuple),
 )
 BY_TYPE[activity.SeenRequest] = st.builds(
-    activity.SeenRequest, st.lists(ranks, max_size=3).map(tuple)
+    activity.SeenRequest, st.lists(ranks, max_size=3).map(tuple), st.floats(0, 100)
 )
 BY_TYPE[activity.Seen] = st.builds(
     activity.Seen, st.lists(ranks, max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple)

@@ -1,0 +1,133 @@
+"""A rank that leaves: what it has sent arrives, however busy its receiver is; or `close` says what
+was not taken, and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.testing import Conditions, Simulation
+
+COUNT, TAGS = 200, 50
+BUSY = 60.0
+
+
+def simulated(**options: Any) -> Simulation:
+    conditions = Conditions(delay=(20e-6, 200e-6), loss=0.0)
+    return Simulation(2, conditions=conditions, lease=5.0, **{"op_timeout": 600.0, **options})
+
+
+class Pair:
+    """Rank 0 sends to rank 1, which is busy for a minute, and leaves. `after`: when it has left."""
+
+    def __init__(self, simulation: Simulation, *, linked: bool, stops: bool = False) -> None:
+        self.simulation = simulation
+        self.receiver = simulation.nodes[1]
+        self.linked = linked
+        self.begin = self.receiver.stop if stops else self.receiver.block
+        self.after = 0.0
+        self.error: BaseException | None = None
+
+    async def sender(self, group: aiodist.Group) -> None:
+        network = self.simulation.network
+        if self.linked:
+            await group.barrier()
+        await group.store.wait("busy")
+        network.later_by(0.0, self.begin)
+        network.later_by(BUSY, self.receiver.resume)
+        await asyncio.sleep(0.001)
+        await asyncio.gather(*(group.send(np.full(250, k), 1, tag=k % TAGS) for k in range(COUNT)))
+        try:
+            await group.close()
+        except aiodist.AiodistError as error:
+            self.error = error
+        self.after = network.loop.time()
+
+    async def taker(self, group: aiodist.Group) -> list[int]:
+        if self.linked:
+            await group.barrier()
+        await group.store.set("busy", b"")
+        await asyncio.sleep(0.01)  # it is amid that when it becomes busy
+        return [int((await group.recv(src=0, tag=k % TAGS))[0]) for k in range(COUNT)]
+
+    async def __call__(self, group: aiodist.Group) -> Any:
+        return await (self.taker(group) if group.rank else self.sender(group))
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "first contact"])
+def test_what_it_sent_arrives(linked: bool) -> None:
+    simulation = simulated()
+    pair = Pair(simulation, linked=linked)
+    assert simulation.run(pair)[1] == [*range(COUNT)]
+    assert pair.error is None
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "first contact"])
+def test_what_was_not_taken_by_the_deadline(linked: bool) -> None:
+    simulation = simulated(op_timeout=20.0)
+    pair = Pair(simulation, linked=linked)
+    simulation.run(pair)
+    assert isinstance(pair.error, aiodist.CollectiveTimeoutError)
+    assert pair.error.missing == (1,)
+    assert pair.error.op == "close"
+    assert "had been taken within 20 s: not " in str(pair.error)
+    assert "bytes by rank 1 (" in str(pair.error)
+    assert 20.0 < pair.after < 24.0
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "first contact"])
+def test_a_receiver_that_dies_does_not_hold_it_up(linked: bool) -> None:
+    simulation = simulated()
+    simulation.network.later_by(10.0, simulation.nodes[1].kill)
+    pair = Pair(simulation, linked=linked)
+    simulation.run(pair)
+    assert pair.error is None
+    assert 10.0 < pair.after < 11.0
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["linked", "first contact"])
+def test_a_receiver_that_is_evicted_does_not_hold_it_up(linked: bool) -> None:
+    simulation = simulated()
+    pair = Pair(simulation, linked=linked, stops=True)
+    simulation.run(pair)
+    assert pair.error is None
+    assert 3.0 < pair.after < 8.0
+
+
+def test_abort_is_immediate_also_amid_close() -> None:
+    simulation = simulated()
+    pair = Pair(simulation, linked=True)
+
+    async def main(group: aiodist.Group) -> Any:
+        if not group.rank:
+            asyncio.get_running_loop().call_later(10.0, group.abort)
+        try:
+            return await pair(group)
+        except aiodist.PeerLostError:
+            return "lost"
+
+    simulation.run(main)
+    assert isinstance(pair.error, aiodist.CollectiveTimeoutError)
+    assert 10.0 < pair.after < 12.0
+
+
+def test_ranks_that_leave_at_about_the_same_time_do_not_wait_for_each_other() -> None:
+    async def main(group: aiodist.Group) -> float:
+        await group.barrier()
+        work = group.all_reduce(np.ones(40_000))
+        if group.rank == 1:
+            work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await group.close()
+        return loop.time() - began
+
+    for seed in range(10):
+        conditions = Conditions(delay=(20e-6, 2e-3), loss=0.0)
+        simulation = Simulation(4, seed=seed, conditions=conditions, lease=5.0, op_timeout=600.0)
+        assert max(simulation.run(main)) < 1.0
