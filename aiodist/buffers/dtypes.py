@@ -2,7 +2,8 @@
 
 A dtype is named as numpy and torch name it: `float32`, `bool`, `datetime64[ns]`, `S12`,
 `bfloat16`. What numpy does not know (bfloat16, float8, …) is held in its *carrier*: the unsigned
-integer of the same size. Elements are little-endian on the wire and in every carrier array.
+integer of the same size. Elements are little-endian on the wire and in every carrier array. Names
+say no byte order: arrays of either travel, and new ones have that of this machine.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def _strided(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     if not tensor.is_contiguous():
         steps = tensor.stride()
         strides = [step * size for step in steps]
-        if elements:
-            elements = 1 + sum([(n - 1) * step for n, step in zip(shape, steps, strict=True)])
+        # Without any elements it would be contiguous.
+        elements = 1 + sum([(n - 1) * step for n, step in zip(shape, steps, strict=True)])
     return np.ndarray(shape, dtype, _memory_of(tensor, elements * size), 0, strides)
 
 
@@ -151,18 +151,16 @@ def flat(tensor: Any, dtype: np.dtype[Any], length: int) -> NDArray[Any] | None:
 def _memory_of(tensor: Any, nbytes: int) -> Any:
     """The memory of a tensor whose elements span `nbytes`, and the rest of what there is.
 
-    Raises ValueError if its storage was freed or made too small, TypeError (or what torch raises)
-    if it has none.
+    Raises ValueError if its storage was freed or made too small, and what torch raises if it has
+    none.
     """
     storage = tensor.untyped_storage()
     start, held, address = storage.data_ptr(), storage.nbytes(), tensor.data_ptr()
-    if nbytes and address + nbytes > start + held:
+    if nbytes and (not start or address + nbytes > start + held):
         raise ValueError(
             f"the storage of this {type(tensor).__name__} has {held} bytes, fewer than its "
             "elements take: it was freed, or made smaller"
         )
-    if nbytes and not start:
-        raise TypeError("there is none")
     found = _Memory.from_address(address)
     found.owner = storage
     return found

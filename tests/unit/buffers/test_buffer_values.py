@@ -180,6 +180,25 @@ def test_subclasses_become_their_base() -> None:
     assert type(send(np.float64(2.5))) is np.float64
 
 
+def test_arrays_are_seen_as_they_lie_or_not_at_all() -> None:
+    x = np.arange(6, dtype="f4").reshape(2, 3)
+    for flat in (arrays.plain(x), arrays.flat(x, x.dtype, 6)):
+        assert flat is not None
+        assert flat.shape == (6,)
+        assert np.shares_memory(flat, x)
+    window = arrays.window(x, 24)
+    assert window is not None
+    assert window.obj is not x
+    assert window.tobytes() == x.tobytes()
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    for other in (x.T, frozen):
+        assert arrays.plain(other) is None
+        assert arrays.flat(other, other.dtype, 6) is None
+        assert arrays.window(other, 24) is None
+    assert arrays.plain([1.0]) is None
+
+
 class Signal(np.ndarray[Any, Any]):
     """An array with a mind of its own."""
 
