@@ -44,7 +44,8 @@ class Group:
     (None: the group's `op_timeout`, `math.inf`: none).
 
     Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
-    tuple, str, bytes, None, bool, int, float, complex and arrays.
+    tuple, str, bytes, None, bool, int, float, complex and arrays. Subclasses of numpy arrays travel
+    as arrays, masked ones not at all; new arrays have the byte order of this machine.
 
     A call raises TypeError or ValueError at once for arguments that make no sense (nothing has
     started then), RuntimeError from another event loop than the group's, and what ended the group

@@ -112,17 +112,19 @@ def connect(
 
     `timeout`: seconds until the group must be complete. `op_timeout`: the default deadline of
     operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
-    `token`: the secret that the coordinator asks for (it is not sent). `ssl`: contexts
-    for TLS, ``(client side, server side)``: then all that leaves this host is encrypted, what ranks
-    send each other, too; all ranks have to do the same. A client-side context alone is for the
-    connection to the coordinator.
+    `token`: the secret that the coordinator asks for (it is not sent). It proves who connects, and
+    protects nothing that is sent then: who is on the way between hosts can change tensors. `ssl`:
+    contexts for TLS, ``(client side, server side)``: then all that leaves this host is encrypted
+    and authenticated, what ranks send each other, too; all ranks have to do the same. A client-side
+    context alone is for the connection to the coordinator.
 
     `transports`: those allowed ("inproc", "shm", "unix", "tcp", and "cuda_ipc" for tensors on a
     GPU; None: all, the best that reaches each peer). `bind`: the host to listen at for peers (None:
     the address of this host towards the coordinator); `advertise`: the host that peers shall dial
     (None: the one the coordinator sees). `name` and `metadata` are shown to the other members.
     `max_message_bytes`: the largest value accepted from a peer. `allow_pickle`: whether other
-    objects may travel, and be unpickled: only among peers that may run code here.
+    objects may travel, and be unpickled: then every member may run code here, and without TLS so
+    may everybody on the way between two hosts, whether or not there is a token.
 
     Raises:
         JoinTimeoutError: the coordinator was not reached, or not all came, within `timeout`.

@@ -15,7 +15,7 @@ from rich.table import Table
 from aiodist_cli import bench_plot
 from aiodist_cli.bench_report import Report, machine, markdown, tables
 from aiodist_cli.bench_run import Effort, run_to_end
-from benchmarks import links
+from benchmarks import authentication, links
 from benchmarks.asked import HEAD, SHARED, Outcome, rows
 from benchmarks.suites import SUITES
 
@@ -31,6 +31,7 @@ examples:
   python -m benchmarks collectives --markdown       other collectives, as in docs/benchmarks.md
   python -m benchmarks figures --only all_reduce,citizen
   python -m benchmarks links --kinds tcp            the transports alone, without the engine
+  python -m benchmarks authentication               what authenticating frames would cost
 """
 
 
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the benchmark that the arguments name. The exit status: 1 if something failed."""
     if arguments[:1] == ["links"]:
         return links.main(arguments[1:])
+    if arguments[:1] == ["authentication"]:
+        return authentication.main(arguments[1:])
     options = parser().parse_args(arguments)
     figures = options.name == "figures"
     names = (

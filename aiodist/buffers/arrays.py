@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from aiodist.buffers.paths import Where
 
 Flat = NDArray[Any]
 """A one-dimensional, contiguous, little-endian array of a carrier dtype."""
+
+_BYTE: Final = np.dtype(np.uint8)
 
 Kind = Literal["numpy", "torch", "scalar", "other", "device"]
 """numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`; in messages, an array
@@ -87,12 +89,13 @@ def view(value: Any, where: Where) -> Array | None:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(f"{where}: a masked array does not travel: send data and mask apart")
         frozen = None if value.flags.writeable else "is read-only"
-        return Array(value, "numpy", _name(value, where), value, frozen)
+        # Subclasses have shapes of their own: np.matrix never has one dimension.
+        return Array(value, "numpy", _name(value, where), np.asarray(value), frozen)
     if tensors.is_tensor(value):
         try:
             name, base, frozen = tensors.memory(value)
-        except TypeError as error:
-            raise TypeError(f"{where}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error
         return Array(value, "torch", name, base, frozen)
     if isinstance(value, np.generic):
         scalar = np.asarray(value)
@@ -112,24 +115,27 @@ def view(value: Any, where: Where) -> Array | None:
 
 def plain(value: Any) -> Flat | None:
     """The memory of a numpy array or torch tensor that is contiguous, writable and nothing special
-    (no subclass, no gradients): flat, without a look at its dtype. None: take the long way."""
+    (no subclass): flat, without a look at its dtype. None: take the long way."""
     cls = type(value)
     if cls is np.ndarray:
         return value.reshape(-1) if value.flags.carray else None
-    if cls is not tensors.plain_type() or not value.is_contiguous():
-        return None
-    try:
-        flat: Flat = value.numpy()
-    except (RuntimeError, TypeError):
-        return None
-    return flat if flat.ndim == 1 else flat.reshape(-1)
+    return tensors.plain(value) if cls is tensors.plain_type() else None
+
+
+def flat(value: Any, dtype: np.dtype[Any], length: int) -> Flat | None:
+    """The same of a numpy array or torch tensor, no subclass, of `length` elements whose carrier
+    is `dtype`."""
+    if type(value) is np.ndarray:
+        return value.reshape(-1) if value.flags.carray else None
+    return tensors.flat(value, dtype, length)
 
 
 def window(value: Any, nbytes: int) -> memoryview | None:
-    """The same, as `nbytes` bytes (more than 0), to be used up while `value` lives."""
+    """The same as `nbytes` bytes."""
     if type(value) is np.ndarray:
         return value.reshape(-1).view(np.uint8).data if value.flags.carray else None
-    return tensors.window(value, nbytes) if type(value) is tensors.plain_type() else None
+    found = tensors.flat(value, _BYTE, nbytes)
+    return None if found is None else found.data
 
 
 def writable(value: object, where: Where) -> Array:

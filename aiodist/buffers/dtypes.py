@@ -2,7 +2,8 @@
 
 A dtype is named as numpy and torch name it: `float32`, `bool`, `datetime64[ns]`, `S12`,
 `bfloat16`. What numpy does not know (bfloat16, float8, …) is held in its *carrier*: the unsigned
-integer of the same size. Elements are little-endian on the wire and in every carrier array.
+integer of the same size. Elements are little-endian on the wire and in every carrier array. Names
+say no byte order: arrays of either travel, and new ones have that of this machine.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ MAX_NDIM: Final = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 
 
 def _little(dtype: DType) -> DType:
-    return dtype.newbyteorder("<")
+    """The dtype, little-endian; *native* where that is this machine's order. numpy tells "<i4" of
+    `newbyteorder` from the "=i4" that users make: buffers of the former say "<i", which memoryview,
+    Cython and C extensions refuse."""
+    return np.dtype(dtype.newbyteorder("<").str)
 
 
 _PLAIN: Final[dict[str, DType]] = {

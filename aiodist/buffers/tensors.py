@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
+import mmap
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +21,23 @@ from numpy.typing import NDArray
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
 
 HUGE = 4 << 20
-"""Bytes from which memory comes from numpy: it asks for huge pages then, which torch does not, and
-the first writes to it take a quarter of the time."""
-
-_WRITABLE = 0x200
-"""``PyBUF_WRITE``."""
-_view_of: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
-    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-)(("PyMemoryView_FromMemory", ctypes.pythonapi))
+"""Bytes from which huge pages are asked for, as numpy does and torch does not: the first writes to
+such memory take a quarter of the time."""
+_PAGE = 4096
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", 14)
 
 _names: dict[Any, str] = {}
+_carriers: dict[Any, np.dtype[Any]] = {}
+"""The carriers of dtypes of torch that were seen."""
 _plain_types: list[type] = []
+
+_Memory: Any = type("_Memory", (ctypes.c_ubyte * sys.maxsize,), {"__slots__": ("owner",)})
+"""Memory from an address on; the arrays that are made of it know where it ends. What `owner` is set
+to lives as long as they do.
+
+``tensor.numpy()`` would do, if it did not forbid for good to resize the storage of the tensor:
+programs that free memory by ``storage.resize_(0)`` have to be able to when an operation is done.
+"""
 
 
 def loaded() -> Any | None:
@@ -77,6 +84,7 @@ def dtype_name(dtype: Any) -> str | None:
         if name not in TORCH:
             return None
         _names[dtype] = name
+        _carriers[dtype] = carrier(name)
     return name
 
 
@@ -84,50 +92,78 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
     """(dtype name, carrier array, why not writable) of a tensor.
 
     The array shares the memory of the tensor, with its shape and strides, except for a conjugated
-    or negated view: then it is a copy, and the third item says so. Raises TypeError for tensors
-    that do not travel.
+    or negated view: then it is a copy, and the third item says so. It keeps the storage alive, and
+    does not keep it from being resized: it must not be used after that. Raises TypeError for
+    tensors that do not travel, ValueError for one whose storage was freed.
     """
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise TypeError(f"a tensor on {tensor.device} does not travel: pass x.cpu()")
     name = dtype_name(tensor.dtype)
-    if name is None or tensor.layout is not torch.strided:
+    if name is None or tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
         raise TypeError(
-            f"a tensor of dtype {tensor.dtype} and layout {tensor.layout} does not travel: "
+            f"a tensor of dtype {tensor.dtype} and layout {layout} does not travel: "
             "pass a dense, unquantised tensor"
         )
     frozen = None
+    cls = type(tensor)
     try:
-        if tensor.requires_grad:
-            tensor = tensor.detach()
+        if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise TypeError("its class computes in a way of its own")
         if tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.resolve_conj().resolve_neg()
+            tensor = tensor.detach().resolve_conj().resolve_neg()
             frozen = "is a lazily conjugated or negated view of other memory"
-        if name in CARRIERS:
-            tensor = tensor.view(getattr(torch, carrier(name).name))
-        return name, tensor.numpy(), frozen
-    except (RuntimeError, TypeError, ValueError) as error:  # subclasses without plain memory
-        raise TypeError(
-            f"the memory of this {type(tensor).__name__} cannot be read: {error}"
-        ) from error
+        return name, _strided(tensor, carrier(name)), frozen
+    except (RuntimeError, TypeError) as error:  # wrappers without plain memory
+        raise TypeError(f"the memory of this {cls.__name__} cannot be read: {error}") from error
 
 
-def window(tensor: Any, nbytes: int) -> memoryview | None:
-    """The memory of a plain tensor of `nbytes` bytes (more than 0), as bytes to be written at once:
-    the tensor has to outlive it. None for a tensor that is not contiguous, needs gradients, or has
-    no memory of its own here. Takes half as long as ``tensor.numpy()``."""
+def _strided(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The memory of a tensor, as it is seen by it."""
+    shape, strides, size = tensor.shape, None, dtype.itemsize
+    elements = tensor.numel()
+    if not tensor.is_contiguous():
+        steps = tensor.stride()
+        strides = [step * size for step in steps]
+        # Without any elements it would be contiguous.
+        elements = 1 + sum([(n - 1) * step for n, step in zip(shape, steps, strict=True)])
+    return np.ndarray(shape, dtype, _memory_of(tensor, elements * size), 0, strides)
+
+
+def plain(tensor: Any) -> NDArray[Any] | None:
+    """The memory of a plain tensor as a flat carrier array. None: it takes a closer look."""
+    dtype = _carriers.get(tensor.dtype)
+    return None if dtype is None or tensor.is_nested else flat(tensor, dtype, tensor.numel())
+
+
+def flat(tensor: Any, dtype: np.dtype[Any], length: int) -> NDArray[Any] | None:
+    """The same of a tensor of `length` elements whose carrier is `dtype`. None for one that is not
+    contiguous, a lazy view, or has no memory of its own here."""
     try:
-        if (
-            not tensor.is_contiguous()
-            or tensor.requires_grad
-            or not tensor.is_cpu
-            or tensor.is_neg()
-            or tensor.is_conj()
-        ):
+        if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
             return None
-        return _view_of(tensor.data_ptr(), nbytes, _WRITABLE)
-    except RuntimeError:  # no storage, or not one of its own
+        return np.ndarray(length, dtype, _memory_of(tensor, length * dtype.itemsize))
+    except (RuntimeError, TypeError, ValueError):
         return None
+
+
+def _memory_of(tensor: Any, nbytes: int) -> Any:
+    """The memory of a tensor whose elements span `nbytes`, and the rest of what there is.
+
+    Raises ValueError if its storage was freed or made too small, and what torch raises if it has
+    none.
+    """
+    storage = tensor.untyped_storage()
+    start, held, address = storage.data_ptr(), storage.nbytes(), tensor.data_ptr()
+    if nbytes and (not start or address + nbytes > start + held):
+        raise ValueError(
+            f"the storage of this {type(tensor).__name__} has {held} bytes, fewer than its "
+            "elements take: it was freed, or made smaller"
+        )
+    found = _Memory.from_address(address)
+    found.owner = storage
+    return found
 
 
 def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
@@ -135,11 +171,32 @@ def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype {name!r}: a newer one is needed")
-    if math.prod(shape) * carrier(name).itemsize >= HUGE:
-        return wrap(np.empty(shape, carrier(name)), name)
     if name in CARRIERS:  # torch.empty warns for some of them
-        return torch.empty(shape, dtype=getattr(torch, carrier(name).name)).view(dtype)
-    return torch.empty(shape, dtype=dtype)
+        made = torch.empty(shape, dtype=getattr(torch, carrier(name).name)).view(dtype)
+    else:
+        made = torch.empty(shape, dtype=dtype)
+    nbytes = math.prod(shape) * carrier(name).itemsize
+    if nbytes >= HUGE:
+        _ask_for_huge_pages(made.data_ptr(), nbytes)
+    return made
+
+
+def _ask_for_huge_pages(address: int, nbytes: int) -> None:
+    """Of new memory, for the pages that are wholly in it. A system that has none goes without."""
+    advise = _advise()
+    if advise is not None:
+        start = -(-address // _PAGE) * _PAGE
+        advise(start, address + nbytes - start, _HUGE_PAGES)
+
+
+@cache
+def _advise() -> Callable[[int, int, int], int] | None:
+    """``madvise`` of the C library, where there is one."""
+    if sys.platform != "linux":
+        return None
+    advise: Any = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return cast("Callable[[int, int, int], int]", advise)
 
 
 def wrap(array: NDArray[Any], name: str) -> Any:

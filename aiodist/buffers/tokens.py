@@ -23,6 +23,8 @@ from aiodist.errors import ProtocolError
 
 MAX_DEPTH: Final = 100
 """Containers within containers."""
+TOO_DEEP: Final = f"the value is nested over {MAX_DEPTH} levels deep: does it contain itself?"
+"""What a ValueError says of a value beyond that."""
 
 LIST, TUPLE, DICT, ARRAY, SCALAR, BIG_INT, COMPLEX, PICKLE = range(8)
 """Extension types. LIST, TUPLE and DICT hold the number of items, as 4 bytes."""

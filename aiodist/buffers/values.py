@@ -153,9 +153,7 @@ class _Encoder:
 
     def _container(self, value: Any, where: Where, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise ValueError(
-                f"the value is nested over {MAX_DEPTH} levels deep: does it contain itself?"
-            )
+            raise ValueError(tokens.TOO_DEEP)
         if isinstance(value, dict):
             self.tokens.append(tokens.container(tokens.DICT, len(value)))
             for key, item in value.items():
@@ -491,7 +489,7 @@ def describe(value: object) -> str:
         return "a pickled object"
     try:
         array = view(value, "value")
-    except TypeError:
+    except (TypeError, ValueError):
         array = None
     if array is None or array.kind == "scalar":
         return type(value).__name__

@@ -18,7 +18,7 @@ from aiodist.buffers.arrays import Array, Flat, check_same
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.paths import Where
-from aiodist.buffers.tokens import Spec
+from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP, Spec
 from aiodist.buffers.values import byte_view
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
@@ -37,20 +37,23 @@ def host_bytes(array: Any) -> Flat:
     return view.stage()[0]
 
 
-def leaves_of(value: Any) -> Iterator[Any]:
-    """What a tree is made of."""
+def leaves_of(value: Any, depth: int = 0) -> Iterator[Any]:
+    """What a tree is made of. Raises ValueError where it is deeper than values may be: one that
+    contains itself would never end."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
+        if depth > MAX_DEPTH:
+            raise ValueError(TOO_DEEP)
         for item in value:
-            yield from leaves_of(item)
+            yield from leaves_of(item, depth + 1)
     elif value is not None:
         yield value
 
 
 def device_among(*values: Any) -> Device | None:
     """The device of those arrays that are on one; None where none is. Raises TypeError where they
-    are on several."""
+    are on several, ValueError where a value is too deep."""
     found = {id(d): d for value in values for leaf in leaves_of(value) if (d := device_of(leaf))}
     if len(found) > 1:
         raise several()

@@ -53,8 +53,9 @@ class Recipe:
     """
 
     __slots__ = (
-        "_direct", "_found", "_length", "_staged", "_whole", "call", "digest", "direct",
-        "is_whole", "kernel", "nbytes", "needs", "op", "pulled", "shown", "taken", "weight",
+        "_direct", "_found", "_staged", "_whole", "call", "digest", "direct",
+        "is_whole", "kernel", "length", "nbytes", "needs", "op", "pulled", "shown", "taken",
+        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +73,7 @@ class Recipe:
         self.shown, self.taken = pulled.shown * itemsize, pulled.taken * itemsize
         self.direct = direct.plan if direct is not None else None
         self.weight = len(pulled.plan.steps)
-        self._length = length
+        self.length = length
         steps = [type(step) for step in pulled.plan.steps]
         self.is_whole = direct is None and steps == [Copy, Publish, Await, Reduce]
         self._whole: dict[int, tuple[Flat, list[Flat]]] = {}
@@ -92,7 +93,7 @@ class Recipe:
         """Where this rank shows its elements, and where all do, by rank."""
         made = self._whole.get(area)
         if made is None:
-            every = [v.arrays[0][: self._length] for v in lane.vectors(area, self.kernel.dtype)]
+            every = [v.arrays[0][: self.length] for v in lane.vectors(area, self.kernel.dtype)]
             made = self._whole[area] = every[lane.board.rank], every
         return made
 
@@ -141,13 +142,15 @@ class Recipe:
 
     def _part(self, span: Span) -> slice | None:
         """Which part of the user's array it is; None: all of it."""
-        return None if span.length == self._length else slice(span.start, span.stop)
+        return None if span.length == self.length else slice(span.start, span.stop)
 
 
 class Kept(Protocol):
-    """A recipe. `weight`: its steps."""
+    """A recipe. `weight`: its steps; `length`: elements."""
 
     call: bytes
+    kernel: Kernel
+    length: int
     nbytes: int
     weight: int
 
@@ -178,15 +181,24 @@ class Express(ABC, Generic[R]):
 
     def all_reduce(self, x: Any, op: Any, seconds: float) -> Work[Any] | None:
         """Reduce `x` in place. None: this is nothing for here, and nothing has happened."""
-        flat = arrays.plain(x)
-        if flat is None:
+        cls = type(x)
+        if cls is not np.ndarray and cls is not tensors.plain_type():
             return None
-        key = (id(op), x.dtype, x.shape)
+        try:
+            key = (id(op), x.dtype, x.shape)
+        except RuntimeError:  # a nested tensor has no shape
+            return None  # and the ordinary way refuses it
         try:
             recipe = self._recipes[key]
         except KeyError:
+            if arrays.plain(x) is None:
+                return None
             recipe = self._keep(key, self._learn(x, op))
-        return None if recipe is None else self._run(recipe, x, flat, seconds)
+        if recipe is None:
+            return None
+        # Looked at anew in each call: what was there before may be freed by now.
+        flat = arrays.flat(x, recipe.kernel.dtype, recipe.length)
+        return None if flat is None else self._run(recipe, x, flat, seconds)
 
     def _done(self, work: Work[Any], seq: int, recipe: R, x: Any) -> None:
         """The collective `seq` is done, its result is in `x`."""

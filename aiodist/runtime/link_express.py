@@ -42,8 +42,8 @@ class Recipe:
     """What is the same in all calls of one all-reduce with one operator, dtype and shape."""
 
     __slots__ = (
-        "call", "combine", "instructions", "kernel", "nbytes", "op", "partial", "peers", "prepared",
-        "result", "stencils", "weight",
+        "call", "combine", "instructions", "kernel", "length", "nbytes", "op", "partial", "peers",
+        "prepared", "result", "stencils", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,7 @@ class Recipe:
         self.kernel = kernel
         self.combine = kernel.plain  # None: partial results are not what is stored
         self.op = op  # kept alive: recipes are found by its identity
+        self.length = length
         self.nbytes = length * kernel.dtype.itemsize
         self.partial = _inbox(length, kernel.wire_dtype)
         self.result = _inbox(length, kernel.dtype)

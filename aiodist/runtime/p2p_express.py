@@ -202,7 +202,10 @@ class P2PExpress:
         cls = type(x)
         if cls is not np.ndarray and cls is not tensors.plain_type():
             return None
-        key = (x.dtype, x.shape)
+        try:
+            key = (x.dtype, x.shape)
+        except RuntimeError:  # a nested tensor has no shape
+            return None  # and the ordinary way refuses it
         try:
             return forms[key]
         except KeyError:

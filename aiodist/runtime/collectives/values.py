@@ -479,11 +479,19 @@ def check_slots(out: Any, size: int) -> None:
             raise ValueError(
                 f"out has {len(out)} slots, one for each of the {size} ranks is needed"
             )
-    elif out is not None and not getattr(out, "shape", ()):
+    elif out is not None and not _shape_of(out):
         raise ValueError(
             f"out is {describe(out)}: a list of {size} arrays is needed, or one array with a first "
             f"dimension to put the ranks' values along"
         )
+
+
+def _shape_of(out: Any) -> Sequence[int]:
+    try:
+        shape: Sequence[int] = getattr(out, "shape", ())
+    except RuntimeError:  # a nested tensor has none
+        return ()
+    return shape
 
 
 def slots_of(out: Any, x: Any, nbytes: Sequence[int]) -> dict[int, Any]:
@@ -496,6 +504,8 @@ def slots_of(out: Any, x: Any, nbytes: Sequence[int]) -> dict[int, Any]:
         return {}
     if isinstance(out, (list, tuple)):
         return {rank: slot for rank, slot in enumerate(out) if slot is not None}
+    if isinstance(out, np.ndarray):
+        out = np.asarray(out)  # a row of np.matrix has two dimensions
     size, (rows, *row) = len(nbytes), out.shape
     room = getattr(out, "nbytes", 0)
     if rows == size and tuple(row) == tuple(getattr(x, "shape", ())):

@@ -85,6 +85,34 @@ def chained(rank: int, size: int) -> None:
     assert chain.wait() == [2 * size * size] * 2
 
 
+def freed(rank: int, size: int) -> None:
+    """Who frees memory by resizing storage may, whatever it took part in, and gets it back."""
+    for length in (1, 300_000):
+        shard, whole, rows = full(rank, length), torch.empty(size * length), torch.empty(length)
+        for _ in range(3):
+            dist.all_gather_into_tensor(whole, shard)
+            assert whole[::length].tolist() == [*range(size)]
+            dist.all_reduce(whole)
+            dist.reduce_scatter_tensor(rows, whole)
+            assert rows.tolist() == [size * size * rank] * length
+            dist.broadcast(rows, 0)
+            if rank < 2:
+                call = dist.send if rank else dist.recv
+                call(rows, 1 - rank)
+            nbytes = {x: x.untyped_storage().nbytes() for x in (whole, rows)}
+            for x in nbytes:
+                x.untyped_storage().resize_(0)
+            others = [full(-1, size * length) for _ in range(4)]
+            for x, n in nbytes.items():
+                x.untyped_storage().resize_(n)
+            dist.all_gather_into_tensor(whole, shard)
+            assert all(bool((other == -1).all()) for other in others)
+    grown = full(rank, 5)
+    dist.all_reduce(grown)
+    dist.all_reduce(grown.resize_(9).fill_(1))
+    assert grown.tolist() == [size] * 9
+
+
 def messages(rank: int, size: int) -> None:
     if rank:
         for tag in (7, 5):
@@ -183,7 +211,7 @@ def mixed(rank: int, size: int) -> None:
 def main() -> None:
     dist.init_process_group("aiodist")
     rank, size = dist.get_rank(), dist.get_world_size()
-    for part in (coalesced, uneven, chained, messages, deadlines, barriers, parts, mixed):
+    for part in (coalesced, uneven, chained, freed, messages, deadlines, barriers, parts, mixed):
         part(rank, size)
         dist.barrier()
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -110,6 +110,17 @@ def power_sgd(group: dist.ProcessGroup) -> list[float]:
     return train(wrapped)
 
 
+def flat_shards(group: dist.ProcessGroup) -> list[float]:
+    """FSDP's first version: it frees what it has gathered by ``storage.resize_(0)``."""
+    model = net()
+    del model.extra
+    model.first = FullyShardedDataParallel(
+        model.first, process_group=group, device_id=torch.device("cpu")
+    )
+    wrapped = FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"))
+    return train(wrapped)
+
+
 def small_buckets(group: dist.ProcessGroup) -> list[float]:
     model = net()
     del model.extra
@@ -138,7 +149,7 @@ def check_tensors(mesh: dist.DeviceMesh) -> None:
 dist.init_process_group("aiodist")
 CHECKS = dist.group.WORLD
 gloo = dist.new_group(backend="gloo")
-LIKE = {plain: 1e-4, accumulated: 1e-4, unused: 1e-4, small_buckets: 1e-4}
+LIKE = {plain: 1e-4, accumulated: 1e-4, unused: 1e-4, small_buckets: 1e-4, flat_shards: 1e-4}
 LIKE |= {compressed: 1e-2, power_sgd: 1e-2}  # each sum is rounded to eight bits; random directions
 for way in LIKE:
     ours, theirs = way(dist.group.WORLD), way(gloo)

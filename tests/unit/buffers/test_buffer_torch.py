@@ -105,7 +105,7 @@ def test_tensors_that_do_not_travel(x: Any, words: str) -> None:
 
 def test_tensors_of_unknown_dtypes_do_not_travel() -> None:
     class Odd:
-        device = torch.device("cpu")
+        is_cpu, is_nested = True, False
         dtype = "torch.qint8"
         layout = torch.strided
 

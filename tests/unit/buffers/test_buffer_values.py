@@ -16,8 +16,10 @@ from hypothesis.extra import numpy as hnp
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.dtypes import MAX_NDIM
+from aiodist.buffers.reductions import Operand, split_slots
 from aiodist.buffers.values import copy_value, describe, encode, fill, into, parse
 from aiodist.errors import MessageTooLargeError, ProtocolError
+from aiodist.types import ReduceOp
 
 
 def same(a: Any, b: Any) -> bool:
@@ -67,6 +69,10 @@ def test_every_dtype_round_trips(dtype: str, shape: tuple[int, ...]) -> None:
             array = np.ones(shape, dtype)
     got = send(array)
     assert got.dtype == array.dtype.newbyteorder("=")
+    assert got.dtype.isnative
+    assert got.dtype.byteorder in "=|"  # numpy has a "<" beside them, which others do not take
+    if kind not in "SUmM":
+        assert memoryview(got).format == memoryview(np.empty(0, got.dtype.type)).format
     assert got.shape == array.shape
     assert np.array_equal(got, array)
     assert not np.shares_memory(got, array)
@@ -174,6 +180,61 @@ def test_subclasses_become_their_base() -> None:
     assert type(send(np.float64(2.5))) is np.float64
 
 
+def test_arrays_are_seen_as_they_lie_or_not_at_all() -> None:
+    x = np.arange(6, dtype="f4").reshape(2, 3)
+    for flat in (arrays.plain(x), arrays.flat(x, x.dtype, 6)):
+        assert flat is not None
+        assert flat.shape == (6,)
+        assert np.shares_memory(flat, x)
+    window = arrays.window(x, 24)
+    assert window is not None
+    assert window.obj is not x
+    assert window.tobytes() == x.tobytes()
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    for other in (x.T, frozen):
+        assert arrays.plain(other) is None
+        assert arrays.flat(other, other.dtype, 6) is None
+        assert arrays.window(other, 24) is None
+    assert arrays.plain([1.0]) is None
+
+
+class Signal(np.ndarray[Any, Any]):
+    """An array with a mind of its own."""
+
+    def reshape(self, *shape: Any, **options: Any) -> Any:
+        raise AssertionError("only the memory counts")
+
+    def __array_finalize__(self, other: Any) -> None:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("make", [np.matrix, lambda x: np.asarray(x).view(Signal)])
+def test_subclasses_of_arrays_are_arrays(make: Any, strided: bool) -> None:
+    """np.matrix is never flat, and what is sent of an array has to be."""
+
+    def made(rows: Any) -> Any:
+        array = make(np.array(rows, "f4"))
+        return array.T if strided else array
+
+    x = made([[1, 2, 3], [4, 5, 6]])
+    expected = np.asarray(x).copy()
+    assert same(send(x), expected)
+    assert same(send([x])[0], expected)
+    out = made(np.zeros((2, 3)))
+    assert send(x, out) is out
+    assert np.array_equal(np.asarray(out), expected)
+    operand = Operand.of(x, ReduceOp.SUM, in_place=True)
+    (group,) = operand.groups
+    assert group.out.length == 6
+    group.out.arrays[0][:] *= 2
+    assert operand.finish() is x
+    assert np.array_equal(np.asarray(x), 2 * expected)
+    assert [type(slot) for slot in split_slots(x, 2)] == [np.ndarray, np.ndarray]
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -185,6 +246,7 @@ def test_subclasses_become_their_base() -> None:
         (np.zeros(2, "V3"), "does not travel"),
         (np.zeros(2, "S0").view("V1"), "does not travel"),
         (np.ma.masked_array([1, 2], [True, False]), "a masked array does not travel"),
+        ([np.ma.masked], r"value\[0\]: a masked array does not travel: send data and mask apart"),
         ({"k": {frozenset(): 1}}, r"value\['k'\]: a key of type frozenset does not travel"),
         ({(1, frozenset()): 1}, "a key of type frozenset does not travel"),
     ],
