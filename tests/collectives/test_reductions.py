@@ -100,6 +100,44 @@ def test_results_are_bit_identical_and_deterministic(run, groups, everyone, size
     run(main())
 
 
+def nans(dtype: str, length: int, rank: int) -> Any:
+    """NaNs of either sign, whose payloads say whose they are."""
+    part = np.dtype(dtype).type(0).real.dtype
+    count = length * np.dtype(dtype).itemsize // part.itemsize
+    mantissa = np.finfo(part).nmant
+    bits = np.full(count, np.nan, part).view(f"u{part.itemsize}")
+    bits |= np.arange(count).astype(bits.dtype) % 64 * 8 + rank + 1
+    bits |= np.array((rank + np.arange(count)) % 2, bits.dtype) << (8 * part.itemsize - 1)
+    assert rank < 8 and mantissa >= 10
+    return bits.view(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("length", [1, 2, SMALL, 1000, LARGE])
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
+def test_nans_are_bit_identical(run, groups, size, length, dtype):
+    """Whichever rank is first, and whichever way the operation takes."""
+    ops = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.premul_sum(2.0)]
+    if dtype in FLOATS:
+        ops += [ReduceOp.MIN, ReduceOp.MAX]
+
+    async def main():
+        async with groups(size) as ranks:
+            for op in ops:
+                outcomes: dict[str, set[bytes]] = {}
+                for turn in range(size + 2):
+                    for tag in (None, "t"):
+                        order = ranks[turn % size :] + ranks[: turn % size]
+                        arrays = [nans(dtype, length, rank) for rank in range(size)]
+                        works = [g.all_reduce(arrays[g.rank], op, tag=tag) for g in order]
+                        await asyncio.gather(*works)
+                        found = outcomes.setdefault(str(tag), set())
+                        found |= {array.tobytes() for array in arrays}
+                assert [len(found) for found in outcomes.values()] == [1, 1], op
+
+    run(main())
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("length", [SMALL, LARGE])
 def test_float16_is_rounded_once(run, groups, everyone, size, length):
