@@ -54,7 +54,8 @@ class Recipe:
 
     __slots__ = (
         "_direct", "_found", "_length", "_staged", "_whole", "call", "digest", "direct",
-        "is_whole", "kernel", "nbytes", "needs", "op", "plain", "pulled", "shown", "taken", "weight",
+        "is_whole", "kernel", "nbytes", "needs", "op", "plain", "pulled", "shown", "taken",
+        "weight",
     )  # fmt: skip
 
     def __init__(
