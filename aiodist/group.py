@@ -45,9 +45,11 @@ class Group:
     Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
     tuple, str, bytes, None, bool, int, float, complex and arrays.
 
-    A call raises TypeError or ValueError at once for arguments that make no sense (nothing has
-    started then), RuntimeError from another event loop than the group's, and what ended the group
-    after it has ended. Works fail with `PeerLostError`, `CollectiveTimeoutError`,
+    A call raises TypeError or ValueError at once for arguments that make no sense. That of a
+    collective has its place in the order all the same: the other ranks' Works fail with
+    `CollectiveAbortedError`, and the next calls match each other. (What is no tag has no place in
+    any order: then the others wait.) RuntimeError from another event loop than the group's, and
+    what ended the group after it has ended, leave the order as it is. Works fail with `PeerLostError`, `CollectiveTimeoutError`,
     `CollectiveAbortedError`, `MismatchError`, `MessageTooLargeError`, `ProtocolError` (what a rank
     sent makes no sense) and `GroupClosedError`.
     """
@@ -170,7 +172,8 @@ class Group:
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
         """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
-        of arrays) receives it in place, and asserts dtype and shape."""
+        of arrays) receives it in place, and asserts dtype and shape: where it does not fit on one
+        rank, it is a `MismatchError` on all, and no array is written."""
         return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
     def all_gather(
@@ -179,7 +182,7 @@ class Group:
         """The list of all ranks' `x`, on every rank; shapes and kinds may differ.
 
         `out`: a list of arrays, one a rank, or one array for all of them, one after the other along
-        its first dimension.
+        its first dimension. Where it does not fit on one rank, it is a `MismatchError` on all.
         """
         return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
@@ -204,7 +207,10 @@ class Group:
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere."""
+        """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere.
+
+        Where `out` does not fit on one rank, it is a `MismatchError` on all.
+        """
         return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
     def reduce_scatter(
@@ -377,7 +383,9 @@ class Group:
     async def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> Group:
         """The group of `ranks`, in that order; to be called by these ranks alone.
 
-        Independent of this group: it stays usable when this one is revoked or closed by others.
+        Independent of this group: it stays usable when this one is revoked or closed by others. As
+        with `split` and `dup`, all ranks have it or none: one that another rank has revoked in the
+        meantime is given as well, revoked.
         """
         self._check_loop()
         return await self._derive("subgroup", deriving.members(self._context, ranks), timeout)
