@@ -49,9 +49,11 @@ class Group:
     collective has its place in the order all the same: the other ranks' Works fail with
     `CollectiveAbortedError`, and the next calls match each other. (What is no tag has no place in
     any order: then the others wait.) RuntimeError from another event loop than the group's, and
-    what ended the group after it has ended, leave the order as it is. Works fail with `PeerLostError`, `CollectiveTimeoutError`,
-    `CollectiveAbortedError`, `MismatchError`, `MessageTooLargeError`, `ProtocolError` (what a rank
-    sent makes no sense) and `GroupClosedError`.
+    what ended the group after it has ended, leave the order as it is.
+
+    Works fail with `PeerLostError`, `CollectiveTimeoutError`, `CollectiveAbortedError`,
+    `MismatchError`, `MessageTooLargeError`, `ProtocolError` (what a rank sent makes no sense) and
+    `GroupClosedError`.
     """
 
     def __init__(self, seat: Seat, context: Context, *, name: str) -> None:
