@@ -41,7 +41,9 @@ def breakpoint(group: Group, rank: int = 0) -> Coroutine[Any, Any, None]:
     CollectiveAbortedError on the others then.
     """
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < group.size:
-        raise ValueError(f"rank={rank!r} is no rank of this group of {group.size}")
+        error = ValueError(f"rank={rank!r} is no rank of this group of {group.size}")
+        group._forgo(error, TAG)
+        raise error
     return _debug(group, sys._getframe(1)) if group.rank == rank else _wait(group)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from aiodist.blocking import BlockingGroup
-from aiodist.errors import GroupClosedError
-from aiodist.runtime import deadlines, deriving
+from aiodist.errors import GroupClosedError, GroupRevokedError
+from aiodist.runtime import deadlines, deriving, failures
 from aiodist.runtime.collectives import base, devices, loans, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.p2p import Envelope, as_tag
@@ -28,7 +28,6 @@ from aiodist.types import (
     AnyTag,
     Member,
     Op,
-    ReduceOp,
     Tag,
     View,
 )
@@ -47,11 +46,15 @@ class Group:
     tuple, str, bytes, None, bool, int, float, complex and arrays. Subclasses of numpy arrays travel
     as arrays, masked ones not at all; new arrays have the byte order of this machine.
 
-    A call raises TypeError or ValueError at once for arguments that make no sense (nothing has
-    started then), RuntimeError from another event loop than the group's, and what ended the group
-    after it has ended. Works fail with `PeerLostError`, `CollectiveTimeoutError`,
-    `CollectiveAbortedError`, `MismatchError`, `MessageTooLargeError`, `ProtocolError` (what a rank
-    sent makes no sense) and `GroupClosedError`.
+    A call raises TypeError or ValueError at once for arguments that make no sense. That of a
+    collective has its place in the order all the same: the other ranks' Works fail with
+    `CollectiveAbortedError`, and the next calls match each other. (What is no tag has no place in
+    any order: then the others wait.) RuntimeError from another event loop than the group's, and
+    what ended the group after it has ended, leave the order as it is.
+
+    Works fail with `PeerLostError`, `CollectiveTimeoutError`, `CollectiveAbortedError`,
+    `MismatchError`, `MessageTooLargeError`, `ProtocolError` (what a rank sent makes no sense) and
+    `GroupClosedError`.
     """
 
     def __init__(self, seat: Seat, context: Context, *, name: str) -> None:
@@ -147,13 +150,12 @@ class Group:
         self._check_loop()
         if tag is None and out is None and (express := self._context.express) is not None:
             # Not None: the group has not ended.
-            seconds = self._context.op_timeout if timeout is None else self._seconds(timeout)
-            work = express.all_reduce(x, op, seconds)
-            if work is not None:
-                return work
-        self._context.check_open()
-        call = devices.all_reduce(self._context, x, ReduceOp.of(op), out)
-        return self._launch(call, tag, timeout)
+            seconds = self._context.op_timeout if timeout is None else timeout
+            if timeout is None or deadlines.is_timeout(timeout):
+                work = express.all_reduce(x, op, seconds)
+                if work is not None:
+                    return work
+        return self._start("all_reduce", tag, timeout, devices.all_reduce, x, op, out)
 
     def reduce(
         self,
@@ -167,17 +169,15 @@ class Group:
     ) -> Work[Any]:
         """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
         never altered."""
-        self._enter()
-        call = devices.reduce(self._context, x, dst, ReduceOp.of(op), out)
-        return self._launch(call, tag, timeout)
+        return self._start("reduce", tag, timeout, devices.reduce, x, dst, op, out)
 
     def broadcast(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
         """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
-        of arrays) receives it in place, and asserts dtype and shape."""
-        self._enter()
-        return self._launch(values.broadcast(self._context, x, src), tag, timeout)
+        of arrays) receives it in place, and asserts dtype and shape: where it does not fit on one
+        rank, it is a `MismatchError` on all, and no array is written."""
+        return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
     def all_gather(
         self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
@@ -185,10 +185,9 @@ class Group:
         """The list of all ranks' `x`, on every rank; shapes and kinds may differ.
 
         `out`: a list of arrays, one a rank, or one array for all of them, one after the other along
-        its first dimension.
+        its first dimension. Where it does not fit on one rank, it is a `MismatchError` on all.
         """
-        self._enter()
-        return self._launch(values.all_gather(self._context, x, out), tag, timeout)
+        return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
     def gather(
         self,
@@ -200,8 +199,7 @@ class Group:
         timeout: float | None = None,
     ) -> Work[Any]:
         """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`."""
-        self._enter()
-        return self._launch(values.gather(self._context, x, dst, out), tag, timeout)
+        return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
     def scatter(
         self,
@@ -212,9 +210,11 @@ class Group:
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere."""
-        self._enter()
-        return self._launch(values.scatter(self._context, xs, src, out), tag, timeout)
+        """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere.
+
+        Where `out` does not fit on one rank, it is a `MismatchError` on all.
+        """
+        return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
     def reduce_scatter(
         self,
@@ -230,9 +230,7 @@ class Group:
         `xs` is a list of one array (or scalar) a rank, or one array that is split along its first
         dimension as `numpy.array_split` does. Never in place.
         """
-        self._enter()
-        call = devices.reduce_scatter(self._context, xs, ReduceOp.of(op), out)
-        return self._launch(call, tag, timeout)
+        return self._start("reduce_scatter", tag, timeout, devices.reduce_scatter, xs, op, out)
 
     def all_to_all(
         self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
@@ -241,8 +239,7 @@ class Group:
 
         `out` as for `all_gather`.
         """
-        self._enter()
-        return self._launch(values.all_to_all(self._context, xs, out), tag, timeout)
+        return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
     def scan(
         self,
@@ -254,9 +251,7 @@ class Group:
         timeout: float | None = None,
     ) -> Work[Any]:
         """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
-        self._enter()
-        call = devices.scan(self._context, x, ReduceOp.of(op), out, exclusive=False)
-        return self._launch(call, tag, timeout)
+        return self._start("scan", tag, timeout, devices.scan, x, op, out)
 
     def exscan(
         self,
@@ -269,14 +264,11 @@ class Group:
     ) -> Work[Any]:
         """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`; at rank 0 `x` itself,
         unchanged."""
-        self._enter()
-        call = devices.scan(self._context, x, ReduceOp.of(op), out, exclusive=True)
-        return self._launch(call, tag, timeout)
+        return self._start("exscan", tag, timeout, devices.exscan, x, op, out)
 
     def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
         """Nothing but the meeting: done once all ranks have called it."""
-        self._enter()
-        return self._launch(base.barrier(self._context), tag, timeout)
+        return self._start("barrier", tag, timeout, base.barrier)
 
     # -- point to point ---------------------------------------------------------------------------
 
@@ -394,9 +386,11 @@ class Group:
     async def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> Group:
         """The group of `ranks`, in that order; to be called by these ranks alone.
 
-        Independent of this group: it stays usable when this one is revoked or closed by others.
+        Independent of this group: it stays usable when this one is revoked or closed by others. As
+        with `split` and `dup`, all ranks have it or none: one that another rank has revoked in the
+        meantime is given as well, revoked.
         """
-        self._enter()
+        self._check_loop()
         return await self._derive("subgroup", deriving.members(self._context, ranks), timeout)
 
     async def split(
@@ -407,23 +401,27 @@ class Group:
         To be called by all ranks. None as color: no group, the result is None.
         """
         self._enter()
-        deadlines.check_timeout(timeout)
         part = await deriving.parts(self._context, color, key, timeout, self._decline)
         return None if part is None else await self._derive(*part, timeout)
 
-    def _decline(self, part: deriving.Part) -> None:
+    def _decline(self, part: deriving.Part, error: BaseException) -> None:
         kind, ranks = part
         layout = self._seat.layout([self._context.ranks[rank] for rank in ranks])
-        deriving.decline(self._context, self._name, kind, ranks, layout)
+        deriving.decline(self._context, self._name, kind, ranks, layout, error)
 
     async def dup(self, *, timeout: float | None = None) -> Group:
         """Another group of the same ranks, whose operations match apart from this one's."""
-        self._enter()
+        self._check_loop()
         return await self._derive("dup", list(range(self.size)), timeout)
 
     async def _derive(self, kind: str, ranks: list[int], timeout: float | None) -> Group:
-        deadlines.check_timeout(timeout)
         parent = self._context
+        try:
+            parent.check_open()
+            deadlines.check_timeout(timeout)
+        except (TypeError, ValueError, GroupRevokedError) as error:
+            self._decline((kind, ranks), error)
+            raise
         layout = self._seat.layout([parent.ranks[rank] for rank in ranks])
         name = f"{self._name}/{kind.split()[0]}"
         context = await deriving.derive(parent, name, kind, ranks, layout, timeout)
@@ -451,7 +449,14 @@ class Group:
         While the coordinator is away it waits; `CoordinatorLostError` where that never comes back.
         """
         self._check_loop()
-        return await self._recovery.agree(flag, self._seconds(timeout))
+        try:
+            if not isinstance(flag, bool):
+                raise TypeError(f"flag is a bool, not {flag!r}")
+            seconds = self._seconds(timeout)
+        except (TypeError, ValueError) as error:
+            self._recovery.refuse(error)
+            raise
+        return await self._recovery.agree(flag, seconds)
 
     async def shrink(self, *, timeout: float | None = None) -> Group:
         """The group of the survivors, in the order of their ranks, in the next epoch.
@@ -542,8 +547,7 @@ class Group:
         Raises TypeError for what holds no array, or arrays of the host and of a device, ValueError
         for CUDA tensors that are not contiguous.
         """
-        self._enter()
-        return self._launch(loans.loan(self._context, x, src), tag, timeout)
+        return self._start("share", tag, timeout, loans.loan, x, src)
 
     # -- threads ----------------------------------------------------------------------------------
 
@@ -619,11 +623,27 @@ class Group:
                 "group.blocking()"
             )
 
-    def _launch(self, call: base.Call, tag: Tag, timeout: float | None) -> Work[Any]:
+    def _start(
+        self,
+        op: str,
+        tag: Tag,
+        timeout: float | None,
+        make: Callable[..., base.Call],
+        *args: Any,
+    ) -> Work[Any]:
+        """Start the collective ``make(context, *args)``. If that raises, the collective uses up its
+        number all the same, and the others hear why."""
+        self._enter()
+        context = self._context
         if tag is not None:
             tag = as_tag(tag)
-        deadlines.check_timeout(timeout)
-        return self._context.launch(
+        try:
+            deadlines.check_timeout(timeout)
+            call = make(context, *args)
+        except BaseException as error:
+            context.forgo(op, tag, error)
+            raise
+        return context.launch(
             call.op,
             call.text,
             call.start,
@@ -632,6 +652,13 @@ class Group:
             nbytes=call.nbytes,
             place=call.place,
         )
+
+    def _forgo(self, error: BaseException, tag: Tag = None) -> None:
+        """A collective was not called, for want of arguments that make sense, as `error` says: it
+        uses up its number here, unless a method of this class raised that, and has seen to it. For
+        who calls collectives for others."""
+        if not (self.closed or failures.is_forgone(error)):
+            self._context.forgo("collective", tag, error)
 
     def _seconds(self, timeout: float | None) -> float:
         deadlines.check_timeout(timeout)

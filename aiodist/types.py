@@ -106,7 +106,9 @@ class ReduceOp:
         """An operator of your own: `function(a, b)`, `a` from the lower ranks.
 
         It gets whole arrays of the caller's kind and shape and returns the result (or writes it
-        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them.
+        into `a` and returns `a`). With `elementwise=True` it may get any pieces of them. Whatever
+        it raises on a rank, that rank's Work fails with it, and those of all others with
+        `CollectiveAbortedError`: none is done before the calls on all ranks have ended well.
         """
         if not callable(function):
             raise TypeError(f"custom takes a function of two arguments, not {function!r}")

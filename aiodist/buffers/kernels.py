@@ -6,6 +6,10 @@ once, when stored (to nearest, ties to even); all others accumulate in their own
 results on their way between ranks are accumulators.
 
 Integers wrap around, NaN propagates in MIN and MAX, LAND and LOR give 0 or 1 in the dtype.
+
+Of two NaNs a sum keeps one, with its sign and its payload: the same on all ranks, whichever operand
+the result is written to. numpy sees to that but for arrays of one element: these are written to
+none.
 """
 
 from __future__ import annotations
@@ -62,7 +66,9 @@ class Kernel:
         "_block",
         "_factor",
         "_logical",
+        "_lone",
         "_narrow",
+        "_new",
         "_scale",
         "_ufunc",
         "dtype",
@@ -83,8 +89,12 @@ class Kernel:
             raise TypeError(
                 f"{op} has a float factor and {name} elements: give an int, or convert to a float"
             )
+        # Of arrays of one element: where the result is a new array, and where it goes to `out`.
+        self._new = self._ufunc if name in FLOATS | COMPLEX else None
+        self._lone = self._ufunc if self._new is None else _elsewhere(self._new)
         if op.name == "PRODUCT" and name in COMPLEX:
-            self._ufunc = _complex_product
+            # numpy rounds otherwise (with or without fused multiply-add) when `out` is an operand.
+            self._ufunc = self._lone
         self.op = op
         self.name = name
         self.dtype: np.dtype[Any] = carrier(name)
@@ -101,11 +111,15 @@ class Kernel:
         self.stores = self._narrow is not None or self._averages
         self._block = BLOCK_BYTES // self.wire_dtype.itemsize
 
-    @property
-    def plain(self) -> Callable[..., Any] | None:
-        """``plain(a, b, out=c)`` reduces two operands, with whatever warnings of numpy are on;
-        None where that takes more than one function."""
-        return None if self.loads or self.stores else self._ufunc
+    def plain(self, length: int, *, disjoint: bool = False) -> Callable[..., Any] | None:
+        """``plain(a, b, out=c)`` reduces two operands of `length` elements, with whatever warnings
+        of numpy are on; None where that takes more than one function. `disjoint`: `c` is none of
+        the operands."""
+        if self.loads or self.stores:
+            return None
+        if disjoint and self._new is not None:
+            return self._new
+        return self._lone if length == 1 else self._ufunc
 
     @staticmethod
     def of(op: ReduceOp, name: str) -> Kernel:
@@ -129,7 +143,7 @@ class Kernel:
     def combine(self, into: Flat, a: Flat, b: Flat) -> None:
         """``into = a op b`` of accumulators, `a` from lower ranks. `into` may be `a` or `b`."""
         with np.errstate(all="ignore"):
-            self._ufunc(a, b, out=into)
+            (self._lone if len(into) == 1 else self._ufunc)(a, b, out=into)
 
     def store(self, acc: Flat, out: Flat, size: int) -> None:
         """The result of `size` ranks, from accumulators into a carrier (`acc` is not changed).
@@ -153,6 +167,12 @@ class Kernel:
     def fold_loudly(self, operands: Sequence[Flat], out: Flat) -> None:
         """The same of a few elements, where neither loading nor storing changes them. `out` is none
         of the operands but the first two."""
+        if len(out) == 1 and (new := self._new) is not None:
+            total = new(operands[0], operands[1])
+            for x in operands[2:]:
+                total = new(total, x)
+            out[:] = total
+            return
         ufunc = self._ufunc
         ufunc(operands[0], operands[1], out=out)
         for x in operands[2:]:
@@ -161,7 +181,7 @@ class Kernel:
     def reduce_loudly(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
         """`reduce` with whatever warnings of numpy are on: to be called by `quietly`."""
         if len(operands) == 2 and not self.loads and not self.stores:
-            self._ufunc(operands[0], operands[1], out=out)
+            (self._lone if len(out) == 1 else self._ufunc)(operands[0], operands[1], out=out)
             return
         n = min(len(out), self._block)
         acc = np.empty(n, self.wire_dtype)
@@ -172,6 +192,7 @@ class Kernel:
 
     def _reduce(self, blocks: list[Flat], out: Flat, acc: Flat, tmp: Flat, size: int) -> None:
         n = len(out)
+        ufunc = self._lone if n == 1 else self._ufunc
         acc, tmp = acc[:n], tmp[:n]
         last = len(blocks) - 1
         first, rest = blocks[0], blocks[1:]
@@ -183,7 +204,7 @@ class Kernel:
                 self._load(block, tmp)
                 block = tmp
             into = out if i == last and not self.stores else acc
-            self._ufunc(first, block, out=into)
+            ufunc(first, block, out=into)
             first = acc
         if self.stores or not rest:
             self._store(acc, out, size)
@@ -235,9 +256,13 @@ def _with_errstate(f: Callable[..., Any], *args: Any) -> Any:
         return f(*args)
 
 
-def _complex_product(a: Flat, b: Flat, *, out: Flat) -> None:
-    """numpy rounds otherwise (with or without fused multiply-add) when `out` is an operand."""
-    np.copyto(out, np.multiply(a, b))
+def _elsewhere(function: Callable[..., Any]) -> Callable[..., None]:
+    """`function` for which `out` is none of the operands."""
+
+    def run(a: Flat, b: Flat, *, out: Flat) -> None:
+        out[:] = function(a, b)
+
+    return run
 
 
 def _round_to_bfloat16(acc: Flat, out: Flat) -> None:

@@ -272,6 +272,11 @@ class Incoming:
         return describe(self._tree)
 
     @property
+    def array(self) -> Spec | None:
+        """The one array that the value is; None where it is anything else."""
+        return self._tree.spec if isinstance(self._tree, _Leaf) else None
+
+    @property
     def has_foreign(self) -> bool:
         """Whether there are arrays in it that were on a device."""
         return any(spec.kind == "device" for spec in self.specs)

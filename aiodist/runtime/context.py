@@ -16,6 +16,7 @@ from typing import Any
 from aiodist import trace
 from aiodist.errors import (
     AiodistError,
+    CollectiveAbortedError,
     MismatchError,
     PeerLostError,
     ProtocolError,
@@ -32,7 +33,7 @@ from aiodist.runtime.hearsay import Hearsay
 from aiodist.runtime.lane import Lane, Layout, Sharing
 from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
 from aiodist.runtime.link_express import LinkExpress
-from aiodist.runtime.operation import Failure, Operation, Program, Start
+from aiodist.runtime.operation import Failure, Operation, Program, Start, refused
 from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.p2p_express import P2PExpress
 from aiodist.runtime.tags import Sends, TagCounts
@@ -145,6 +146,25 @@ class Context:
         if not operation.done and seconds != math.inf:
             deadlines.arm(self, operation, seconds)
         return work
+
+    def forgo(self, op: str, tag: object, error: BaseException) -> None:
+        """The collective `op` was called with what it cannot take, and the call raises `error`. It
+        uses up its number, and the others hear at once that it will not be."""
+        if tag is None and self._setup is not None:
+            self._setup.begin()
+        work: Work[Any] = Work.begin(self.loop, op, tag)
+        operation = Operation(self, work, tag, f"{op}(?)".encode(), refused, self.size)
+        self._begun(operation)
+        operation.close()
+        reason = failures.verdict_of(error, self.rank).text
+        text = f"the call was refused: {reason}"
+        work.fail(self.error(CollectiveAbortedError, text, rank=self.rank, reason=reason))
+        work.exception()  # seen: the caller has the other
+        failures.mark_forgone(error)
+        if self._is_frozen(tag):
+            self.deferred.append(operation)
+        else:
+            self._enter(operation)
 
     def carry_on(
         self, work: Work[Any], call: bytes, start: Start, done: Sequence[Step], seconds: float
@@ -294,7 +314,8 @@ class Context:
             return
         if isinstance(error, AiodistError):
             self.locate(error, op)
-        self._give_up(op, self.hearsay.own(failures.verdict_of(error, self.rank)), error)
+        verdict = self.hearsay.own(failures.verdict_of(error, self.rank))
+        self._give_up(op, verdict, failures.raised_by(error))
 
     def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
         """What `src` sent for `op` makes no sense, which only shows now."""

@@ -124,6 +124,11 @@ def missing(context: Context, op: Operation) -> list[int]:
     return sorted(set(range(context.size)) - entered)
 
 
+def is_timeout(timeout: float) -> bool:
+    """Whether it is a number of seconds from now."""
+    return type(timeout) in (int, float) and timeout > 0
+
+
 def check_timeout(timeout: float | None) -> None:
     """Raises TypeError and ValueError for what is no deadline."""
     if timeout is None:

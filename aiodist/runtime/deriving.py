@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError, ProtocolError
+from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, ProtocolError
+from aiodist.runtime import deadlines
 from aiodist.runtime.collectives import base, values
 from aiodist.runtime.context import Context
 from aiodist.runtime.lane import Layout
-from aiodist.runtime.work import Work
 from aiodist.wire.frames import pack_fields
+
+_MADE = b"made"
+"""The tag of the barrier by which the ranks of a new group know that all have called for it."""
+_SPLIT = b"split"
+"""The tag of the two collectives that a split consists of."""
 
 
 def another(
@@ -40,7 +44,8 @@ async def derive(
     layout: Layout,
     timeout: float | None,
 ) -> Context:
-    """The context of a group of some ranks of `parent`, once all of them have called this."""
+    """The context of a group of some ranks of `parent`, once all of them have called this. It may
+    have been revoked by then: by a rank that has it already, as all will."""
     context = another(
         parent,
         id=_id_of(parent, kind, ranks),
@@ -52,10 +57,14 @@ async def derive(
     call = base.barrier(context)
     try:
         await context.launch(
-            "subgroup", f"subgroup({kind})", call.start, tag=b"made", timeout=timeout
+            "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
         )
-    except BaseException:
+    except BaseException as error:
+        if error is context.ended and isinstance(error, GroupRevokedError):
+            return context
         context.close(GroupClosedError("the group was not made", group=group))
+        if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
+            raise parent.ended from error  # some could not call this any more
         raise
     return context
 
@@ -92,55 +101,68 @@ async def parts(
     color: str | int | None,
     key: int | None,
     timeout: float | None,
-    decline: Callable[[Part], None],
+    decline: Callable[[Part, BaseException], None],
 ) -> Part | None:
     """The ranks that gave the same color, ordered by (key, rank); None for the color None. Raises
     TypeError. `decline` is called where this fails though others may go on with that part."""
+    try:
+        _check(color, key)
+        deadlines.check_timeout(timeout)
+        call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
+    except (TypeError, ValueError) as error:
+        parent.forgo("split", _SPLIT, error)
+        parent.forgo("split", _SPLIT, error)
+        raise
+    work: Any = parent.launch("split", "split()", call.start, tag=_SPLIT, timeout=timeout)
+    try:
+        chosen = _choices(await work)
+    except BaseException as error:
+        # Others may know all colors, and wait for all to say that they do. And whoever gave it up
+        # has counted that, too.
+        if parent.ended is None:
+            parent.forgo("split", _SPLIT, error)
+        raise
+    same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
+    same.sort(key=lambda rank: (chosen[rank][1], rank))
+    part = None if color is None else (f"split {work.seq} {color!r}", same)
+    call = base.barrier(parent)
+    try:
+        await parent.launch("split", "agreed()", call.start, tag=_SPLIT, timeout=timeout)
+    except BaseException as error:
+        if part is not None:
+            decline(part, error)
+        raise
+    return part
+
+
+def _check(color: object, key: object) -> None:
     if color is not None and (isinstance(color, bool) or not isinstance(color, (str, int))):
         raise TypeError(f"color is a str, an int or None, not {color!r}")
     if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
         raise TypeError(f"key is an int or None, not {key!r}")
 
-    def agreed() -> Work[Any]:
-        call = base.barrier(parent)
-        return parent.launch("split", "agreed()", call.start, tag=b"split", timeout=timeout)
 
-    call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
-    work: Any = parent.launch("split", "split()", call.start, tag=b"split", timeout=timeout)
-    try:
-        chosen = _choices(await work)
-    except CollectiveAbortedError:
-        raise  # whoever gave it up tells the others
-    except BaseException:
-        # Others may know all colors. They wait for all to say that they do.
-        with contextlib.suppress(AiodistError):
-            refused = agreed()
-            if not refused.cancel():
-                refused.exception()  # seen: it is no news
-        raise
-    same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
-    same.sort(key=lambda rank: (chosen[rank][1], rank))
-    part = None if color is None else (f"split {work.seq} {color!r}", same)
-    try:
-        await agreed()
-    except BaseException:
-        if part is not None:
-            decline(part)
-        raise
-    return part
-
-
-def decline(parent: Context, group: str, kind: str, ranks: Sequence[int], layout: Layout) -> None:
-    """Tell the others of a group that is being made that this rank will not be in it."""
-    if parent.ended is None:
-        another(
+def decline(
+    parent: Context,
+    group: str,
+    kind: str,
+    ranks: Sequence[int],
+    layout: Layout,
+    error: BaseException,
+) -> None:
+    """Tell the others of a group that is being made that this rank will not be in it: its call
+    raises `error`."""
+    if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
+        context = another(
             parent,
             id=_id_of(parent, kind, ranks),
             group=group,
             epoch=parent.epoch,
             ranks=[parent.ranks[rank] for rank in ranks],
             layout=layout,
-        ).close(GroupClosedError("the group was not made", group=group))
+        )
+        context.forgo("subgroup", _MADE, error)
+        context.close(GroupClosedError("the group was not made", group=group))
 
 
 def _choices(values: Sequence[Any]) -> list[tuple[str | int | None, int]]:

@@ -53,8 +53,8 @@ class Recipe:
     """
 
     __slots__ = (
-        "_direct", "_found", "_staged", "_whole", "call", "digest", "direct",
-        "is_whole", "kernel", "length", "nbytes", "needs", "op", "pulled", "shown", "taken",
+        "_direct", "_found", "_staged", "_whole", "call", "digest", "direct", "is_whole",
+        "kernel", "length", "nbytes", "needs", "op", "plain", "pulled", "shown", "taken",
         "weight",
     )  # fmt: skip
 
@@ -65,6 +65,7 @@ class Recipe:
         self.call = call
         self.digest = digest_of(call)
         self.kernel = kernel
+        self.plain = kernel.plain(length, disjoint=True)
         self.op = op  # kept alive: recipes are found by its identity
         itemsize = kernel.dtype.itemsize
         self.nbytes = length * itemsize
@@ -136,8 +137,8 @@ class Recipe:
         assert isinstance(step, Reduce)
         part = self._part(step.into)
         operands = [view(span) for span in step.operands]
-        if len(operands) == 2 and kernel.plain is not None:
-            return _COMBINE, part, kernel.plain, operands
+        if len(operands) == 2 and (plain := kernel.plain(step.into.length)) is not None:
+            return _COMBINE, part, plain, operands
         return _REDUCE, part, kernel.reduce_loudly, operands
 
     def _part(self, span: Span) -> slice | None:
@@ -227,10 +228,12 @@ class Express(ABC, Generic[R]):
         return recipe
 
     def _learn(self, x: Any, op: Any) -> R | None:
-        item = arrays.view(x, "x")
-        if item is None or not item.is_flat or not isinstance(op, ReduceOp) or op.function:
+        if not isinstance(op, ReduceOp) or op.function:
             return None
         try:
+            item = arrays.view(x, "x")
+            if item is None or not item.is_flat:
+                return None
             kernel = Kernel.of(op, item.name)
         except TypeError:
             return None  # and the ordinary way raises it
@@ -297,10 +300,10 @@ class LaneExpress(Express[Recipe]):
         if not lane.watch(lane.others, 1):
             return recipe.staged(lane, area), 2
         kernel = recipe.kernel
-        if kernel.plain is None:
+        if (plain := recipe.plain) is None:
             self._quietly(kernel.reduce_loudly, every, flat, self._size)
         elif self._size == 2:
-            self._quietly(kernel.plain, every[0], every[1], out=flat)
+            self._quietly(plain, every[0], every[1], out=flat)
         else:
             self._quietly(kernel.fold_loudly, every, flat)
         return None if lane.end(area) else (recipe.staged(lane, area), 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,6 +20,33 @@ from aiodist.runtime import differences
 LOST = "lost"
 BELIEVED = "believed lost"
 """By `rank`, who has no link to those any more; but it may be the one that is turned out."""
+
+
+class OperatorError(Exception):
+    """A user's operator has raised `error`, of whatever kind: one that says something else where it
+    is raised by aiodist, or one that would end the loop, and not just the operation."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def raised_by(error: BaseException) -> BaseException:
+    """What the user hears of `error`."""
+    return error.error if isinstance(error, OperatorError) else error
+
+
+_FORGONE = "_aiodist_forgone"
+
+
+def mark_forgone(error: BaseException) -> None:
+    """`error` is raised by a call whose collective has used up its number."""
+    error.__dict__[_FORGONE] = True
+
+
+def is_forgone(error: BaseException) -> bool:
+    """Whether it is marked so."""
+    return _FORGONE in error.__dict__
 
 
 class Verdict(NamedTuple):
@@ -97,8 +125,19 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
         return Verdict("mismatch", error.message, rank, dict(error.calls))
     if isinstance(error, PeerLostError):
         return Verdict(LOST, error.message, rank, dict.fromkeys(error.ranks, ""))
+    if isinstance(error, CollectiveAbortedError) and error.rank == rank:
+        return Verdict("error", error.reason, rank)
+    if isinstance(error, asyncio.CancelledError):
+        return cancelled(rank)
+    if isinstance(error, OperatorError):
+        return Verdict("error", f"the operator raised {_in_words(error.error)}", rank)
+    return Verdict("error", _in_words(error), rank)
+
+
+def _in_words(error: BaseException) -> str:
+    """Its class and its text, if it has one."""
     text = error.message if isinstance(error, AiodistError) else str(error)
-    return Verdict("error", f"{type(error).__name__}: {text}", rank)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def mismatch_text(calls: Mapping[int, str]) -> str:

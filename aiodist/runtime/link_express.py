@@ -51,7 +51,7 @@ class Recipe:
     ) -> None:
         self.call = call
         self.kernel = kernel
-        self.combine = kernel.plain  # None: partial results are not what is stored
+        self.combine = kernel.plain(length)  # None: partial results are not what is stored
         self.op = op  # kept alive: recipes are found by its identity
         self.length = length
         self.nbytes = length * kernel.dtype.itemsize

@@ -124,6 +124,11 @@ Start = Callable[[bool], Program]
 shared memory."""
 
 
+def refused(on_lane: bool) -> Program:
+    """What a collective starts that was called with what it cannot take: it never does."""
+    raise AssertionError("a call that was refused has started")
+
+
 class Operation:
     """A started collective. `waiting_for` is the peer that the next step needs, or None."""
 

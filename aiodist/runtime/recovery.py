@@ -27,7 +27,7 @@ from aiodist.runtime.deriving import another
 from aiodist.runtime.revoking import revoke
 from aiodist.runtime.seat import Seat
 from aiodist.wire.frames import pack_fields
-from aiodist.wire.limits import MAX_MEMBERS
+from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Message, View
 from aiodist.wire.recovery import Cause, GiveUpVote, Purpose, Verdict, Void, Vote
 
@@ -60,13 +60,21 @@ class Recovery:
 
     async def agree(self, flag: bool, seconds: float) -> bool:
         """The AND of the flags of all living ranks."""
-        if not isinstance(flag, bool):
-            raise TypeError(f"flag is a bool, not {flag!r}")
         self._check()
         vote = self._new_vote(Purpose.AGREE, flag=flag)
         outcome = await self._wait(vote, self._cast(vote), seconds)
         assert isinstance(outcome, Verdict)
         return outcome.flag
+
+    def refuse(self, error: BaseException) -> None:
+        """`agree` was called with what it cannot take, and raises `error`: that vote is void, for
+        all; or if all others have voted, there is no agreement."""
+        self._check()
+        vote = self._new_vote(Purpose.AGREE, flag=False)
+        self._cast(vote)
+        text = failures.verdict_of(error, self._context.rank).text
+        give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, text[:MAX_TEXT])
+        self._seat.control.tell(give_up)
 
     async def go_on(
         self,

@@ -101,6 +101,8 @@ class Work(asyncio.Future[T], Generic[T]):
     def fail(self, error: BaseException) -> None:
         """Complete with `error`; no effect when done. For the engine."""
         if not self.done():
+            if isinstance(error, StopIteration):  # futures cannot raise it
+                error = RuntimeError(f"StopIteration({error.value!r}) was raised")
             if self.trace is not None:
                 self.trace("failed", self, error)
             self._end("failed", error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,11 +103,10 @@ def all_gather_single_coalesced(
     group: Group, xs: list[Tensor], outs: list[Tensor], seconds: float
 ) -> Works:
     """The same with several tensors, each with an operation of its own."""
-    return [
-        work
-        for x, out in zip(xs, outs, strict=True)
-        for work in all_gather_single(group, x, out, seconds)
-    ]
+    return each(
+        group,
+        [partial(all_gather_single, group, *pair, seconds) for pair in zip(xs, outs, strict=True)],
+    )
 
 
 def all_gather_coalesced(
@@ -142,11 +142,13 @@ def reduce_scatter_single_coalesced(
     group: Group, xs: list[Tensor], outs: list[Tensor], op: Any, seconds: float
 ) -> Works:
     """The same with several tensors, each with an operation of its own."""
-    return [
-        work
-        for x, out in zip(xs, outs, strict=True)
-        for work in reduce_scatter_single(group, x, out, op, seconds)
-    ]
+    return each(
+        group,
+        [
+            partial(reduce_scatter_single, group, *pair, op, seconds)
+            for pair in zip(xs, outs, strict=True)
+        ],
+    )
 
 
 def all_to_all(group: Group, xs: list[Tensor], outs: list[Tensor], seconds: float) -> Works:
@@ -202,12 +204,30 @@ def barrier(group: Group, seconds: float) -> Works:
     return (group.barrier(timeout=seconds),)
 
 
+def each(group: Group, starts: Sequence[Callable[[], Works]]) -> Works:
+    """Start several collectives, also where one of them is refused: that uses up its turn, and so
+    do the others, as on the other ranks. Then none of them goes on."""
+    works: list[asyncio.Future[Any]] = []
+    refused: Exception | None = None
+    for start in starts:
+        try:
+            works += start()
+        except (TypeError, ValueError, RuntimeError) as error:
+            group._forgo(error)
+            refused = refused or error
+    if refused is None:
+        return works
+    for work in works:
+        if not work.cancel():
+            work.exception()  # the caller hears of the refusal
+    raise refused
+
+
 def or_forgo(start: Callable[..., Works], group: Group, *args: Any) -> Works:
     """Start a collective. If its arguments make that impossible, its turn is used up, and the
     other ranks hear that instead of waiting for this one."""
     try:
         return start(group, *args)
-    except (TypeError, ValueError, RuntimeError):
-        if not group.closed:
-            group.barrier().cancel()
+    except (TypeError, ValueError, RuntimeError) as error:
+        group._forgo(error)
         raise

@@ -100,6 +100,44 @@ def test_results_are_bit_identical_and_deterministic(run, groups, everyone, size
     run(main())
 
 
+def nans(dtype: str, length: int, rank: int) -> Any:
+    """NaNs of either sign, whose payloads say whose they are."""
+    part = np.dtype(dtype).type(0).real.dtype
+    count = length * np.dtype(dtype).itemsize // part.itemsize
+    mantissa = np.finfo(part).nmant
+    bits = np.full(count, np.nan, part).view(f"u{part.itemsize}")
+    bits |= np.arange(count).astype(bits.dtype) % 64 * 8 + rank + 1
+    bits |= np.array((rank + np.arange(count)) % 2, bits.dtype) << (8 * part.itemsize - 1)
+    assert rank < 8 and mantissa >= 10
+    return bits.view(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("length", [1, 2, SMALL, 1000, LARGE])
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX])
+def test_nans_are_bit_identical(run, groups, size, length, dtype):
+    """Whichever rank is first, and whichever way the operation takes."""
+    ops = [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.premul_sum(2.0)]
+    if dtype in FLOATS:
+        ops += [ReduceOp.MIN, ReduceOp.MAX]
+
+    async def main():
+        async with groups(size) as ranks:
+            for op in ops:
+                outcomes: dict[str, set[bytes]] = {}
+                for turn in range(size + 2):
+                    for tag in (None, "t"):
+                        order = ranks[turn % size :] + ranks[: turn % size]
+                        arrays = [nans(dtype, length, rank) for rank in range(size)]
+                        works = [g.all_reduce(arrays[g.rank], op, tag=tag) for g in order]
+                        await asyncio.gather(*works)
+                        found = outcomes.setdefault(str(tag), set())
+                        found |= {array.tobytes() for array in arrays}
+                assert [len(found) for found in outcomes.values()] == [1, 1], op
+
+    run(main())
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("length", [SMALL, LARGE])
 def test_float16_is_rounded_once(run, groups, everyone, size, length):
@@ -361,26 +399,26 @@ def test_torch_reductions(run, groups, everyone):
 def test_what_makes_no_sense_is_refused_at_once(run, groups, everyone, monkeypatch):
     async def main():
         async with groups(2) as ranks:
-            group = ranks[0]
-            with pytest.raises(TypeError, match="AVG"):
-                group.all_reduce(np.ones(3, int), ReduceOp.AVG)
-            with pytest.raises(TypeError, match="BAND"):
-                group.all_reduce(np.ones(3), ReduceOp.BAND)
             frozen = np.ones(3)
             frozen.flags.writeable = False
-            with pytest.raises(ValueError, match="read-only"):
-                group.all_reduce(frozen)
-            with pytest.raises((TypeError, ValueError), match="out"):
-                group.all_reduce(np.ones(3), out=np.ones(4))
-            with pytest.raises(TypeError, match="op must be"):
-                group.all_reduce(np.ones(3), "sum")
-            with pytest.raises(ValueError, match="dst=0"):
-                ranks[1].reduce(np.ones(3), 0, out=np.ones(3))
-            with pytest.raises(ValueError, match="one array, it is split"):
-                monkeypatch.setattr(reductions, "MANY_RANKS", 1)
-                group.reduce_scatter([1, 2])
-            with pytest.raises(TypeError, match="AVG has no meaning"):
-                group.scan(np.ones(3), ReduceOp.AVG)
+            monkeypatch.setattr(reductions, "MANY_RANKS", 1)
+            for group in ranks:
+                with pytest.raises(TypeError, match="AVG"):
+                    group.all_reduce(np.ones(3, int), ReduceOp.AVG)
+                with pytest.raises(TypeError, match="BAND"):
+                    group.all_reduce(np.ones(3), ReduceOp.BAND)
+                with pytest.raises(ValueError, match="read-only"):
+                    group.all_reduce(frozen)
+                with pytest.raises((TypeError, ValueError), match="out"):
+                    group.all_reduce(np.ones(3), out=np.ones(4))
+                with pytest.raises(TypeError, match="op must be"):
+                    group.all_reduce(np.ones(3), "sum")
+                with pytest.raises(ValueError, match=f"dst={1 - group.rank}"):
+                    group.reduce(np.ones(3), 1 - group.rank, out=np.ones(3))
+                with pytest.raises(ValueError, match="one array, it is split"):
+                    group.reduce_scatter([1, 2])
+                with pytest.raises(TypeError, match="AVG has no meaning"):
+                    group.scan(np.ones(3), ReduceOp.AVG)
             out = [np.zeros(3) for _ in ranks]
             await everyone(ranks, lambda g: g.all_reduce(frozen, out=out[g.rank]))
             assert out[0].tolist() == [2, 2, 2]

@@ -140,10 +140,11 @@ def test_one_array_that_does_not_fit_all(run, groups, everyone, rows, dtype, tex
                 with pytest.raises((ValueError, TypeError, aiodist.AiodistError)):
                     await work
             assert any(re.search(text, str(work.exception())) for work in works)
-            with pytest.raises(ValueError, match="first dimension"):
-                ranks[0].all_gather(1.0, out=np.empty(()))
-            with pytest.raises(ValueError, match="3 slots"):
-                ranks[0].all_gather(1.0, out=[None] * 3)
+            for group in ranks:
+                with pytest.raises(ValueError, match="first dimension"):
+                    group.all_gather(1.0, out=np.empty(()))
+                with pytest.raises(ValueError, match="3 slots"):
+                    group.all_gather(1.0, out=[None] * 3)
             assert await everyone(ranks, lambda g: g.all_gather(g.rank)) == [[0, 1]] * 2
 
     run(main())
@@ -329,21 +330,21 @@ def test_what_does_not_fit_is_a_mismatch(run, groups, everyone):
 def test_bad_arguments_start_nothing(run, groups, everyone):
     async def main():
         async with groups(2) as ranks:
-            group = ranks[0]
-            with pytest.raises(ValueError, match="src=2 is no rank of this group of 2"):
-                group.broadcast(1, 2)
-            with pytest.raises(TypeError, match=r"\['a'\]"):
-                group.broadcast({"a": {1, 2}})
-            with pytest.raises(ValueError, match="takes 2 values"):
-                group.scatter([1, 2, 3])
+            for group in ranks:
+                with pytest.raises(ValueError, match="src=2 is no rank of this group of 2"):
+                    group.broadcast(1, 2)
+                with pytest.raises(TypeError, match=r"\['a'\]"):
+                    group.broadcast({"a": {1, 2}}, group.rank)
+                with pytest.raises(ValueError, match="takes 2 values"):
+                    group.scatter([1, 2, 3], group.rank)
+                with pytest.raises(ValueError, match="timeout"):
+                    group.barrier(timeout=0)
+                with pytest.raises(ValueError, match="pass None here"):
+                    group.scatter([1, 2], 1 - group.rank)
             with pytest.raises(TypeError, match="tag"):
-                group.barrier(tag=True)
+                ranks[0].barrier(tag=True)
             with pytest.raises(ValueError, match="tag"):
-                group.barrier(tag="x" * 2000)
-            with pytest.raises(ValueError, match="timeout"):
-                group.barrier(timeout=0)
-            with pytest.raises(ValueError, match="pass None here"):
-                ranks[1].scatter([1, 2])
+                ranks[0].barrier(tag="x" * 2000)
             await everyone(ranks, lambda g: g.barrier())
 
     run(main())

@@ -145,14 +145,15 @@ async def test_what_cannot_be_shared(devices: Devices, blind: Blind) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        with pytest.raises(TypeError, match="of the host and of a device"):
-            groups[0].share([ranks[0].put(np.ones(3)), np.ones(3)])
-        with pytest.raises(TypeError, match="no array"):
-            groups[0].share([1, "a"])
-        with pytest.raises(ValueError, match="contiguous"):
-            groups[0].share(ranks[0].put(np.ones((2, 3))).T)
-        with pytest.raises(ValueError, match="pass None"):
-            groups[1].share(ranks[1].put(np.ones(3)))
+        for group, device in zip(groups, ranks, strict=True):
+            with pytest.raises(TypeError, match="of the host and of a device"):
+                group.share([device.put(np.ones(3)), np.ones(3)], group.rank)
+            with pytest.raises(TypeError, match="no array"):
+                group.share([1, "a"], group.rank)
+            with pytest.raises(ValueError, match="contiguous"):
+                group.share(device.put(np.ones((2, 3))).T, group.rank)
+            with pytest.raises(ValueError, match="pass None"):
+                group.share(device.put(np.ones(3)), 1 - group.rank)
 
         blind(ranks[1])
         x = ranks[0].put(np.ones(3))

@@ -62,6 +62,25 @@ def test_arguments_that_make_no_sense_on_one_rank_stop_all(ranks: Ranks) -> None
     ranks(3, body)
 
 
+@pytest.mark.parametrize("wrong", ["meta", "sparse"])
+def test_one_of_several_that_makes_no_sense_stops_all(ranks: Ranks, wrong: str) -> None:
+    """Refused by torch, or by aiodist: each of the several uses up its turn once."""
+
+    def body(group: ProcessGroup) -> None:
+        xs = [torch.ones(2), torch.ones(2), torch.ones(2)]
+        if group.rank() == 0:
+            xs[1] = xs[1].to_sparse() if wrong == "sparse" else torch.empty(2, device="meta")
+        outs = [torch.empty(4) for _ in xs]
+        error = (TypeError, RuntimeError, NotImplementedError)
+        with pytest.raises(aiodist.CollectiveAbortedError if group.rank() else error):
+            group.all_gather_single_coalesced(outs, xs).wait()
+        x = torch.ones(1)
+        group.allreduce([x]).wait()
+        assert x.item() == 2
+
+    ranks(2, body)
+
+
 @pytest.mark.parametrize("what", ["one tensor", "cannot share"])
 def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
     def body(group: ProcessGroup) -> None:

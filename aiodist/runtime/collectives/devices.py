@@ -16,10 +16,11 @@ from aiodist.errors import ProtocolError
 from aiodist.runtime.collectives import reductions, staging
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root
 from aiodist.runtime.collectives.device_calls import DeviceCall, count, items_of
+from aiodist.runtime.collectives.operators import operator
 from aiodist.runtime.device import READY, RECORDED, Found, Lease
 from aiodist.runtime.device_values import device_among, leaves_of, several
 from aiodist.schedules.cuts import even_bounds, pieces
-from aiodist.types import ReduceOp
+from aiodist.types import Op, ReduceOp
 
 PIECE = 8 << 20
 """Bytes that are reduced at once where there are results in between: these stay in cache."""
@@ -28,8 +29,9 @@ PIECE = 8 << 20
 # -- what the group calls -------------------------------------------------------------------------
 
 
-def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
+def all_reduce(place: Place, x: Any, op: Op, out: Any) -> Call:
     """The reduction of `x`, on every rank."""
+    op = operator(op)
     device = _device_of_all(x, out)
     if device is None:
         return reductions.all_reduce(place, x, op, out)
@@ -38,8 +40,9 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     return call.start(f"{op}", call.all_reduce, host)
 
 
-def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
+def reduce(place: Place, x: Any, dst: int, op: Op, out: Any) -> Call:
     """The reduction of `x`, at `dst`."""
+    op = operator(op)
     device = _device_of_all(x, out)
     if device is None:
         return reductions.reduce(place, x, dst, op, out)
@@ -53,8 +56,17 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
     return call.start(f"{op}, dst={dst}", partial(call.reduce, dst), host)
 
 
-def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
-    """The reduction of `x` of the ranks up to this one (`exclusive`: before this one)."""
+def scan(place: Place, x: Any, op: Op, out: Any) -> Call:
+    """The reduction of `x` of the ranks up to this one."""
+    return _scan(place, x, operator(op), out, exclusive=False)
+
+
+def exscan(place: Place, x: Any, op: Op, out: Any) -> Call:
+    """The reduction of `x` of the ranks before this one."""
+    return _scan(place, x, operator(op), out, exclusive=True)
+
+
+def _scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
     device = _device_of_all(x, out)
     if device is None:
         return reductions.scan(place, x, op, out, exclusive=exclusive)
@@ -67,8 +79,9 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
     return call.start(f"{op}", partial(call.scan, stop), host)
 
 
-def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
+def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
     """The reduction of slot `rank` of `xs`: arrays, or one array that is split."""
+    op = operator(op)
     device = _device_of_all(xs, out)
     if device is None:
         return reductions.reduce_scatter(place, xs, op, out)

@@ -115,7 +115,7 @@ class Passage:
         return next((first for encoded, first in self._given if encoded is value), 0)
 
     def agree(
-        self, blobs: Mapping[int, bytes], count: int, on_lane: bool
+        self, blobs: Mapping[int, bytes | memoryview], count: int, on_lane: bool
     ) -> Part[dict[int, list[Offer]]]:
         """What is offered by whom: `count` offers each, and how their arrays travel that are on
         devices. The same on all ranks."""
@@ -239,7 +239,7 @@ class Passage:
                 yield from share(self._place, b"", on_lane)
 
 
-def unpack(blob: bytes, count: int, src: int) -> tuple[list[Offer], tuple[int, bytes]]:
+def unpack(blob: bytes | memoryview, count: int, src: int) -> tuple[list[Offer], tuple[int, bytes]]:
     """The offers in the blob of `src`, and what it says of devices. Raises ProtocolError."""
     way, words = NONE, b""
     try:

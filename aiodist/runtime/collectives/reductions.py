@@ -20,6 +20,7 @@ from aiodist.errors import ProtocolError
 from aiodist.runtime.collectives import lanes
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root, share
 from aiodist.runtime.collectives.memories import Partials, Reductions, Wholes
+from aiodist.runtime.collectives.operators import confirm
 from aiodist.runtime.operation import Failure, Phase, Program, Start, prepared
 from aiodist.schedules import (
     chain,
@@ -47,21 +48,28 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
     def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
             values = yield from _share_numbers(place, [operand.value], on_lane)
-            return _folded([value[0] for value in values], op)
+            total = _folded([value[0] for value in values], op)
+            yield from confirm(place, op, on_lane)
+            return total
         groups = operand.groups
         if on_lane and groups and lanes.can_reduce(place, groups):
             yield from lanes.all_reduce(place, groups)
-            return operand.finish()
-        chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
-        if chosen == "recursive_doubling":
-            yield _small(place, groups)
         else:
-            yield from _synchronise(place, groups, on_lane)
-            for group in groups:
-                yield _whole(place, group) if chosen == "whole" else _sliced(place, group)
+            yield from _on_links(place, groups, on_lane)
+        yield from confirm(place, op, on_lane)
         return operand.finish()
 
     return _call("all_reduce", f"{op}, {operand.signature}", program, operand)
+
+
+def _on_links(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+    chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
+    if chosen == "recursive_doubling":
+        yield _small(place, groups)
+        return
+    yield from _synchronise(place, groups, on_lane)
+    for group in groups:
+        yield _whole(place, group) if chosen == "whole" else _sliced(place, group)
 
 
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
@@ -75,21 +83,28 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
     def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
             values = yield from _share_numbers(place, [operand.value], on_lane)
-            return _folded([value[0] for value in values], op) if here else None
+            total = _folded([value[0] for value in values], op) if here else None
+            yield from confirm(place, op, on_lane)
+            return total
         groups = operand.groups
         if on_lane and groups and lanes.can_reduce(place, groups):
             yield from lanes.reduce(place, groups, dst)
-            return operand.finish() if here else None
-        chosen = choose_reduce(_nbytes(groups), place.size, _sliceable(groups))
-        if chosen == "recursive_doubling":
-            yield _small(place, groups)
         else:
-            yield from _synchronise(place, groups, on_lane)
-            for group in groups:
-                yield _whole(place, group) if chosen == "whole" else _to_root(place, group, dst)
+            yield from _on_links_to(place, groups, dst, on_lane)
+        yield from confirm(place, op, on_lane)
         return operand.finish() if here else None
 
     return _call("reduce", f"{op}, dst={dst}, {operand.signature}", program, operand)
+
+
+def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool) -> Part[None]:
+    chosen = choose_reduce(_nbytes(groups), place.size, _sliceable(groups))
+    if chosen == "recursive_doubling":
+        yield _small(place, groups)
+        return
+    yield from _synchronise(place, groups, on_lane)
+    for group in groups:
+        yield _whole(place, group) if chosen == "whole" else _to_root(place, group, dst)
 
 
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
@@ -105,15 +120,18 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         if operand.kind == "scalars":
             assert isinstance(operand.value, list)
             values = yield from _share_numbers(place, operand.value, on_lane)
-            return _folded([value[place.rank] for value in values], op)
+            total = _folded([value[place.rank] for value in values], op)
+            yield from confirm(place, op, on_lane)
+            return total
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
-            return operand.finish()
-        if on_lane or any(map(_has_empty_slot, operand.groups)) or not operand.groups:
-            # Someone hears from nobody in what follows.
-            yield from share(place, b"", on_lane)
-        for group in operand.groups:
-            yield _slots(place, group)
+        else:
+            if on_lane or any(map(_has_empty_slot, operand.groups)) or not operand.groups:
+                # Someone hears from nobody in what follows.
+                yield from share(place, b"", on_lane)
+            for group in operand.groups:
+                yield _slots(place, group)
+        yield from confirm(place, op, on_lane)
         return operand.finish()
 
     call = _call("reduce_scatter", f"{op}, {operand.signature}", program, operand)
@@ -131,7 +149,9 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
     def program(on_lane: bool) -> Program:
         if operand.kind == "scalar":
             values = yield from _share_numbers(place, [operand.value], on_lane)
-            return _folded([value[0] for value in values[:stop]], op) if stop else x
+            total = _folded([value[0] for value in values[:stop]], op) if stop else x
+            yield from confirm(place, op, on_lane)
+            return total
         groups = operand.groups
         if on_lane and groups and lanes.can_scan(place, groups):
             yield from lanes.scan(place, groups, exclusive)
@@ -142,6 +162,7 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
             yield from share(place, b"", on_lane)
             for group in groups:
                 yield _chained(place, group, exclusive)
+        yield from confirm(place, op, on_lane)
         return operand.finish()
 
     return _call(name, f"{op}, {operand.signature}", program, operand)

@@ -17,10 +17,11 @@ import numpy as np
 from aiodist.buffers.foreign import Taker
 from aiodist.buffers.values import Encoded, Incoming, describe, parse
 from aiodist.errors import MismatchError, ProtocolError
-from aiodist.runtime.collectives import lanes, pulls
+from aiodist.runtime.collectives import fitting, lanes, pulls
 from aiodist.runtime.collectives.base import MANY_RANKS, Call, Part, Place, check_root, share
 from aiodist.runtime.collectives.memories import Regions
 from aiodist.runtime.collectives.passages import Offer, Passage
+from aiodist.runtime.device_values import device_among
 from aiodist.runtime.operation import Phase, Program, prepared
 from aiodist.schedules import chain, direct_exchange
 from aiodist.schedules.teams import spans_hosts
@@ -60,20 +61,27 @@ Offers = list[list[Offer | None]]
 
 
 def offers_of_all(
-    place: Place, passage: Passage, own: Sequence[Encoded], on_lane: bool
-) -> Part[Offers]:
-    """What each rank offers to each other one: all of it, or what concerns this rank."""
+    place: Place, passage: Passage, own: Sequence[Encoded], want: bytes, on_lane: bool
+) -> Part[tuple[Offers, bool]]:
+    """What each rank offers to each other one: all of it, or what concerns this rank. And whether
+    all that fits where it goes."""
     if place.size > MANY_RANKS:
         yield from passage.to_host()
-        return (yield from _offers_apart(place, own))
-    blobs = yield from share(place, pack_offers(place, passage, own, ROOM // place.size), on_lane)
-    offers = yield from passage.agree(dict(enumerate(blobs)), place.size, on_lane)
-    return [[*offers[src]] for src in range(place.size)]
+        return (yield from _offers_apart(place, own, want))
+    words = pack_offers(place, passage, own, ROOM // place.size)
+    blobs = yield from share(place, fitting.joined(want, words), on_lane)
+    wants, parts = fitting.parted(blobs)
+    agreed = yield from passage.agree(dict(enumerate(parts)), place.size, on_lane)
+    offers: Offers = [[*agreed[src]] for src in range(place.size)]
+    if not any(wants):
+        return offers, True
+    metas = [offer.meta for row in agreed.values() for offer in row]
+    return offers, {*wants} <= {fitting.NOTHING, fitting.given(metas)} - {fitting.LOOK}
 
 
-def _offers_apart(place: Place, own: Sequence[Encoded]) -> Part[Offers]:
+def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tuple[Offers, bool]]:
     """The same where the offers of all to all fill more than a frame: sizes alone, to each."""
-    yield from share(place, b"", False)
+    wants, _ = fitting.parted((yield from share(place, fitting.joined(want, b""), False)))
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]
     heads = {rank: bytearray(_HEAD.size) for rank in others}
@@ -89,7 +97,7 @@ def _offers_apart(place: Place, own: Sequence[Encoded]) -> Part[Offers]:
     for rank, head in heads.items():
         meta, nbytes = _HEAD.unpack(head)
         offers[rank][place.rank] = Offer(meta, nbytes, None)
-    return offers
+    return offers, not any(wants)
 
 
 def exchange(
@@ -128,18 +136,22 @@ def collect(
     own: tuple[Encoded, Any] | None,
     sends: Mapping[int, tuple[Encoded, Offer]],
     receives: Mapping[int, Offer],
-    outs: Mapping[int, Any],
-    describe_out: str,
+    outs: Mapping[int, Any] | MismatchError,
     travelling: Sequence[Offer | None],
     on_lane: bool,
+    fits: bool,
     lengths: Sequence[int] | None = None,
 ) -> Part[dict[int, Any]]:
     """The values offered to this rank, by source; those offered to others are sent. `own`: what
     this rank has for itself, and where it goes.
 
-    `travelling`: what any rank offers to any other. `lengths`: where everyone offers the same to
-    all others, the bytes of each.
+    `travelling`: what any rank offers to any other. `fits`: whether all know that it fits where it
+    goes. `lengths`: where everyone offers the same to all others, the bytes of each. `outs` may be
+    what is wrong with them. Raises MismatchError.
     """
+    problem: MismatchError | None = None
+    if isinstance(outs, MismatchError):
+        problem, outs = outs, {}
     metas = yield from _metas(place, sends, receives, travelling, on_lane)
     incoming: dict[int, Incoming] = {}
     for src, offer in receives.items():
@@ -149,10 +161,16 @@ def collect(
         if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
         foreign = passage.places(src, offer.first, value)
-        allocate(place, value, src, outs.get(src), describe_out, foreign)
-        if offer.data is not None:
-            fill(value, offer.data)
+        wrong = allocate(place, value, src, outs.get(src), "out", foreign)
+        problem = problem or wrong
         incoming[src] = value
+    if own is not None and not fits:
+        problem = problem or _try_own(place, *own)
+    yield from fitting.settle(place, problem, fits, on_lane)
+    for src, value in incoming.items():
+        data = receives[src].data
+        if data is not None:
+            fill(value, data)
     passage.read()
     longest = max((o.nbytes for o in travelling if o is not None and o.data is None), default=0)
     outgoing = {
@@ -222,17 +240,26 @@ def fill(value: Incoming, data: bytes) -> None:
 
 def allocate(
     place: Place, value: Incoming, src: int, out: Any, name: str, foreign: Taker | None
-) -> None:
-    """Give `value` its memory. What does not fit `out` is a mismatch between two ranks."""
+) -> MismatchError | None:
+    """Give `value` its memory. What does not fit `out` is a mismatch between two ranks, returned;
+    then it has none."""
     try:
         value.allocate(out, foreign=foreign)
     except (ValueError, TypeError) as error:
         if out is None:
             raise
+        text = f"rank {src} sent what does not fit {name} of rank {place.rank}: {error}"
         calls = {src: value.describe(), place.rank: f"{name}={describe(out)}"}
-        raise place.error(
-            MismatchError, f"rank {src} sent what does not fit {name}: {error}", calls=calls
-        ) from None
+        return MismatchError(text, calls=calls)
+    return None
+
+
+def _try_own(place: Place, own: Encoded, out: Any) -> MismatchError | None:
+    """Whether this rank's own value fits its place, where both are on the host."""
+    if out is None or own.gaps or device_among(out) is not None:
+        return None
+    value = parse(own.meta, allow_pickle=place.allow_pickle)
+    return allocate(place, value, place.rank, out, "out", None)
 
 
 def broadcast(place: Place, x: Any, src: int) -> Call:
@@ -240,16 +267,22 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
     check_root(place, src, "src")
     passage = Passage(place)
     own = passage.encode(x) if place.rank == src else None
+    want = fitting.NOTHING
     if own is None:
         passage.aim(x)
+        want = fitting.wanted(x)
 
     def program(on_lane: bool) -> Program:
-        blob = b"" if own is None else pack_offers(place, passage, [own], ROOM)
-        blobs = yield from share(place, blob, on_lane)
+        blob = pack_offers(place, passage, [own], ROOM) if own is not None else b""
+        wants, blobs = fitting.parted(
+            (yield from share(place, fitting.joined(want, blob), on_lane))
+        )
         offers = yield from passage.agree({src: blobs[src]}, 1, on_lane)
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
+        fits = not any(wants) or _all_take(wants, offer)
         if own is not None:
+            yield from fitting.settle(place, None, fits, on_lane)
             if offer.data is None:
                 yield from _data(place, src, offer, own.buffers, [], on_lane)
             yield from passage.land(on_lane)
@@ -257,7 +290,9 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
         if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
-        allocate(place, value, src, x, "x", passage.places(src, offer.first, value))
+        foreign = passage.places(src, offer.first, value)
+        problem = allocate(place, value, src, x, "x", foreign)
+        yield from fitting.settle(place, problem, fits, on_lane)
         passage.read()
         if offer.data is not None:
             fill(value, offer.data)
@@ -268,6 +303,11 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
 
     nbytes = 0 if own is None else own.nbytes + own.elsewhere
     return Call("broadcast", f"broadcast(src={src})", passage.guard(program), nbytes)
+
+
+def _all_take(wants: Sequence[bytes], offer: Offer) -> bool:
+    """Whether what is offered to all is known to be what each one wants."""
+    return {*wants} <= {fitting.NOTHING, fitting.given([offer.meta])} - {fitting.LOOK}
 
 
 def metadata(
@@ -325,21 +365,22 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
     own = passage.encode(x)
     check_slots(out, place.size)
     passage.aim(out)
+    want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
-        offers = yield from _one_of_all(place, passage, own, on_lane)
-        outs = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
+        offers, fits = yield from _one_of_all(place, passage, own, want, on_lane)
+        outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
             passage,
-            (own, outs.get(place.rank)),
+            (own, _slot(outs, place.rank)),
             dict.fromkeys(others, (own, offers[place.rank])),
             {src: offers[src] for src in others},
             outs,
-            "out",
             offers,
             on_lane,
+            fits,
             [offer.nbytes if offer.data is None else 0 for offer in offers],
         )
         return out if out is not None else [values[rank] for rank in range(place.size)]
@@ -348,12 +389,35 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
     return Call("all_gather", "all_gather()", passage.guard(program), nbytes)
 
 
-def _one_of_all(place: Place, passage: Passage, own: Encoded, on_lane: bool) -> Part[list[Offer]]:
-    """What each rank offers to all who want it."""
+def _one_of_all(
+    place: Place, passage: Passage, own: Encoded, want: bytes, on_lane: bool
+) -> Part[tuple[list[Offer], bool]]:
+    """What each rank offers to all who want it, and whether all that fits where it goes."""
     blob = pack_offers(place, passage, [own], ROOM // place.size)
-    blobs = yield from share(place, blob, on_lane)
-    offers = yield from passage.agree(dict(enumerate(blobs)), 1, on_lane)
-    return [offers[src][0] for src in range(place.size)]
+    wants, blobs = fitting.parted((yield from share(place, fitting.joined(want, blob), on_lane)))
+    agreed = yield from passage.agree(dict(enumerate(blobs)), 1, on_lane)
+    offers = [agreed[src][0] for src in range(place.size)]
+    if not any(wants):
+        return offers, True
+    found = fitting.given([offer.meta for offer in offers])
+    return offers, {*wants} <= {fitting.NOTHING, found} - {fitting.LOOK}
+
+
+def _slots(
+    place: Place, out: Any, x: Any, offers: Sequence[Offer]
+) -> dict[int, Any] | MismatchError:
+    """Where the value of each rank goes; or what is wrong with that."""
+    try:
+        return slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
+    except ValueError as error:
+        return MismatchError(
+            f"what the ranks sent does not fit out of rank {place.rank}: {error}",
+            calls={place.rank: f"out={describe(out)}"},
+        )
+
+
+def _slot(outs: dict[int, Any] | MismatchError, rank: int) -> Any:
+    return None if isinstance(outs, MismatchError) else outs.get(rank)
 
 
 def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
@@ -366,21 +430,22 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
     own = passage.encode(x)
     check_slots(out, place.size)
     passage.aim(out)
+    want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
-        offers = yield from _one_of_all(place, passage, own, on_lane)
-        outs = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
+        offers, fits = yield from _one_of_all(place, passage, own, want, on_lane)
+        outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
             passage,
-            (own, outs.get(dst)) if here else None,
+            (own, _slot(outs, dst)) if here else None,
             {} if here else {dst: (own, offers[place.rank])},
             {src: offers[src] for src in others} if here else {},
             outs,
-            "out",
             [offer for src, offer in enumerate(offers) if src != dst],
             on_lane,
+            fits,
         )
         if not here:
             return None
@@ -399,12 +464,18 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     passage = Passage(place)
     own = _encode_slots(place, passage, xs, "scatter") if here else []
     passage.aim(out)
+    want = fitting.wanted(out)
 
     def program(on_lane: bool) -> Program:
         blob = pack_offers(place, passage, own, ROOM) if here else b""
-        blobs = yield from share(place, blob, on_lane)
+        wants, blobs = fitting.parted(
+            (yield from share(place, fitting.joined(want, blob), on_lane))
+        )
         agreed = yield from passage.agree({src: blobs[src]}, place.size, on_lane)
         offers = agreed[src]
+        fits = not any(wants) or all(
+            _all_take([want], offer) for want, offer in zip(wants, offers, strict=True)
+        )
         others = [dst for dst in range(place.size) if dst != src]
         values = yield from collect(
             place,
@@ -413,9 +484,9 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
             {dst: (own[dst], offers[dst]) for dst in others} if here else {},
             {} if here else {src: offers[place.rank]},
             {} if out is None else {src: out},
-            "out",
             [offer for dst, offer in enumerate(offers) if dst != src],
             on_lane,
+            fits,
         )
         return values[src]
 
@@ -429,21 +500,21 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
     own = _encode_slots(place, passage, xs, "all_to_all")
     check_slots(out, place.size)
     passage.aim(out)
+    want = fitting.wanted_of_each(out, xs[place.rank], place.size)
 
     def program(on_lane: bool) -> Program:
-        offers = yield from offers_of_all(place, passage, own, on_lane)
+        offers, fits = yield from offers_of_all(place, passage, own, want, on_lane)
         here = place.rank
         others = [rank for rank in range(place.size) if rank != here]
         mine = [known(row[here]) for row in offers]
-        outs = slots_of(out, xs[here], [offer.nbytes + offer.apart for offer in mine])
+        outs = _slots(place, out, xs[here], mine)
         values = yield from collect(
             place,
             passage,
-            (own[here], outs.get(here)),
+            (own[here], _slot(outs, here)),
             {dst: (own[dst], known(offers[here][dst])) for dst in others},
             {src: known(offers[src][here]) for src in others},
             outs,
-            "out",
             [
                 offer
                 for src, row in enumerate(offers)
@@ -451,6 +522,7 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
                 if src != dst
             ],
             on_lane,
+            fits,
         )
         return out if out is not None else [values[rank] for rank in range(place.size)]
 

@@ -235,6 +235,50 @@ def test_premultiplied_sum_rounds_once() -> None:
     assert reduced(TRIPLE, "uint8", [[100], [1]]).tolist() == [303 % 256]
 
 
+@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PRODUCT], ids=str)
+@pytest.mark.parametrize("length", [1, 2, 5, 17])
+def test_which_nan_it_is_does_not_depend_on_where_the_result_goes(
+    op: ReduceOp, name: str, length: int
+) -> None:
+    kernel = Kernel.of(op, name)
+    part = np.dtype(name).type(0).real.dtype
+
+    def nans(payload: int) -> Any:
+        pattern = np.full(length * kernel.dtype.itemsize // part.itemsize, np.nan, part)
+        pattern = pattern.view(f"u{part.itemsize}")
+        pattern |= np.array(payload, pattern.dtype)
+        pattern[payload % 2 :: 2] |= np.array(1, pattern.dtype) << (8 * part.itemsize - 1)
+        return pattern.view(name)
+
+    def outcome(run: Any, into: int) -> bytes:
+        operands = [nans(1), nans(2), np.empty(length, name)]
+        run(*operands[:2], out=operands[into])
+        return operands[into].tobytes()
+
+    with np.errstate(all="ignore"):
+        found = {
+            outcome(run, into)
+            for run in (
+                kernel.plain(length),
+                lambda a, b, out: kernel.combine(out, a, b),
+                lambda a, b, out: kernel.reduce([a, b], out, 2),
+                lambda a, b, out: kernel.fold_loudly([a, b], out),
+            )
+            for into in range(3)
+        }
+        found.add(outcome(kernel.plain(length, disjoint=True), 2))
+        assert len(found) == 1
+        three = [nans(1), nans(2), nans(3)]
+        results = np.empty((4, length), name)
+        kernel.fold_loudly(three, results[0])
+        kernel.reduce(three, results[1], 3)
+        kernel.reduce(three, three[2], 3)
+        results[2] = three[2]
+        kernel.combine(results[3], np.frombuffer(found.pop(), name), nans(3))
+        assert len({row.tobytes() for row in results}) == 1
+
+
 def test_average_of_float16_does_not_overflow() -> None:
     assert reduced(ReduceOp.AVG, "float16", [[60000.0]] * 8).tolist() == [60000.0]
     assert reduced(ReduceOp.SUM, "float16", [[60000.0]] * 8).tolist() == [np.inf]

@@ -484,3 +484,11 @@ def test_scalars_of_unknown_dtype_are_refused() -> None:
 
 def test_protocol_error_is_not_a_value_error() -> None:
     assert not issubclass(ProtocolError, (ValueError, TypeError))
+
+
+def test_the_one_array_that_a_value_is() -> None:
+    array = parse(encode(np.ones((2, 3), "f4")).meta).array
+    assert array is not None
+    assert str(array) == "float32[2,3]"
+    for value in ([np.ones(3)], 7, {"a": np.ones(3)}, np.float32(1)):
+        assert parse(encode(value).meta).array is None
