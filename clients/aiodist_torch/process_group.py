@@ -19,6 +19,7 @@ from aiodist_torch.engine import engine
 from aiodist_torch.errors import as_torch
 from aiodist_torch.loop import at_once
 from aiodist_torch.membership import Membership
+from aiodist_torch.parting import forget_store
 from aiodist_torch.work import TorchWork
 
 _ALL_REDUCE = dist.AllreduceOptions()
@@ -345,11 +346,18 @@ class ProcessGroup(_Base):
 
     def shutdown(self) -> None:
         """Leave; what `destroy_process_group` does. Idempotent."""
+        self._let_go_of_store()
         self._membership.leave()
 
     def abort(self) -> None:
         """Leave at once: what is pending fails, on all ranks."""
+        self._let_go_of_store()
         self._membership.abort("the process group was aborted")
+
+    def _let_go_of_store(self) -> None:
+        self._store = None
+        if self._membership.hosts_store:
+            forget_store()
 
     # -- what torch asks --------------------------------------------------------------------------
 
@@ -380,7 +388,7 @@ class ProcessGroup(_Base):
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     def get_group_store(self) -> Any:
-        """The store that the ranks met at."""
+        """The store that the ranks met at; None once this group was left."""
         return self._store
 
     # -- other devices ----------------------------------------------------------------------------
@@ -448,6 +456,7 @@ def create(options: Any) -> ProcessGroup:
             size=options.group_size,
             name=options.group_id or "world",
             seconds=timeout.total_seconds(),
+            is_default=not options.global_ranks_in_group,
         )
     except aiodist.AiodistError as error:
         raise as_torch(error) from None
