@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.autograd import profiler
 
 import aiodist
 from aiodist_torch import operations as ops
@@ -20,6 +21,7 @@ from aiodist_torch.errors import as_torch
 from aiodist_torch.loop import at_once
 from aiodist_torch.membership import Membership
 from aiodist_torch.parting import forget_store
+from aiodist_torch.profiling import recording
 from aiodist_torch.work import TorchWork
 
 _ALL_REDUCE = dist.AllreduceOptions()
@@ -80,9 +82,10 @@ class ProcessGroup(_Base):
         work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
         if self._batch is not None:
             self._batch.append(work)
-        self._engine.submit(
-            work.launch, later=work.close_gate, until=work.is_completed if waits else at_once
-        )
+        submit = self._engine.submit
+        if profiler._is_profiler_enabled:
+            submit = recording(submit, work, waits and self._batch is None, start, args)
+        submit(work.launch, later=work.close_gate, until=work.is_completed if waits else at_once)
         return work
 
     def _collective(

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 
 import aiodist
 from aiodist import CollectiveAbortedError, CollectiveTimeoutError
@@ -128,10 +130,19 @@ class TorchWork(dist.Work):
         ranks.
         """
         if not self._done:
-            self._wait(timeout.total_seconds())
+            if profiler._is_profiler_enabled:
+                with _RecordFunctionFast("aiodist:wait"):
+                    self._wait(timeout.total_seconds())
+            else:
+                self._wait(timeout.total_seconds())
         if self._error is not None:
             raise self._error
         return True
+
+    def until_done(self) -> None:
+        """Return when it has ended, well or not."""
+        if not self._done:
+            self._wait(0)
 
     def _wait(self, seconds: float) -> None:
         gate = self._gate
