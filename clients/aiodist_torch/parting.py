@@ -3,8 +3,8 @@
 With ``env://`` and ``tcp://`` rank 0's process serves the TCPStore at which ranks meet, until
 nothing there refers to it any more. A rank that has left, and is quick to call
 ``init_process_group`` again, would still find it at its port, and lose it in the midst of the next
-meeting. So each rank that leaves waits until rank 0 has let go of the store; or, if that takes long,
-has rank 0 keep it: then the next meeting is there, too.
+meeting. So each rank that leaves waits until rank 0 has let go of the store; or, if that takes
+long, has rank 0 keep it: then the next meeting is there, too.
 """
 
 from __future__ import annotations
@@ -80,6 +80,6 @@ class Parting:
 
 def forget_store() -> None:
     """Have torch refer to the store of its groups no more; for when all of them are left."""
-    groups = dist.distributed_c10d._world.pg_map
+    groups: dict[Any, Any] = dist.distributed_c10d._world.pg_map
     for group, (backend, _) in list(groups.items()):
         groups[group] = (backend, None)

@@ -46,10 +46,7 @@ def own_host(store: Any) -> tuple[str, str]:
     name, if that is known and leads beyond the host.
     """
     store = _underlying(store)
-    if is_tcp(store):
-        host = _towards(store.host, store.port)
-    else:
-        host = _named(socket.gethostname())
+    host = _towards(store.host, store.port) if is_tcp(store) else _named(socket.gethostname())
     if is_loopback(host):
         return host, host
     return ("::" if ":" in host else "0.0.0.0"), host

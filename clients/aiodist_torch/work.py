@@ -16,9 +16,9 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
 import aiodist
-from aiodist import CollectiveAbortedError, CollectiveTimeoutError
+from aiodist import AiodistError, CollectiveAbortedError, CollectiveTimeoutError
 from aiodist_torch.engine import Engine
-from aiodist_torch.errors import as_torch
+from aiodist_torch.errors import as_torch, without_frames
 
 log = logging.getLogger("aiodist.torch")
 
@@ -102,6 +102,8 @@ class TorchWork(dist.Work):
     def _end(self, error: BaseException | None) -> None:
         if error is not None:
             self._error = as_torch(error)
+            if isinstance(self._error, AiodistError):
+                self._engine.failures[self._group] = without_frames(self._error)
         with _futures:
             self._done = True
             root = self._root
