@@ -17,8 +17,9 @@ import torch.distributed as dist
 import aiodist
 from aiodist_torch import rendezvous
 
-PATIENCE = 5.0
-"""Seconds for which a rank waits for rank 0 to leave. Then rank 0 keeps the store."""
+PATIENCE = 1.0
+"""Seconds for which a rank waits for rank 0 to leave. Then rank 0 keeps the store. Not longer, as
+others do not hear before that the rank leaves, and may be waiting for it in an operation."""
 ANSWER = 5.0
 """Seconds within which the coordinator, in rank 0's process, has to answer."""
 

@@ -57,7 +57,7 @@ class ProcessGroup(_Base):
         self._membership = membership
         self._engine = membership.engine
         self._group = membership.group
-        self._store = store
+        self._store: Any = store
         self.set_timeout(timeout)
         self._name = self._desc = ""
         self._batch: list[TorchWork] | None = None

@@ -37,14 +37,11 @@ def replace_backend() -> None:
     except (ImportError, AttributeError) as error:
         _say(f"this torch does not offer what is needed for that: {error}")
         return
-    if getattr(asked, "replaces", None):
-        return
 
     def get_device_backend_map(self: Any) -> dict[str, Any]:
         """The backend for each type of device, aiodist's in place of Gloo for processors."""
         return replaced(asked(self))
 
-    get_device_backend_map.replaces = _REPLACEABLE  # type: ignore[attr-defined]
     config.get_device_backend_map = get_device_backend_map
 
 
