@@ -7,6 +7,7 @@ of aiodist. Imports nothing heavy, as `registration` does not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -15,7 +16,8 @@ VARIABLE = "AIODIST_TORCH_REPLACES"
 """The environment variable: which backend aiodist is to answer for."""
 
 _REPLACEABLE = "gloo"
-_said: list[str] = []
+_unsaid: list[str] = []
+"""What is to be said when the first group is made."""
 
 
 def replace_backend() -> None:
@@ -43,6 +45,7 @@ def replace_backend() -> None:
         return replaced(asked(self))
 
     config.get_device_backend_map = get_device_backend_map
+    _unsaid.append(f'the torch backend "{_REPLACEABLE}" of this process is aiodist')
 
 
 def replaced(backends: dict[str, Any]) -> dict[str, Any]:
@@ -55,11 +58,12 @@ def replaced(backends: dict[str, Any]) -> dict[str, Any]:
 
 def announce() -> None:
     """Say, once in a process, that a group is aiodist's though the program may think otherwise."""
-    if not _said and os.environ.get(VARIABLE, "").strip().lower() == _REPLACEABLE:
-        _say(f'the torch backend "{_REPLACEABLE}" of this process is aiodist')
+    while _unsaid:
+        _say(_unsaid.pop())
 
 
 def _say(text: str) -> None:
-    line = f"aiodist: {VARIABLE}={os.environ.get(VARIABLE)}: {text}"
-    _said.append(line)
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # a stderr that is closed ends no program
+        print(
+            f"aiodist: {VARIABLE}={os.environ.get(VARIABLE)}: {text}", file=sys.stderr, flush=True
+        )
