@@ -33,6 +33,10 @@ signal n ended it. 130 after Ctrl-C, 1 if the run could not be started, 2 for wr
 """
 
 
+TORCH_REPLACES = "AIODIST_TORCH_REPLACES"
+"""What the torch backend reads."""
+
+
 def run(
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="The script (with -m the module) of each rank.")
@@ -92,6 +96,13 @@ def run(
             "and on SIGUSR1.",
         ),
     ] = None,
+    torch_backend_for: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BACKEND",
+            help="gloo: where ranks ask torch.distributed for Gloo, they get aiodist.",
+        ),
+    ] = None,
 ) -> None:
     """Run a script as N ranks, each in a process of its own.
 
@@ -113,6 +124,8 @@ def run(
     first = (node_rank or 0) * nprocs
     if stdin is not None and stdin not in range(first, first + nprocs):
         raise usage_error(f"--stdin is a rank of this node, {first} to {first + nprocs - 1}")
+    if torch_backend_for is not None:
+        os.environ[TORCH_REPLACES] = _replaceable(torch_backend_for)  # which the ranks inherit
     from aiodist_cli.launcher import Place, launch  # not for other commands, nor on Windows
 
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
@@ -127,6 +140,21 @@ def run(
     except (AiodistError, OSError) as error:
         raise CommandError(f"aiodist run: {error}") from error
     raise typer.Exit(status)
+
+
+def _replaceable(backend: str) -> str:
+    """The backend of torch that aiodist is to answer for. Raises a usage error."""
+    name = backend.strip().lower()
+    if name != "gloo":
+        raise usage_error(
+            f"aiodist can answer for gloo, not for {backend!r}", "--torch-backend-for"
+        )
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        raise usage_error(
+            "with TORCH_DEVICE_BACKEND_AUTOLOAD=0 torch does not learn of aiodist: unset it",
+            "--torch-backend-for",
+        )
+    return name
 
 
 def _target(script: str, module: bool) -> list[str]:

@@ -1,7 +1,8 @@
 """The torch.distributed backend: ``dist.init_process_group("aiodist")``.
 
 torch finds it by itself where aiodist is installed; elsewhere ``import aiodist_torch`` makes it
-known. `ProcessGroup` is what torch's calls then go to, `Store` a torch Store kept by a coordinator.
+known. `ProcessGroup` is what torch's calls then go to, `Store` a torch Store kept by a coordinator,
+`last_error` what went wrong last in a group, for who heard of it through torch.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 from aiodist_torch.registration import register
 
 if TYPE_CHECKING:
+    from aiodist_torch.errors import last_error
     from aiodist_torch.process_group import ProcessGroup
     from aiodist_torch.store import Store
 
-__all__ = ["ProcessGroup", "Store", "register"]
+__all__ = ["ProcessGroup", "Store", "last_error", "register"]
 
-_HOMES = {"ProcessGroup": "aiodist_torch.process_group", "Store": "aiodist_torch.store"}
+_HOMES = {
+    "ProcessGroup": "aiodist_torch.process_group",
+    "Store": "aiodist_torch.store",
+    "last_error": "aiodist_torch.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

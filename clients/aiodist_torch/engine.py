@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from multiprocessing import util as processes
 from typing import Any, TypeVar
 
-from aiodist import Group, GroupClosedError
+from aiodist import AiodistError, Group, GroupClosedError
 from aiodist_torch.completions import Completions
 from aiodist_torch.loop import Loop, Until, at_once
 
@@ -44,6 +44,8 @@ class Engine:
         self._queue: deque[Callable[[], None]] = deque()
         self._loop = Loop(self._lock, self._abort_all)
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self.failures: weakref.WeakKeyDictionary[Group, AiodistError] = weakref.WeakKeyDictionary()
+        """The latest error of each group, without frames, which might keep the group alive."""
         self.completions = Completions()
         self._inherited = False
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []

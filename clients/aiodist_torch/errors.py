@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed import DistBackendError
+from torch.distributed import DistBackendError, group
 
-from aiodist import AiodistError, CollectiveTimeoutError
+from aiodist import AiodistError, CollectiveTimeoutError, Group
+from aiodist_torch.engine import engine
 
 _TIMEOUT = "the timeout is over: "
 """Programs, and torch's own tests, know a timeout by this word in its text."""
@@ -26,6 +27,27 @@ def as_torch(error: BaseException) -> BaseException:
         made.message = _TIMEOUT + made.message.removeprefix(_TIMEOUT)
     made.__cause__, made.__traceback__ = error.__cause__, error.__traceback__
     return made
+
+
+def without_frames(error: AiodistError) -> AiodistError:
+    """The same once more, for keeping: what it refers to does not grow where it is raised."""
+    return _copy(error, type(error))
+
+
+def last_error(process_group: Any = None) -> AiodistError | None:
+    """What went wrong last in a process group (None: the default one), or None if nothing did.
+
+    For code that hears of it through torch: where a future fails, as in the backward pass of
+    DistributedDataParallel, torch raises a RuntimeError with the text alone. This is the error,
+    of its own class and with its fields; ask before the group is destroyed.
+
+    Raises ValueError for a group of another backend, and where there is none.
+    """
+    asked = group.WORLD if process_group is None else process_group
+    own = getattr(asked, "group", None)
+    if not isinstance(own, Group):
+        raise ValueError(f"last_error() is for process groups of aiodist, got {asked!r}")
+    return engine().failures.get(own)
 
 
 def _twin(cls: type[AiodistError]) -> type[AiodistError]:

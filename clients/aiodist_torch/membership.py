@@ -12,6 +12,7 @@ import aiodist
 from aiodist.wire.address import Address, parse_address
 from aiodist_torch import rendezvous
 from aiodist_torch.engine import Engine
+from aiodist_torch.parting import Parting
 
 log = logging.getLogger("aiodist.torch")
 
@@ -26,21 +27,34 @@ class Membership:
     engine's."""
 
     def __init__(
-        self, engine: Engine, group: aiodist.Group, coordinator: aiodist.Coordinator | None = None
+        self,
+        engine: Engine,
+        group: aiodist.Group,
+        coordinator: aiodist.Coordinator | None = None,
+        parting: Parting | None = None,
     ) -> None:
         self.engine = engine
         self.group = group
         self._coordinator = coordinator
+        self._parting = parting
         self._draining: asyncio.Task[None] | None = None
         engine.adopt(group)
         engine.at_exit(self._exit)
 
     @classmethod
     def join(
-        cls, engine: Engine, store: Any, *, rank: int, size: int, name: str, seconds: float
+        cls,
+        engine: Engine,
+        store: Any,
+        *,
+        rank: int,
+        size: int,
+        name: str,
+        seconds: float,
+        is_default: bool = False,
     ) -> Membership:
-        """Meet the other ranks through torch's `store`. Raises what `aiodist.connect` raises, and
-        what the store raises when nobody publishes anything."""
+        """Meet the other ranks through torch's `store`, which goes with the default group. Raises
+        what `aiodist.connect` raises, and what the store raises when nobody publishes anything."""
         coordinator: aiodist.Coordinator | None = None
         if rank == 0:
             listen, host = rendezvous.own_host(store)
@@ -67,7 +81,9 @@ class Membership:
                     await coordinator.stop()
                 raise
 
-        return cls(engine, engine.wait_for(join()), coordinator)
+        group = engine.wait_for(join())
+        parting = Parting.of(group, store) if is_default else None
+        return cls(engine, group, coordinator, parting)
 
     def derive(self, ranks: Sequence[int], seconds: float) -> Membership:
         """The group of some of its `ranks`, called by these alone. Nobody else takes part, so it
@@ -76,15 +92,28 @@ class Membership:
             self.engine, self.engine.wait_for(self.group.subgroup(ranks, timeout=seconds))
         )
 
+    @property
+    def hosts_store(self) -> bool:
+        """Whether torch's store is to go with this group: drop all references to it, and leave."""
+        return self._parting is not None and self._parting.is_host
+
     def leave(self) -> None:
-        """Wait a moment for what is pending, and leave. The coordinator, if it is here, stays until
-        the others have left, too. Idempotent."""
+        """Wait a moment for what is pending and for rank 0, and leave. The coordinator, if it is
+        here, stays until the others have left, too. Idempotent."""
+        self.engine.wait_for(self._part())
         self.engine.wait_for(self._leave())
 
     def abort(self, reason: str) -> None:
         """Leave at once: what is pending fails on all ranks."""
+        if self.hosts_store:
+            self.engine.wait_for(self._part())  # or the others would wait for that
         self.engine.submit(lambda: self.group.abort(reason))
-        self.leave()
+        self.engine.wait_for(self._leave())
+
+    async def _part(self) -> None:
+        parting, self._parting = self._parting, None
+        if parting is not None:
+            await parting.settle()
 
     async def _leave(self) -> None:
         try:
@@ -105,6 +134,8 @@ class Membership:
 
     async def _exit(self) -> None:
         """The process exits."""
+        if self.hosts_store:
+            await self._part()
         await self._leave()
         if self._draining is not None:
             with contextlib.suppress(asyncio.CancelledError):
@@ -112,6 +143,6 @@ class Membership:
 
 
 async def _serve(host: str, token: str) -> tuple[aiodist.Coordinator, int]:
-    coordinator = aiodist.Coordinator(str(Address("tcp", host, 0)), token=token)
+    coordinator = aiodist.Coordinator(str(Address("tcp", host, 0)), token=token, returns=False)
     await coordinator.start()
     return coordinator, parse_address(coordinator.address).port

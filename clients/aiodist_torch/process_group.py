@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.autograd import profiler
 
 import aiodist
 from aiodist_torch import operations as ops
@@ -19,6 +20,8 @@ from aiodist_torch.engine import engine
 from aiodist_torch.errors import as_torch
 from aiodist_torch.loop import at_once
 from aiodist_torch.membership import Membership
+from aiodist_torch.parting import forget_store
+from aiodist_torch.profiling import recording
 from aiodist_torch.work import TorchWork
 
 _ALL_REDUCE = dist.AllreduceOptions()
@@ -54,7 +57,7 @@ class ProcessGroup(_Base):
         self._membership = membership
         self._engine = membership.engine
         self._group = membership.group
-        self._store = store
+        self._store: Any = store
         self.set_timeout(timeout)
         self._name = self._desc = ""
         self._batch: list[TorchWork] | None = None
@@ -79,9 +82,10 @@ class ProcessGroup(_Base):
         work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
         if self._batch is not None:
             self._batch.append(work)
-        self._engine.submit(
-            work.launch, later=work.close_gate, until=work.is_completed if waits else at_once
-        )
+        submit = self._engine.submit
+        if profiler._is_profiler_enabled:
+            submit = recording(submit, work, waits and self._batch is None, start, args)
+        submit(work.launch, later=work.close_gate, until=work.is_completed if waits else at_once)
         return work
 
     def _collective(
@@ -345,11 +349,18 @@ class ProcessGroup(_Base):
 
     def shutdown(self) -> None:
         """Leave; what `destroy_process_group` does. Idempotent."""
+        self._let_go_of_store()
         self._membership.leave()
 
     def abort(self) -> None:
         """Leave at once: what is pending fails, on all ranks."""
+        self._let_go_of_store()
         self._membership.abort("the process group was aborted")
+
+    def _let_go_of_store(self) -> None:
+        self._store = None
+        if self._membership.hosts_store:
+            forget_store()
 
     # -- what torch asks --------------------------------------------------------------------------
 
@@ -380,7 +391,7 @@ class ProcessGroup(_Base):
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     def get_group_store(self) -> Any:
-        """The store that the ranks met at."""
+        """The store that the ranks met at; None once this group was left."""
         return self._store
 
     # -- other devices ----------------------------------------------------------------------------
@@ -448,6 +459,7 @@ def create(options: Any) -> ProcessGroup:
             size=options.group_size,
             name=options.group_id or "world",
             seconds=timeout.total_seconds(),
+            is_default=not options.global_ranks_in_group,
         )
     except aiodist.AiodistError as error:
         raise as_torch(error) from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiodist_torch.replacing import announce, replace_backend
+
 
 def register() -> None:
     """Make ``"aiodist"`` a name of a torch.distributed backend. Idempotent.
@@ -16,10 +18,12 @@ def register() -> None:
 
     if dist.is_available() and not hasattr(dist.Backend, "AIODIST"):
         dist.Backend.register_backend("aiodist", _create, extended_api=True, devices=["cpu"])
+        replace_backend()
 
 
 def _create(options: Any, backend_options: Any) -> Any:
     """A process group, as torch asks for it; `backend_options` are for other backends."""
     from aiodist_torch.process_group import create
 
+    announce()
     return create(options)

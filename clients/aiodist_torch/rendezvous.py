@@ -45,15 +45,23 @@ def own_host(store: Any) -> tuple[str, str]:
     Where the store is a TCPStore, peers reach this host the way it reaches the store; else by its
     name, if that is known and leads beyond the host.
     """
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    if hasattr(store, "host") and hasattr(store, "port"):
-        host = _towards(store.host, store.port)
-    else:
-        host = _named(socket.gethostname())
+    store = _underlying(store)
+    host = _towards(store.host, store.port) if is_tcp(store) else _named(socket.gethostname())
     if is_loopback(host):
         return host, host
     return ("::" if ":" in host else "0.0.0.0"), host
+
+
+def is_tcp(store: Any) -> bool:
+    """Whether it is a TCPStore, which one process serves and all others call."""
+    store = _underlying(store)
+    return hasattr(store, "host") and hasattr(store, "port")
+
+
+def _underlying(store: Any) -> Any:
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
 
 
 def _towards(host: str, port: int) -> str:

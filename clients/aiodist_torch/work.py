@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
 
 import aiodist
-from aiodist import CollectiveAbortedError, CollectiveTimeoutError
+from aiodist import AiodistError, CollectiveAbortedError, CollectiveTimeoutError
 from aiodist_torch.engine import Engine
-from aiodist_torch.errors import as_torch
+from aiodist_torch.errors import as_torch, without_frames
 
 log = logging.getLogger("aiodist.torch")
 
@@ -100,6 +102,8 @@ class TorchWork(dist.Work):
     def _end(self, error: BaseException | None) -> None:
         if error is not None:
             self._error = as_torch(error)
+            if isinstance(self._error, AiodistError):
+                self._engine.failures[self._group] = without_frames(self._error)
         with _futures:
             self._done = True
             root = self._root
@@ -128,10 +132,19 @@ class TorchWork(dist.Work):
         ranks.
         """
         if not self._done:
-            self._wait(timeout.total_seconds())
+            if profiler._is_profiler_enabled:
+                with _RecordFunctionFast("aiodist:wait"):
+                    self._wait(timeout.total_seconds())
+            else:
+                self._wait(timeout.total_seconds())
         if self._error is not None:
             raise self._error
         return True
+
+    def until_done(self) -> None:
+        """Return when it has ended, well or not."""
+        if not self._done:
+            self._wait(0)
 
     def _wait(self, seconds: float) -> None:
         gate = self._gate

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import aiodist
-from aiodist_torch.errors import as_torch
+from aiodist_torch.errors import as_torch, last_error
 from aiodist_torch.operations import operator
 from aiodist_torch.process_group import ProcessGroup
 
@@ -195,3 +195,27 @@ def test_errors_keep_type_text_and_fields() -> None:
     assert str(pickle.loads(pickle.dumps(late))) == str(late) == "the timeout is over: late"
     other = ValueError("x")
     assert as_torch(other) is other
+
+
+def test_the_last_error_of_a_group(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        assert last_error(group) is None
+        work = group.allreduce([torch.ones(3 if group.rank() else 2)])
+        chained = work.get_future().then(lambda future: future.value())
+        with pytest.raises(RuntimeError):
+            chained.wait()
+        for _ in range(2):
+            found = last_error(group)
+            assert isinstance(found, aiodist.MismatchError)
+            assert isinstance(found, dist.DistBackendError)
+            assert str(found) == str(work.exception())
+            assert found.__traceback__ is None  # whose frames would keep all that they know
+            group.barrier().wait()
+
+    ranks(2, body)
+
+
+@pytest.mark.parametrize("group", [None, "gloo"])
+def test_the_last_error_of_what_is_no_group_of_aiodist(group: str | None) -> None:
+    with pytest.raises(ValueError, match="process groups of aiodist"):
+        last_error(group)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aiodist
+from aiodist_torch import last_error
 
 VICTIM = int(sys.argv[1])
 MEETING = sys.argv[2]
@@ -50,12 +51,18 @@ def main() -> None:
         assert lost in str(error), error
         # That is what links tell at once; a lease that runs out is told of in other words.
         assert "connection" in str(error), error
-    lost_ranks: tuple[int, ...] = ()
+        # The backward pass has heard of it through torch, which keeps the text alone.
+        known = last_error()
+        assert isinstance(known, aiodist.PeerLostError), known
+        assert isinstance(known, RuntimeError)
+        lost_ranks = known.ranks
+    assert lost_ranks == (VICTIM,)
     try:
         dist.all_reduce(torch.ones(1))
+        raise AssertionError("the others have forgotten it")
     except aiodist.PeerLostError as error:
-        lost_ranks = error.ranks
-    assert lost_ranks == (VICTIM,)
+        assert error.ranks == lost_ranks
+        assert str(last_error(dist.group.WORLD)) == str(error)
 
     survivors = [each for each in range(size) if each not in lost_ranks]
     dist.destroy_process_group()

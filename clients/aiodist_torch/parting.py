@@ -1,0 +1,86 @@
+"""Parting: nobody meets anew at a store that is about to go.
+
+With ``env://`` and ``tcp://`` rank 0's process serves the TCPStore at which ranks meet, until
+nothing there refers to it any more. A rank that has left, and is quick to call
+``init_process_group`` again, would still find it at its port, and lose it in the midst of the next
+meeting. So each rank that leaves waits until rank 0 has let go of the store; or, if that takes
+long, has rank 0 keep it: then the next meeting is there, too.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+import aiodist
+from aiodist_torch import rendezvous
+
+PATIENCE = 1.0
+"""Seconds for which a rank waits for rank 0 to leave. Then rank 0 keeps the store. Not longer, as
+others do not hear before that the rank leaves, and may be waiting for it in an operation."""
+ANSWER = 5.0
+"""Seconds within which the coordinator, in rank 0's process, has to answer."""
+
+_AGENT = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun, whose agent serves the store then, for as long as the job lives."""
+_FATE = "torch/store"
+_SETTLED = "torch/store/settled"
+_GOING, _KEPT = b"going", b"kept"
+
+_kept: list[Any] = []
+"""Stores that are kept for ranks that had not waited any longer."""
+
+
+class Parting:
+    """How the ranks of one group part. `store`: torch's, where they met; rank 0 lets go of it."""
+
+    def __init__(self, group: aiodist.Group, store: Any) -> None:
+        self.is_host = group.rank == 0
+        self._group = group
+        self._store: Any = store if self.is_host else None
+
+    @classmethod
+    def of(cls, group: aiodist.Group, store: Any) -> Parting | None:
+        """How to part from `store`; None where it does not go with rank 0."""
+        if not rendezvous.is_tcp(store) or os.environ.get(_AGENT) == "True":
+            return None
+        if group.rank == 0:
+            _kept.clear()  # this store is the same one, or at another port: they were for this
+        return cls(group, store)
+
+    async def settle(self) -> None:
+        """Return when the next meeting can begin; on rank 0, have it so. Never raises aiodist's
+        errors: who has lost the group, or its coordinator, has nothing to wait for."""
+        try:
+            if self.is_host:
+                await self._let_go()
+            else:
+                await self._wait()
+        except aiodist.AiodistError:
+            self._store = None
+
+    async def _let_go(self) -> None:
+        store = self._group.store
+        going = await store.compare_set(_FATE, None, _GOING, timeout=ANSWER)
+        if not going:
+            _kept.append(self._store)
+        self._store = None
+        await store.set(_SETTLED, b"", timeout=ANSWER)
+
+    async def _wait(self) -> None:
+        store = self._group.store
+        try:
+            await store.wait(_SETTLED, timeout=PATIENCE)
+        except aiodist.CollectiveTimeoutError:
+            kept = await store.compare_set(_FATE, None, _KEPT, timeout=ANSWER)
+            if not kept and await store.get(_FATE, timeout=ANSWER) == _GOING:
+                await store.wait(_SETTLED, timeout=ANSWER)
+
+
+def forget_store() -> None:
+    """Have torch refer to the store of its groups no more; for when all of them are left."""
+    groups: dict[Any, Any] = dist.distributed_c10d._world.pg_map
+    for group, (backend, _) in list(groups.items()):
+        groups[group] = (backend, None)
