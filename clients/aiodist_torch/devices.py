@@ -6,17 +6,12 @@ So that is done here, with a group of torch's for each further device, when its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Mixed(Protocol):
@@ -25,24 +20,6 @@ class Mixed(Protocol):
     def beside(self, device: torch.device) -> Any:
         """The group for tensors of `device`; itself where it takes them."""
         ...
-
-
-M = TypeVar("M", bound=Mixed)
-
-
-def by_device(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
-    """Have a call with tensors of another device made on the group for that device."""
-    name = method.__name__
-
-    @wraps(method)
-    def call(group: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        x = first_tensor(args)
-        if x is None or x.is_cpu or (other := group.beside(x.device)) is group:
-            return method(group, *args, **kwargs)
-        answer: R = getattr(other, name)(*args, **kwargs)
-        return answer
-
-    return call
 
 
 def first_tensor(value: Any) -> Tensor | None:

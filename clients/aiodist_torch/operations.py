@@ -13,54 +13,33 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from aiodist import ANY_SOURCE, Group, ReduceOp
 from aiodist.types import AnySource
+from aiodist_torch.operators import Meaning, divide, meaning
 
 Works = Sequence["asyncio.Future[Any]"]
-
-_OPERATORS = {
-    dist.ReduceOp.SUM: ReduceOp.SUM,
-    dist.ReduceOp.PRODUCT: ReduceOp.PRODUCT,
-    dist.ReduceOp.MIN: ReduceOp.MIN,
-    dist.ReduceOp.MAX: ReduceOp.MAX,
-    dist.ReduceOp.AVG: ReduceOp.AVG,
-    dist.ReduceOp.BAND: ReduceOp.BAND,
-    dist.ReduceOp.BOR: ReduceOp.BOR,
-    dist.ReduceOp.BXOR: ReduceOp.BXOR,
-}
-
-
-def operator(op: Any) -> ReduceOp:
-    """aiodist's operator for one of torch. Raises ValueError."""
-    kind = getattr(op, "op", op)  # with a factor it is an object, else perhaps a bare enum
-    found = _OPERATORS.get(kind)
-    if found is not None:
-        return found
-    if kind == dist.ReduceOp.PREMUL_SUM:
-        factor = op.factor
-        return ReduceOp.premul_sum(factor.item() if isinstance(factor, Tensor) else factor)
-    raise ValueError(f"{kind} is no reduce operator that the aiodist backend knows")
+Step = Callable[[], object]
 
 
 def all_reduce(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
     """Reduce `x` in place."""
-    return (group.all_reduce(x, operator(op), timeout=seconds),)
+    meant, divides = meaning(op, x.dtype)
+    work = group.all_reduce(x, meant, timeout=seconds)
+    return then(work, divided(group, x)) if divides else (work,)
 
 
 def all_reduce_sparse(group: Group, x: Tensor, op: Any, seconds: float) -> Works:
     """Sum sparse tensors in place: everyone's elements are gathered, and added up here."""
-    if operator(op) is not ReduceOp.SUM:
+    if meaning(op, torch.float32).op is not ReduceOp.SUM:
         raise ValueError(f"sparse tensors can be summed, nothing else; got {op}")
-    loop = asyncio.get_running_loop()
-    return (loop.create_task(_sum_sparse(group, x, seconds)),)
-
-
-async def _sum_sparse(group: Group, x: Tensor, seconds: float) -> None:
     own = x.detach().coalesce()
-    parts = await group.all_gather([own.indices(), own.values(), list(own.shape)], timeout=seconds)
+    work = group.all_gather([own.indices(), own.values(), list(own.shape)], timeout=seconds)
+    return then(work, lambda: _sum_sparse(work.result(), own, x))
+
+
+def _sum_sparse(parts: list[Any], own: Tensor, x: Tensor) -> None:
     for _, _, shape in parts:
         if shape != list(own.shape):
             raise ValueError(f"the ranks' sparse tensors have shapes {[part[2] for part in parts]}")
@@ -70,18 +49,27 @@ async def _sum_sparse(group: Group, x: Tensor, seconds: float) -> None:
         own.shape,
         check_invariants=True,  # indices of others are not to be trusted blindly
     )
-    with torch.no_grad():
-        x.copy_(total.coalesce())
+    x.copy_(total.coalesce())
 
 
 def all_reduce_coalesced(group: Group, xs: list[Tensor], op: Any, seconds: float) -> Works:
-    """Reduce several tensors in place, as one operation."""
-    return (group.all_reduce(xs, operator(op), timeout=seconds),)
+    """Reduce several tensors in place, as one operation for all of whose dtype `op` means the
+    same."""
+    alike: dict[Meaning, list[Tensor]] = {}
+    for x in xs:
+        alike.setdefault(meaning(op, x.dtype), []).append(x)
+    works: list[asyncio.Future[Any]] = []
+    for (meant, divides), some in alike.items():
+        work = group.all_reduce(some, meant, timeout=seconds)
+        works += then(work, divided(group, *some)) if divides else (work,)
+    return works
 
 
 def reduce(group: Group, x: Tensor, dst: int, op: Any, seconds: float) -> Works:
     """Reduce `x` in place, at rank `dst` alone."""
-    return (group.reduce(x, dst, operator(op), timeout=seconds),)
+    meant, divides = meaning(op, x.dtype)
+    work = group.reduce(x, dst, meant, timeout=seconds)
+    return then(work, divided(group, x)) if divides and group.rank == dst else (work,)
 
 
 def broadcast(group: Group, x: Tensor, src: int, seconds: float) -> Works:
@@ -96,7 +84,8 @@ def all_gather(group: Group, x: Tensor, outs: list[Tensor], seconds: float) -> W
 
 def all_gather_single(group: Group, x: Tensor, out: Tensor, seconds: float) -> Works:
     """`x` of all ranks goes into `out`, one after the other."""
-    return (group.all_gather(x.reshape(-1), out=out.view(-1), timeout=seconds),)
+    flat = flattened(out)
+    return filling(out, flat, group.all_gather(x.reshape(-1), out=flat, timeout=seconds))
 
 
 def all_gather_single_coalesced(
@@ -130,12 +119,17 @@ def scatter(group: Group, xs: list[Tensor], out: Tensor, src: int, seconds: floa
 
 def reduce_scatter(group: Group, xs: list[Tensor], out: Tensor, op: Any, seconds: float) -> Works:
     """The reduction of ``xs[rank]`` over all ranks goes into `out`."""
-    return (group.reduce_scatter(xs, operator(op), out=out, timeout=seconds),)
+    meant, divides = meaning(op, out.dtype)
+    work = group.reduce_scatter(xs, meant, out=out, timeout=seconds)
+    return then(work, divided(group, out)) if divides else (work,)
 
 
 def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds: float) -> Works:
     """The reduction of part `rank` of `x` goes into `out`."""
-    return (group.reduce_scatter(x.reshape(-1), operator(op), out=out.view(-1), timeout=seconds),)
+    meant, divides = meaning(op, out.dtype)
+    flat = flattened(out)
+    work = group.reduce_scatter(x.reshape(-1), meant, out=flat, timeout=seconds)
+    return filling(out, flat, work, *([divided(group, flat)] if divides else []))
 
 
 def reduce_scatter_single_coalesced(
@@ -196,7 +190,8 @@ def send(group: Group, x: Tensor, dst: int, tag: int, seconds: float) -> Works:
 def receive(group: Group, x: Tensor, src: int | None, tag: int, seconds: float) -> Works:
     """Receive into `x` what rank `src` sends, or any rank (None)."""
     source: int | AnySource = ANY_SOURCE if src is None else src
-    return (group.recv(src=source, tag=tag, out=x.view(-1), timeout=seconds),)
+    flat = flattened(x)
+    return filling(x, flat, group.recv(src=source, tag=tag, out=flat, timeout=seconds))
 
 
 def barrier(group: Group, seconds: float) -> Works:
@@ -221,6 +216,43 @@ def each(group: Group, starts: Sequence[Callable[[], Works]]) -> Works:
         if not work.cancel():
             work.exception()  # the caller hears of the refusal
     raise refused
+
+
+# -- what is left to do when an operation has ended ----------------------------------------------
+
+
+def then(work: asyncio.Future[Any], *steps: Step) -> Works:
+    """`work`, and what ends when it has ended well and these steps have been taken."""
+    return (work, asyncio.get_running_loop().create_task(_after(work, steps)))
+
+
+async def _after(work: asyncio.Future[Any], steps: tuple[Step, ...]) -> None:
+    await work
+    with torch.inference_mode():  # nothing here is for autograd, and such tensors are written, too
+        for step in steps:
+            step()
+
+
+def divided(group: Group, *xs: Tensor) -> Step:
+    """Makes sums of integers averages."""
+
+    def step() -> None:
+        for x in xs:
+            divide(x, group.size)
+
+    return step
+
+
+def flattened(out: Tensor) -> Tensor:
+    """Memory for the elements of `out`, in one dimension: its own if they lie side by side."""
+    return out.view(-1) if out.is_contiguous() else torch.empty(out.numel(), dtype=out.dtype)
+
+
+def filling(out: Tensor, flat: Tensor, work: asyncio.Future[Any], *steps: Step) -> Works:
+    """`work`, whose result in `flat`, which was made for `out`, goes there after `steps`."""
+    if not out.is_contiguous():
+        steps = (*steps, lambda: out.copy_(flat.view(out.shape)))
+    return then(work, *steps) if steps else (work,)
 
 
 def or_forgo(start: Callable[..., Works], group: Group, *args: Any) -> Works:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 import torch.distributed as dist
@@ -14,17 +14,25 @@ from torch._C import _distributed_c10d as c10d
 from torch.autograd import profiler
 
 import aiodist
+from aiodist_torch import forms
 from aiodist_torch import operations as ops
-from aiodist_torch.devices import backend_for, backends_of, by_device, group_beside
+from aiodist_torch.calls import call
+from aiodist_torch.devices import backend_for, backends_of, group_beside
 from aiodist_torch.engine import engine
 from aiodist_torch.errors import as_torch
 from aiodist_torch.loop import at_once
 from aiodist_torch.membership import Membership
 from aiodist_torch.parting import forget_store
 from aiodist_torch.profiling import recording
+from aiodist_torch.untraced import untraced
 from aiodist_torch.work import TorchWork
 
 _ALL_REDUCE = dist.AllreduceOptions()
+_ALL_REDUCE_COALESCED = dist.AllreduceCoalescedOptions()
+_REDUCE = dist.ReduceOptions()
+_BROADCAST = dist.BroadcastOptions()
+_GATHER = dist.GatherOptions()
+_SCATTER = dist.ScatterOptions()
 _ALL_GATHER = c10d.AllgatherOptions()
 _REDUCE_SCATTER = dist.ReduceScatterOptions()
 _ALL_TO_ALL = dist.AllToAllOptions()
@@ -44,6 +52,7 @@ else:
     _Base = dist.ProcessGroup
 
 
+@untraced
 class ProcessGroup(_Base):
     """A process group whose operations are those of an `aiodist.Group`.
 
@@ -62,6 +71,7 @@ class ProcessGroup(_Base):
         self._name = self._desc = ""
         self._batch: list[TorchWork] | None = None
         self._beside: dict[str, Any] = {}
+        self._sequence = 0  # operations that were called
 
     @property
     def group(self) -> aiodist.Group:
@@ -79,6 +89,7 @@ class ProcessGroup(_Base):
         waits: bool = False,
     ) -> TorchWork:
         """Start operations. `waits`: the caller is going to wait for them at once."""
+        self._sequence += 1
         work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
         if self._batch is not None:
             self._batch.append(work)
@@ -101,17 +112,31 @@ class ProcessGroup(_Base):
             waits=not opts.asyncOp,
         )
 
+    def _one(self, items: list[Any], op: str) -> Any:
+        """The only one of the `items` given to a collective. Else its turn is used up, so that the
+        other ranks hear of it, and ValueError is raised."""
+        try:
+            return one(items, op)
+        except ValueError as error:
+            self._sequence += 1
+            self._engine.submit(partial(self._group._forgo, error))
+            raise
+
     # -- collectives ------------------------------------------------------------------------------
 
-    @by_device
-    def allreduce(self, tensors: list[Tensor], opts: Any = _ALL_REDUCE) -> TorchWork:
+    @call(forms.allreduce_listed, forms.allreduce_one)
+    def allreduce(
+        self, tensors: list[Tensor], opts: dist.AllreduceOptions = _ALL_REDUCE
+    ) -> TorchWork:
         """Reduce one tensor in place; it may be sparse."""
-        x = one(tensors, "all_reduce")
+        x = self._one(tensors, "all_reduce")
         start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
         return self._collective(opts, start, x, opts.reduceOp, results=tensors)
 
-    @by_device
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = _ALL_REDUCE) -> TorchWork:
+    @call()
+    def allreduce_coalesced(
+        self, tensors: list[Tensor], opts: dist.AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
+    ) -> TorchWork:
         """Reduce several tensors in place."""
         return self._collective(
             opts,
@@ -121,51 +146,63 @@ class ProcessGroup(_Base):
             results=tensors,
         )
 
-    @by_device
-    def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
+    @call(forms.reduce)
+    def reduce(self, tensors: list[Tensor], opts: dist.ReduceOptions = _REDUCE) -> TorchWork:
         """Reduce one tensor, in place, at the root; those of other ranks keep their content."""
-        x = one(tensors, "reduce")
+        x = self._one(tensors, "reduce")
         return self._collective(opts, ops.reduce, x, opts.rootRank, opts.reduceOp, results=tensors)
 
-    @by_device
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> TorchWork:
+    @call(forms.broadcast)
+    def broadcast(
+        self, tensors: list[Tensor], opts: dist.BroadcastOptions = _BROADCAST
+    ) -> TorchWork:
         """The root's tensor goes into that of all."""
-        x = one(tensors, "broadcast")
+        x = self._one(tensors, "broadcast")
         return self._collective(opts, ops.broadcast, x, opts.rootRank, results=tensors)
 
-    @by_device
+    @call(forms.allgather)
     def allgather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _ALL_GATHER
+        self,
+        output_tensors: list[list[Tensor]],
+        input_tensors: list[Tensor],
+        opts: c10d.AllgatherOptions = _ALL_GATHER,
     ) -> TorchWork:
         """Everyone's tensor goes into a list on every rank; shapes may differ."""
-        x, outs = one(inputs, "all_gather"), one(outputs, "all_gather")
+        x = self._one(input_tensors, "all_gather")
+        outs = self._one(output_tensors, "all_gather")
         return self._collective(opts, ops.all_gather, x, outs, results=outs)
 
-    @by_device
+    @call()
     def all_gather_single(
-        self, output: Tensor, input: Tensor, opts: Any = _ALL_GATHER
+        self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions = _ALL_GATHER
     ) -> TorchWork:
         """Everyone's tensor goes into one tensor on every rank, one after the other."""
         return self._collective(opts, ops.all_gather_single, input, output, results=[output])
 
     _allgather_base = all_gather_single
 
-    @by_device
+    @call()
     def allgather_coalesced(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _ALL_GATHER
+        self,
+        output_lists: list[list[Tensor]],
+        input_list: list[Tensor],
+        opts: c10d.AllgatherOptions = _ALL_GATHER,
     ) -> TorchWork:
         """Everyone's tensors go into lists on every rank."""
         return self._collective(
             opts,
             ops.all_gather_coalesced,
-            inputs,
-            outputs,
-            results=[tensor for row in outputs for tensor in row],
+            input_list,
+            output_lists,
+            results=[tensor for row in output_lists for tensor in row],
         )
 
-    @by_device
+    @call()
     def all_gather_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _ALL_GATHER
+        self,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: c10d.AllgatherOptions = _ALL_GATHER,
     ) -> TorchWork:
         """`all_gather_single` of several tensors."""
         return self._collective(
@@ -174,47 +211,69 @@ class ProcessGroup(_Base):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @by_device
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> TorchWork:
+    @call(forms.gather)
+    def gather(
+        self,
+        output_tensors: list[list[Tensor]],
+        input_tensors: list[Tensor],
+        opts: dist.GatherOptions = _GATHER,
+    ) -> TorchWork:
         """Everyone's tensor goes into a list at the root."""
-        x = one(inputs, "gather")
-        outs = one(outputs, "gather") if outputs else []
+        x = self._one(input_tensors, "gather")
+        outs = self._one(output_tensors, "gather") if output_tensors else []
         return self._collective(opts, ops.gather, x, outs, opts.rootRank, results=outs)
 
-    @by_device
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> TorchWork:
+    @call(forms.scatter)
+    def scatter(
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[list[Tensor]],
+        opts: dist.ScatterOptions = _SCATTER,
+    ) -> TorchWork:
         """The root's list of tensors goes, one by one, to the ranks."""
-        out = one(outputs, "scatter")
-        xs = one(inputs, "scatter") if inputs else []
-        return self._collective(opts, ops.scatter, xs, out, opts.rootRank, results=outputs)
+        out = self._one(output_tensors, "scatter")
+        xs = self._one(input_tensors, "scatter") if input_tensors else []
+        return self._collective(opts, ops.scatter, xs, out, opts.rootRank, results=output_tensors)
 
-    @by_device
+    @call(forms.reduce_scatter)
     def reduce_scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = _REDUCE_SCATTER
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[list[Tensor]],
+        opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> TorchWork:
         """Reduce lists of tensors; each rank gets the one that is its own."""
-        out, xs = one(outputs, "reduce_scatter"), one(inputs, "reduce_scatter")
-        return self._collective(opts, ops.reduce_scatter, xs, out, opts.reduceOp, results=outputs)
+        out = self._one(output_tensors, "reduce_scatter")
+        xs = self._one(input_tensors, "reduce_scatter")
+        return self._collective(
+            opts, ops.reduce_scatter, xs, out, opts.reduceOp, results=output_tensors
+        )
 
-    @by_device
+    @call()
     def reduce_scatter_single(
-        self, output: Tensor, input: Tensor, opts: Any = _REDUCE_SCATTER
+        self,
+        outputTensor: Tensor,
+        inputTensor: Tensor,
+        opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> TorchWork:
         """Reduce a tensor; each rank gets its part of it."""
         return self._collective(
             opts,
             ops.reduce_scatter_single,
-            input,
-            output,
+            inputTensor,
+            outputTensor,
             opts.reduceOp,
-            results=[output],
+            results=[outputTensor],
         )
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @by_device
+    @call()
     def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _REDUCE_SCATTER
+        self,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
     ) -> TorchWork:
         """`reduce_scatter_single` of several tensors."""
         return self._collective(
@@ -228,21 +287,26 @@ class ProcessGroup(_Base):
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    @by_device
+    @call()
     def alltoall(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = _ALL_TO_ALL
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[Tensor],
+        opts: dist.AllToAllOptions = _ALL_TO_ALL,
     ) -> TorchWork:
         """Everyone has one tensor for each; shapes may differ."""
-        return self._collective(opts, ops.all_to_all, inputs, outputs, results=outputs)
+        return self._collective(
+            opts, ops.all_to_all, input_tensors, output_tensors, results=output_tensors
+        )
 
-    @by_device
+    @call(forms.all_to_all_single)
     def all_to_all_single(
         self,
         output: Tensor,
         input: Tensor,
-        output_split_sizes: list[int],
-        input_split_sizes: list[int],
-        opts: Any = _ALL_TO_ALL,
+        output_split_sizes: list[SupportsIndex],
+        input_split_sizes: list[SupportsIndex],
+        opts: dist.AllToAllOptions = _ALL_TO_ALL,
     ) -> TorchWork:
         """The same with parts of one tensor."""
         return self._collective(
@@ -257,7 +321,8 @@ class ProcessGroup(_Base):
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = _BARRIER) -> TorchWork:
+    @call(forms.barrier)
+    def barrier(self, opts: dist.BarrierOptions = _BARRIER) -> TorchWork:
         """Wait for all ranks."""
         return self._collective(opts, ops.barrier, results=[])
 
@@ -282,34 +347,45 @@ class ProcessGroup(_Base):
 
     # -- point to point ---------------------------------------------------------------------------
 
-    @by_device
-    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> TorchWork:
+    @call()
+    def send(
+        self,
+        tensors: list[Tensor],
+        dstRank: SupportsIndex,
+        tag: SupportsIndex = 0,
+    ) -> TorchWork:
         """Send one tensor. Done when its memory may be used again."""
-        return self._go(ops.send, one(tensors, "send"), dst, tag, self._seconds, results=tensors)
+        x = one(tensors, "send")
+        return self._go(ops.send, x, dstRank, tag, self._seconds, results=tensors)
 
-    @by_device
-    def recv(self, tensors: list[Tensor], src: int, tag: int = 0) -> TorchWork:
-        """Receive one tensor from `src`."""
+    @call()
+    def recv(
+        self,
+        tensors: list[Tensor],
+        srcRank: SupportsIndex,
+        tag: SupportsIndex = 0,
+    ) -> TorchWork:
+        """Receive one tensor from `srcRank`."""
         x = one(tensors, "recv")
-        return self._go(ops.receive, x, src, tag, self._seconds, results=tensors)
+        return self._go(ops.receive, x, srcRank, tag, self._seconds, results=tensors)
 
-    @by_device
-    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> TorchWork:
+    @call()
+    def recv_anysource(self, tensors: list[Tensor], tag: SupportsIndex = 0) -> TorchWork:
         """Receive one tensor from whoever sends one; ``source_rank()`` says who did."""
         x = one(tensors, "recv")
         return self._go(ops.receive, x, None, tag, self._seconds, results=tensors)
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _start_coalescing(self, device: torch.device) -> None:
-        if (group := self._for(device)) is not self:
-            group._start_coalescing(device)
+    def _start_coalescing(self, device_type: torch.device) -> None:
+        if (group := self._for(device_type)) is not self:
+            group._start_coalescing(device_type)
         else:
             self._batch = []
 
-    def _end_coalescing(self, device: torch.device) -> Any:
-        if (group := self._for(device)) is not self:
-            return group._end_coalescing(device)
+    def _end_coalescing(self, device_type: torch.device) -> Any:
+        if (group := self._for(device_type)) is not self:
+            return group._end_coalescing(device_type)
         batch, self._batch = self._batch or [], None
         return self._go(together, batch, results=[x for work in batch for x in work.tensors])
 
@@ -322,22 +398,22 @@ class ProcessGroup(_Base):
 
     def split_group(
         self,
-        new_ranks: list[int],
+        ranks: list[int],
         timeout: timedelta | None = None,
         opts: Any = None,
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: list[torch.device] | None = None,
     ) -> ProcessGroup | None:
-        """The group of `new_ranks` (ranks of this group); None on ranks that are not among them.
+        """The group of `ranks` (of this group); None on those that are not among them.
 
         `torch.distributed.split_group` asks for an accelerator: call this method.
         """
-        if self.rank() not in new_ranks:
+        if self.rank() not in ranks:
             return None
-        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, new_ranks))}"
+        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, ranks))}"
         store = c10d.PrefixStore(f"{name}/", self._store)
-        group = self.derive(new_ranks, timeout or self._timeout, store)
+        group = self.derive(ranks, timeout or self._timeout, store)
         group.setGroupName(name)
         group.setGroupDesc(group_desc or "undefined")
         return group
@@ -390,6 +466,19 @@ class ProcessGroup(_Base):
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
+    def _get_sequence_number_for_group(self) -> int:
+        """How many operations were called."""
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing has to be agreed on: each rank counts from 0."""
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.set_timeout(timeout)
+
     def get_group_store(self) -> Any:
         """The store that the ranks met at; None once this group was left."""
         return self._store
@@ -422,9 +511,12 @@ class ProcessGroup(_Base):
         return self
 
     @property
-    def supports_splitting(self) -> bool:
-        """Whether communicators are split off in advance: none need to be."""
-        return False
+    def options(self) -> Any:
+        """What torch has for the options of a backend: its timeout."""
+        return c10d.Backend.Options("aiodist", self._timeout)
+
+    supports_splitting = supports_time_estimate = False
+    """Communicators need not be split off in advance; nobody has asked how long things take."""
 
 
 def one(items: list[Any], op: str) -> Any:

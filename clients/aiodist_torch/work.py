@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ import aiodist
 from aiodist import AiodistError, CollectiveAbortedError, CollectiveTimeoutError
 from aiodist_torch.engine import Engine
 from aiodist_torch.errors import as_torch, without_frames
+from aiodist_torch.untraced import untraced
 
 log = logging.getLogger("aiodist.torch")
 
@@ -29,6 +32,7 @@ _futures = threading.Lock()
 """Guards the futures of all works against being made and completed at once."""
 
 
+@untraced
 class TorchWork(dist.Work):
     """One call of torch: one operation of aiodist, or several that end together.
 
@@ -196,7 +200,18 @@ class TorchWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """The future of the list of result tensors. Callbacks chained to it may communicate."""
+        """The future of the list of result tensors. Callbacks chained to it may communicate.
+
+        Where torch's own code in C++ asks for float16 tensors, the operation has ended when this
+        returns: its FP16_COMPRESS hook takes a future of a list of C++ alone, and all that can be
+        made here of that kind has a value already.
+        """
+        is_half = self.tensors and self.tensors[0].dtype is torch.float16
+        if is_half and _asked_by_torch(sys._getframe().f_back):
+            self.wait()
+            fork: Any = torch._C.fork  # what it makes has the type of its value, and ends at once
+            ended: torch.futures.Future[Any] = fork(lambda: self.tensors)
+            return ended
         with _futures:
             if self._future is not None:
                 return self._future
@@ -213,6 +228,12 @@ class TorchWork(dist.Work):
         if self._error is not None:
             raise self._error
         return self.tensors
+
+
+def _asked_by_torch(caller: FrameType | None) -> bool:
+    """Whether it is C++ that calls `get_future`: the innermost function in Python, if there is one,
+    does not speak of it."""
+    return caller is None or "get_future" not in caller.f_code.co_names
 
 
 def _complete(root: torch.futures.Future[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 import aiodist
 from aiodist_torch.errors import as_torch, last_error
-from aiodist_torch.operations import operator
+from aiodist_torch.operators import meaning
 from aiodist_torch.process_group import ProcessGroup
 
 Ranks = Callable[..., list[Any]]
@@ -96,7 +97,7 @@ def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
 
 def test_unknown_operators() -> None:
     with pytest.raises(ValueError, match="no reduce operator"):
-        operator("MEDIAN")
+        meaning("MEDIAN", torch.float32)
 
 
 def test_a_deadline_names_who_is_missing(ranks: Ranks) -> None:
@@ -219,3 +220,35 @@ def test_the_last_error_of_a_group(ranks: Ranks) -> None:
 def test_the_last_error_of_what_is_no_group_of_aiodist(group: str | None) -> None:
     with pytest.raises(ValueError, match="process groups of aiodist"):
         last_error(group)
+
+
+def test_ranks_that_all_reject_their_arguments_leave_nothing_behind(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each gives its turn up; who does so second finds it given up, which is no news to anyone."""
+
+    def body(group: ProcessGroup) -> None:
+        for _ in range(20):
+            with pytest.raises(ValueError, match="cannot share"):
+                group.all_to_all_single(torch.empty(3), torch.ones(3), [], []).wait()
+        group.barrier().wait()
+
+    ranks(2, body)
+    gc.collect()
+    assert not caplog.records
+
+
+def test_a_wrong_number_of_tensors_on_one_rank_stops_all(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        x = torch.ones(1)
+        if group.rank():
+            with pytest.raises((aiodist.CollectiveAbortedError, aiodist.MismatchError)):
+                group.allreduce([x]).wait()
+        else:
+            with pytest.raises(ValueError, match="one tensor"):
+                group.allreduce([x, x])
+        x = torch.ones(1)
+        group.allreduce([x]).wait()
+        assert float(x) == 2
+
+    ranks(2, body)

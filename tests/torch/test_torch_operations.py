@@ -302,3 +302,130 @@ def test_what_torch_asks(ranks: Ranks) -> None:
             work.source_rank()
 
     ranks(2, body)
+
+
+INTEGERS = (torch.uint8, torch.int8, torch.int64, torch.uint16, torch.uint64)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_average_of_integers_is_rounded_toward_zero(ranks: Ranks, dtype: torch.dtype) -> None:
+    """As NCCL has it; programs (metrics, counters) ask for it."""
+    values = [-7, 4, 30] if dtype.is_signed else [7, 4, 30]
+    wanted = [int((value + 2 * value) / 2) for value in values]
+
+    def body(group: ProcessGroup) -> None:
+        own = group.rank()
+        avg = dist.ReduceOp.AVG
+
+        def x() -> Tensor:
+            return (torch.tensor(values) * (own + 1)).to(dtype)
+
+        y = x()
+        group.allreduce([y], options(dist.AllreduceOptions, reduceOp=avg)).wait()
+        assert y.tolist() == wanted
+        with torch.inference_mode():
+            y = x()
+            group.allreduce([y], options(dist.AllreduceOptions, reduceOp=avg)).wait()
+            assert y.tolist() == wanted
+        y = x()
+        group.reduce([y], options(dist.ReduceOptions, reduceOp=avg, rootRank=1)).wait()
+        assert y.tolist() == (wanted if own else x().tolist())
+        opts = options(dist.ReduceScatterOptions, reduceOp=avg)
+        y = torch.zeros(3, dtype=dtype)
+        group.reduce_scatter([y], [[x(), x()]], opts).wait()
+        assert y.tolist() == wanted
+        y = torch.zeros(3, 2, dtype=dtype)[:, 0]  # not contiguous, either
+        group.reduce_scatter_single(y, torch.cat([x(), x()]), opts).wait()
+        assert y.tolist() == wanted
+        y = torch.zeros(3, dtype=dtype)
+        group.reduce_scatter_single_coalesced([y], [torch.cat([x(), x()])], opts).wait()
+        assert y.tolist() == wanted
+        mixed = [x(), x().float(), x()[:1].clone()]
+        group.allreduce_coalesced(
+            mixed, options(dist.AllreduceCoalescedOptions, reduceOp=avg)
+        ).wait()
+        assert [y.tolist() for y in mixed] == [wanted, [1.5 * v for v in values], wanted[:1]]
+
+    ranks(2, body)
+
+
+def test_sums_and_products_of_booleans(ranks: Ranks) -> None:
+    """Whether any is true, and whether all are."""
+
+    def body(group: ProcessGroup) -> None:
+        def x() -> Tensor:
+            return torch.tensor([True, False, group.rank() == 1])
+
+        for op, wanted in (
+            (dist.ReduceOp.SUM, [True, False, True]),
+            (dist.ReduceOp.PRODUCT, [True, False, False]),
+        ):
+            y, z = x(), torch.zeros(3, dtype=torch.bool)
+            group.allreduce([y], options(dist.AllreduceOptions, reduceOp=op)).wait()
+            opts = options(dist.ReduceScatterOptions, reduceOp=op)
+            group.reduce_scatter([z], [[x(), x()]], opts).wait()
+            assert y.tolist() == z.tolist() == wanted
+            y, zs = x(), [x(), x()[:1].clone()]
+            group.reduce([y], options(dist.ReduceOptions, reduceOp=op)).wait()
+            group.allreduce_coalesced(
+                zs, options(dist.AllreduceCoalescedOptions, reduceOp=op)
+            ).wait()
+            assert y.tolist() == (x() if group.rank() else torch.tensor(wanted)).tolist()
+            assert [z.tolist() for z in zs] == [wanted, [True]]
+
+    ranks(2, body)
+
+
+def test_sums_of_sparse_tensors_keep_their_turn(ranks: Ranks) -> None:
+    """They start when they are called, not when the loop comes to it."""
+
+    def body(group: ProcessGroup) -> None:
+        x, y = torch.eye(2).to_sparse(), full(1, 1)
+        works = [group.allreduce([x])]
+        if group.rank():
+            group.recv([torch.empty(1)], 0).wait()  # the loop turns meanwhile
+        works.append(group.allreduce([y]))
+        if group.rank() == 0:
+            works.append(group.send([full(1, 1)], 1))
+        assert all(work.wait() for work in works)
+        assert (x.to_dense().tolist(), float(y)) == ([[2, 0], [0, 2]], 2)
+
+    ranks(2, body)
+
+
+def test_results_go_into_tensors_of_any_strides(ranks: Ranks) -> None:
+    def body(group: ProcessGroup) -> None:
+        own = group.rank()
+        x = torch.arange(6.0).reshape(2, 3) + 10 * own
+        whole = torch.cat([x - 10 * own, x - 10 * own + 10])
+
+        def strided(*shape: int) -> Tensor:
+            return torch.zeros(*reversed(shape), dtype=x.dtype).t()
+
+        for fill, wanted in (
+            (lambda out: group.all_gather_single(out, x), whole),
+            (lambda out: group.all_gather_single_coalesced([out], [x]), whole),
+        ):
+            out = strided(4, 3)
+            assert not out.is_contiguous()
+            fill(out).wait()
+            assert torch.equal(out, wanted)
+        out = strided(2, 3)
+        group.reduce_scatter_single(out, whole).wait()
+        assert torch.equal(out, 2 * whole[2 * own : 2 * own + 2])
+        out = strided(2, 3)
+        if own:
+            group.send([x.t()], 0).wait()
+        else:
+            work = group.recv([out], 1)
+            work.wait()
+            assert work.source_rank() == 1
+            assert torch.equal(out.flatten(), (x + 10).t().flatten())
+        out = strided(2, 3)
+        group.all_to_all_single(out, whole[:2], [], []).wait()
+        assert torch.equal(out, torch.stack([whole[own], whole[own]]))
+        outs = [strided(2, 3), strided(2, 3)]
+        group.allgather([outs], [x]).wait()
+        assert torch.equal(torch.cat(outs), whole)
+
+    ranks(2, body)

@@ -28,6 +28,14 @@ def test_public_calls(job: Start) -> None:
     assert job("public.py", 3).finish() == ["called\n"] * 3
 
 
+def test_calls_of_methods(job: Start) -> None:
+    assert job("direct.py", 2).finish(quiet=False) == ["called\n"] * 2
+
+
+def test_compiled_functions(job: Start) -> None:
+    assert job("compiled.py", 2).finish(quiet=False) == ["compiled\n"] * 2
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank(job: Start, victim: int) -> None:
     """The others hear of it by its links, not by its lease; what that takes is printed."""
@@ -73,6 +81,11 @@ def said(program: str, env: dict[str, str]) -> str:
 def test_torch_knows_the_backend(installed: dict[str, str], first: str) -> None:
     program = f"import {first}, torch.distributed as d; print(d.is_backend_available('aiodist'))"
     assert said(program, installed) == "True\n"
+
+
+def test_making_a_group_does_not_import_dynamo(installed: dict[str, str]) -> None:
+    program = "import sys, aiodist_torch.process_group; print('torch._dynamo' in sys.modules)"
+    assert said(program, installed) == "False\n"
 
 
 def test_importing_torch_brings_in_no_engine(installed: dict[str, str]) -> None:

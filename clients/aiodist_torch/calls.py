@@ -1,0 +1,37 @@
+"""How calls of a process group reach its methods: in whatever form, for whatever device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from aiodist_torch.devices import Mixed, first_tensor
+from aiodist_torch.forms import Forms, Long
+
+R = TypeVar("R")
+
+
+def call(*shorter: Callable[..., Long]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Have a method called in its own form or a shorter one, and for tensors of another device on
+    the group for that device."""
+
+    def decorated(method: Callable[..., R]) -> Callable[..., R]:
+        name = method.__name__
+        forms = Forms(method, shorter)
+        last = forms.last
+
+        @wraps(method)
+        def called(group: Mixed, /, *args: Any, **kwargs: Any) -> R:
+            # Those of torch's own code have the long form: they are not looked at any closer.
+            if kwargs or not args or args[-1].__class__ is not last:
+                args = forms.long(args, kwargs)
+            x = first_tensor(args)
+            if x is None or x.is_cpu or (other := group.beside(x.device)) is group:
+                return method(group, *args)
+            answer: R = getattr(other, name)(*args)
+            return answer
+
+        return called
+
+    return decorated
