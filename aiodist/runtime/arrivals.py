@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from aiodist.errors import ProtocolError
 from aiodist.runtime import failures, variants
 from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
-from aiodist.runtime.lane_setup import SETUP_TAG
 from aiodist.runtime.operation import Operation
 from aiodist.runtime.recorder import name_of
+from aiodist.runtime.tags import SETUP_TAG
 from aiodist.schedules.teams import spans_hosts
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields

@@ -29,12 +29,12 @@ from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
 from aiodist.runtime.lane import Lane, Layout, Sharing
-from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
+from aiodist.runtime.lane_setup import LaneSetup
 from aiodist.runtime.link_express import LinkExpress
 from aiodist.runtime.operation import Failure, Operation, Program, Start
 from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.p2p_express import P2PExpress
-from aiodist.runtime.tags import Sends, TagCounts
+from aiodist.runtime.tags import SETUP_TAG, Sends, TagCounts
 from aiodist.runtime.telling import Telling
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step

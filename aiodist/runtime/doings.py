@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist.runtime import deadlines, whereabouts
-from aiodist.runtime.lane_setup import SETUP_TAG
 from aiodist.runtime.recorder import Record
+from aiodist.runtime.tags import SETUP_TAG
 from aiodist.runtime.work import Work
 from aiodist.wire.activity import Activity, Wait, packed, shortened
 from aiodist.wire.limits import MAX_PLACES, MAX_WAITS
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from aiodist.runtime.context import Context
     from aiodist.runtime.operation import Operation
     from aiodist.runtime.seat import Seat
-
-
-class Doings(Protocol):
-    """Whoever can be asked what it is doing."""
-
-    def now(self) -> Activity:
-        """From the thread of its loop."""
-        ...
-
-    def busy(self, seconds: float, ident: int) -> Activity:
-        """From another thread, where the loop, in thread `ident`, has not turned for `seconds`."""
-        ...
 
 
 class SeatDoings:

@@ -23,13 +23,11 @@ from aiodist.runtime.board import SEGMENT, Board
 from aiodist.runtime.collectives.base import share
 from aiodist.runtime.lane import Lane, Sharing
 from aiodist.runtime.operation import Program
+from aiodist.runtime.tags import SETUP_TAG
 from aiodist.transports.handover import Handover, fetch
 
 if TYPE_CHECKING:
     from aiodist.runtime.context import Context
-
-SETUP_TAG = b"memory"
-"""The tag of its collectives."""
 
 log = logging.getLogger("aiodist.group")
 
