@@ -56,6 +56,10 @@ READY, RECORDED, DONE, CALLED = range(4)
 queued on the user's stream when it was called."""
 EVENTS = 4
 
+SECTION = 8 << 20
+"""Bytes of a section of what goes by way of the host. Not measured on a GPU: enough for copies and
+links to be at their speed."""
+
 log = logging.getLogger("aiodist.group")
 
 

@@ -18,8 +18,8 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.vector import Vector
 from aiodist.runtime.collectives.memories import Wholes
 from aiodist.runtime.express import Express, Flat
-from aiodist.runtime.lane import cores
 from aiodist.runtime.operation import Phase, Program, prepared
+from aiodist.runtime.progress import cores
 from aiodist.runtime.work import Work
 from aiodist.schedules import recursive_doubling
 from aiodist.schedules.plan import OUT, TMP, Copy, Recv, Reduce, Send, Step

@@ -18,8 +18,8 @@ from aiodist.buffers.tokens import Spec
 from aiodist.errors import ProtocolError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import EAGER, Key, MessageTag, cost
-from aiodist.runtime.lane import cores
 from aiodist.runtime.p2p import as_tag
+from aiodist.runtime.progress import cores
 from aiodist.runtime.work import Work
 from aiodist.transports.framed import FramedLink
 from aiodist.types import ANY_TAG
