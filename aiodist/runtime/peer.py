@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.greeting import Claim
@@ -21,9 +22,6 @@ from aiodist.transports.lasting import LastingLink
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
-
-if TYPE_CHECKING:
-    from aiodist.runtime.endpoint import Endpoint
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -78,6 +76,34 @@ class Outgoing(NamedTuple):
     urgent: bool
 
 
+class Home(Protocol):
+    """The endpoint that a peer belongs to: it knows which groups there are, and makes links."""
+
+    loop: asyncio.AbstractEventLoop
+    lease: float
+    closing: bool
+    contexts: dict[bytes, Inbox]
+    closed_contexts: OrderedDict[bytes, None]
+
+    def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
+        """Begins to connect to `peer`. The task ends with a link that `peer` has attached, or with
+        the loss of `peer`."""
+        ...
+
+    def keep(self, stray: Stray) -> None:
+        """Takes a stray frame, whose payload is there, until its group is made."""
+        ...
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Fails, in all groups, what needs the peer with root `rank`: it is gone."""
+        ...
+
+    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
+        """Does the same for a peer to whom there is no link any more, though it may live, and has
+        the coordinator hear of it. `ended`: its process is known to have ended."""
+        ...
+
+
 class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
 
@@ -87,7 +113,7 @@ class Peer:
         "rank",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, rank: int, id: str) -> None:
+    def __init__(self, endpoint: Home, rank: int, id: str) -> None:
         self.rank = rank
         self.id = id
         self.link: Link | None = None
