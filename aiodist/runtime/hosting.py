@@ -11,7 +11,7 @@ from aiodist.runtime.endpoint import Endpoint
 Op = TypeVar("Op", contravariant=True)
 
 
-class Ranks(Protocol):
+class Party(Protocol):
     """The ranks of one group, as one of them sees them and reaches them.
 
     `rank` is this one, and there are `size` of them. `ranks` says by which root the endpoint knows
