@@ -97,7 +97,7 @@ class Context:
         """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}
         self.lane: Lane | None = None
-        self.express: Express[Any] | None = None
+        self.express: Express[Any, Any] | None = None
         sharing, self.teams = layout
         self.mates = post(self.teams, self.rank).mates
         self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
