@@ -147,7 +147,7 @@ class Recipe:
 
 
 class ExpressGroup(Place, Protocol):
-    """The group whose collectives are done within the call. `trace` hears of operations, where
+    """A group whose collectives are done within the call. `trace` hears of operations, where
     somebody traces."""
 
     endpoint: Endpoint
@@ -162,7 +162,7 @@ class ExpressGroup(Place, Protocol):
 
 
 class LaneGroup(ExpressGroup, Protocol):
-    """Such a group, whose ranks share memory."""
+    """A group whose ranks share memory, and whose collectives are done within the call."""
 
     @property
     def heap(self) -> Heap: ...

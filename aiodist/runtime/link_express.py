@@ -39,7 +39,7 @@ the partial result of this rank is in when that step begins."""
 
 
 class LinkGroup(ExpressGroup, Protocol):
-    """The group, whose ranks are joined by links."""
+    """A group whose ranks are joined by links, and whose collectives are done within the call."""
 
     id: bytes
     arrivals: Arrivals
