@@ -4,21 +4,21 @@ while that was not called here yet, and answered where it is a question."""
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from aiodist.errors import ProtocolError
 from aiodist.runtime import failures, variants
 from aiodist.runtime.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
-from aiodist.runtime.lane_setup import SETUP_TAG
+from aiodist.runtime.hosting import Party
 from aiodist.runtime.operation import Operation
-from aiodist.runtime.recorder import name_of
-from aiodist.schedules.teams import spans_hosts
+from aiodist.runtime.recorder import Recorder, name_of
+from aiodist.runtime.tags import SETUP_TAG, TagCounts
+from aiodist.runtime.telling import Telling
+from aiodist.schedules.teams import Teams, spans_hosts
+from aiodist.trace import Scope
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 MAX_AHEAD_BYTES = 24 << 20
 """Most bytes that are kept of one rank for collectives that were not called here yet. Of payload,
@@ -32,6 +32,39 @@ MAX_VERDICT_BYTES = 16 << 20
 goes, and who calls that late has to wait for its deadline."""
 
 
+class Matching(Party, Protocol):
+    """The matching engine of one group: it has the collectives that were called here, `ops`, the
+    numbers of all that were, `tags`, and what ends them."""
+
+    ops: dict[Key, Operation]
+    tags: TagCounts
+    telling: Telling
+    teams: Teams
+    recorder: Recorder
+    scope: Scope
+
+    def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
+        """Fails `op`, here and elsewhere: `others`, by rank, called something else."""
+        ...
+
+    def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
+        """Fails `op`, and gives `src` up: what it sent makes no sense."""
+        ...
+
+    def end(self, op: Operation, verdict: failures.Verdict) -> None:
+        """Fails `op` here: another rank gave it up."""
+        ...
+
+    def not_entered(self, op: Operation) -> None:
+        """Fails `op` if a rank is lost that gave no word of it: another has not called it yet."""
+        ...
+
+    def divert(self, src: int, into: memoryview | None) -> int:
+        """Sends the rest of the payload that is coming from `src` elsewhere; None: to nowhere.
+        Returns how many bytes of it are there already."""
+        ...
+
+
 class Arrivals:
     """The arrivals of one context.
 
@@ -39,7 +72,7 @@ class Arrivals:
     them that others have given up.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Matching) -> None:
         self._context = context
         self.early: dict[Key, Early] = {}
         self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
@@ -294,7 +327,7 @@ def _size(key: Key, verdict: failures.Verdict) -> int:
     return AHEAD + tag + len(verdict.text) + details
 
 
-def _doing(context: Context) -> str:
+def _doing(context: Matching) -> str:
     """What this rank is doing, in a few words."""
     for op in context.ops.values():
         if op.tag == SETUP_TAG:

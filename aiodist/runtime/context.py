@@ -31,12 +31,12 @@ from aiodist.runtime.express import Express, LaneExpress
 from aiodist.runtime.heap import Heap
 from aiodist.runtime.hearsay import Hearsay
 from aiodist.runtime.lane import Lane, Layout, Sharing
-from aiodist.runtime.lane_setup import SETUP_TAG, LaneSetup
+from aiodist.runtime.lane_setup import LaneSetup
 from aiodist.runtime.link_express import LinkExpress
 from aiodist.runtime.operation import Failure, Operation, Program, Start, refused
 from aiodist.runtime.p2p import PointToPoint
 from aiodist.runtime.p2p_express import P2PExpress
-from aiodist.runtime.tags import Sends, TagCounts
+from aiodist.runtime.tags import SETUP_TAG, Sends, TagCounts
 from aiodist.runtime.telling import Telling
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import Send, Step
@@ -100,7 +100,7 @@ class Context:
         """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}
         self.lane: Lane | None = None
-        self.express: Express[Any] | None = None
+        self.express: Express[Any, Any] | None = None
         sharing, self.teams = layout
         self.mates = post(self.teams, self.rank).mates
         self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)

@@ -16,7 +16,7 @@ import ssl as tls
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from aiodist.errors import (
     AiodistError,
@@ -35,10 +35,9 @@ from aiodist.runtime.control_dial import ATTEMPT_SECONDS, ForeignServiceError, G
 from aiodist.runtime.control_requests import OnReply, Requests
 from aiodist.runtime.control_socket import ControlSocket
 from aiodist.runtime.control_standing import Standing, check_successor
-from aiodist.runtime.doings import Doings
 from aiodist.runtime.lease import renew
 from aiodist.transports.surroundings import chooser_on
-from aiodist.wire.activity import Inquire
+from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import (
@@ -111,6 +110,18 @@ class CoordinatorBack:
 
 
 ControlEvent = MemberLost | MemberLeft | Draining | CoordinatorGone | CoordinatorBack
+
+
+class Doings(Protocol):
+    """Whoever can be asked what this member is doing."""
+
+    def now(self) -> Activity:
+        """From the thread of its loop."""
+        ...
+
+    def busy(self, seconds: float, ident: int) -> Activity:
+        """From another thread, where the loop, in thread `ident`, has not turned for `seconds`."""
+        ...
 
 
 class StoreValueError(AiodistError, ValueError):

@@ -7,18 +7,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from aiodist.errors import CollectiveTimeoutError
+from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.runtime import failures
+from aiodist.runtime.hosting import Party
 from aiodist.runtime.operation import Operation
+from aiodist.runtime.tags import TagCounts
 from aiodist.runtime.work import Work
 from aiodist.types import ANY_TAG
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 ASK_SECONDS = 1.5
 """So long before a deadline others are asked; but not before half of it is over."""
@@ -27,7 +26,49 @@ PART = 2 / 3
 gives none has to be here in time, too."""
 
 
-def arm(context: Context, op: Operation, seconds: float) -> None:
+class Collectives(Party, Protocol):
+    """A group whose collectives have deadlines."""
+
+    loop: asyncio.AbstractEventLoop
+    tags: TagCounts
+
+    @property
+    def setting_up(self) -> Operation | None:
+        """The collective by which the ranks agree on shared memory, if one is pending: others may
+        wait for it."""
+        ...
+
+    def failed(self, op: Operation, error: BaseException) -> None:
+        """Fails `op` with `error`, and tells the others."""
+        ...
+
+    def locate(self, error: AiodistError, op: Operation) -> None:
+        """Has `error` say in which group, and in what, it happened."""
+        ...
+
+
+class Failing(Protocol):
+    """Whoever has the sends and receives that are pending."""
+
+    def fail(self, work: Work[Any], error: AiodistError) -> None:
+        """Fails `work`, if it is pending, and lets go of what it has."""
+        ...
+
+
+class Messages(Party, Protocol):
+    """A group whose sends and receives have deadlines."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def p2p(self) -> Failing: ...
+
+    def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
+        """Returns an error that says where it happened."""
+        ...
+
+
+def arm(context: Collectives, op: Operation, seconds: float) -> None:
     """`op` is to fail in `seconds`."""
     ask = _ask_after(seconds)
     op.timer = context.loop.call_later(ask, _ask, context, op, seconds - ask, seconds)
@@ -38,7 +79,7 @@ def _ask_after(seconds: float) -> float:
     return max(seconds - ASK_SECONDS, seconds / 2)
 
 
-def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
+def _ask(context: Collectives, op: Operation, rest: float, seconds: float) -> None:
     if op.done:
         return
     holder = _holder(context, op)
@@ -47,7 +88,7 @@ def _ask(context: Context, op: Operation, rest: float, seconds: float) -> None:
     op.timer = context.loop.call_later(rest, _expire, context, op, seconds)
 
 
-def inquire(context: Context, op: Operation, seconds: float) -> None:
+def inquire(context: Collectives, op: Operation, seconds: float) -> None:
     """Ask what they do who are missing in `op`, them and the coordinator: there are `seconds` for
     answers."""
     late = ask_whether_entered(context, op)
@@ -59,7 +100,7 @@ def inquire(context: Context, op: Operation, seconds: float) -> None:
     _ask_coordinator(context, late, told, seconds)
 
 
-def ask_whether_entered(context: Context, op: Operation) -> list[int]:
+def ask_whether_entered(context: Collectives, op: Operation) -> list[int]:
     """Ask whoever is missing whether it has entered `op`: these."""
     context.tags.keep(op.tag)
     header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
@@ -70,7 +111,7 @@ def ask_whether_entered(context: Context, op: Operation) -> list[int]:
 
 
 def _ask_coordinator(
-    context: Context,
+    context: Party,
     ranks: Sequence[int],
     tell: Callable[[Mapping[int, str]], None],
     seconds: float,
@@ -84,7 +125,7 @@ def _ask_coordinator(
     context.endpoint.ask(list(by_root), told, seconds * PART)
 
 
-def _expire(context: Context, op: Operation, seconds: float) -> None:
+def _expire(context: Collectives, op: Operation, seconds: float) -> None:
     if op.done:
         return
     holder = _holder(context, op)
@@ -104,7 +145,7 @@ def _expire(context: Context, op: Operation, seconds: float) -> None:
         op.work.fail(error)
 
 
-def _holder(context: Context, op: Operation) -> Operation | None:
+def _holder(context: Collectives, op: Operation) -> Operation | None:
     """The operation that others have not entered: `op`, or while it waits for its number, the one
     that it waits for, if that is one."""
     if op.seq >= 0:
@@ -112,7 +153,7 @@ def _holder(context: Context, op: Operation) -> Operation | None:
     return context.setting_up if op.tag is None else None
 
 
-def missing(context: Context, op: Operation) -> list[int]:
+def missing(context: Collectives, op: Operation) -> list[int]:
     """The other ranks that are not known to have entered `op`; while it waits for its number, what
     it waits for."""
     holder = _holder(context, op)
@@ -140,7 +181,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def arm_message(
-    context: Context,
+    context: Messages,
     work: Work[Any],
     timeout: float | None,
     default: float,
@@ -159,7 +200,7 @@ class _MessageDeadline:
     """The deadline of a send or receive."""
 
     def __init__(
-        self, context: Context, work: Work[Any], seconds: float, missing: Sequence[int]
+        self, context: Messages, work: Work[Any], seconds: float, missing: Sequence[int]
     ) -> None:
         self._context = context
         self._work = work

@@ -21,20 +21,17 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
 from aiodist import devices
 from aiodist.devices.base import Device, Event, Stream
-from aiodist.errors import ProtocolError
+from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.device_shares import Shares
 from aiodist.runtime.operation import Pause
 from aiodist.wire import kinds
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 FLUSH, FLUSHED, DROP = range(3)
 """Words between planes, with a number each. Higher ones are of `aiodist.runtime.device_shares`."""
@@ -56,7 +53,43 @@ READY, RECORDED, DONE, CALLED = range(4)
 queued on the user's stream when it was called."""
 EVENTS = 4
 
+SECTION = 8 << 20
+"""Bytes of a section of what goes by way of the host. Not measured on a GPU: enough for copies and
+links to be at their speed."""
+
 log = logging.getLogger("aiodist.group")
+
+
+class Reading(Protocol):
+    """Says whether this rank may read the devices of others, and they its own."""
+
+    reads_devices: bool
+
+
+class DeviceGroup(Protocol):
+    """The group whose ranks read each other's devices. `group` names it in the log; `ended` is what
+    has ended it here, if anything did."""
+
+    rank: int
+    size: int
+    group: str
+    loop: asyncio.AbstractEventLoop
+    ended: AiodistError | None
+
+    @property
+    def endpoint(self) -> Reading: ...
+
+    def lost(self) -> Mapping[int, str]:
+        """Returns the ranks that are lost, and why."""
+        ...
+
+    def has_lost(self, peer: int) -> bool:
+        """Says whether `peer` is lost."""
+        ...
+
+    def tell(self, peer: int, kind: int, *fields: Any) -> None:
+        """Sends `peer` a frame of that kind, which belongs to no operation."""
+        ...
 
 
 class Found(NamedTuple):
@@ -135,7 +168,7 @@ class Lease:
 class Plane:
     """The devices of one group, as seen by one rank."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: DeviceGroup) -> None:
         self._context = context
         self._used: dict[str, Device] = {}
         self._streams: dict[int, tuple[Device, Stream]] = {}

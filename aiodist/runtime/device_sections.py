@@ -9,7 +9,7 @@ from typing import Any
 
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.values import Encoded, Incoming, byte_view
-from aiodist.runtime.collectives import staging
+from aiodist.runtime import device as device_memory
 from aiodist.runtime.device import DONE, RECORDED
 from aiodist.runtime.device_values import Leaf, Places, Sources, host_bytes
 from aiodist.runtime.pieces import Landing
@@ -71,7 +71,7 @@ def _cut(encoded: Encoded, sources: Sources) -> deque[list[Part]]:
     made: deque[list[Part]] = deque([[]])
     assert sources.lease is not None
     device = sources.lease.device
-    room = staging.SECTION
+    room = device_memory.SECTION
     at = 0
     for gap, flat in zip(encoded.gaps, sources.flats, strict=True):
         made[-1] += encoded.buffers[at:gap]
@@ -82,7 +82,7 @@ def _cut(encoded: Encoded, sources: Sources) -> deque[list[Part]]:
         while start < length:
             if room < size:
                 made.append([])
-                room = max(staging.SECTION, size)
+                room = max(device_memory.SECTION, size)
             stop = min(length, start + room // size)
             made[-1].append((flat, start, stop))
             room -= (stop - start) * size
@@ -114,6 +114,6 @@ class Arrival(Landing):
     def placed(self) -> None:
         super().placed()
         come = self._total - self.left
-        if self._leaves and self.left and come - self._passed >= staging.SECTION:
+        if self._leaves and self.left and come - self._passed >= device_memory.SECTION:
             self._passed = come
             self._places.pass_on([(leaf, come - at) for at, leaf in self._leaves if come > at])

@@ -4,37 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from aiodist.runtime import deadlines, whereabouts
-from aiodist.runtime.lane_setup import SETUP_TAG
+from aiodist.runtime.context import Context
+from aiodist.runtime.observed import Observed
+from aiodist.runtime.operation import Operation
 from aiodist.runtime.recorder import Record
+from aiodist.runtime.tags import SETUP_TAG
 from aiodist.runtime.work import Work
 from aiodist.wire.activity import Activity, Wait, packed, shortened
 from aiodist.wire.limits import MAX_PLACES, MAX_WAITS
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
-    from aiodist.runtime.operation import Operation
-    from aiodist.runtime.seat import Seat
-
-
-class Doings(Protocol):
-    """Whoever can be asked what it is doing."""
-
-    def now(self) -> Activity:
-        """From the thread of its loop."""
-        ...
-
-    def busy(self, seconds: float, ident: int) -> Activity:
-        """From another thread, where the loop, in thread `ident`, has not turned for `seconds`."""
-        ...
 
 
 class SeatDoings:
     """What the rank with a seat is doing, in all of its groups."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Observed) -> None:
         self._seat = seat
 
     def now(self) -> Activity:

@@ -18,7 +18,7 @@ from typing import Any
 from aiodist.errors import ProtocolError
 from aiodist.runtime.draining import Draining
 from aiodist.runtime.greeting import Claim, Greeter, Greeting, Identity, Nonces
-from aiodist.runtime.lane import Moved
+from aiodist.runtime.moved import Moved
 from aiodist.runtime.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
 from aiodist.runtime.progress import Progress
 from aiodist.runtime.recorder import Recorder

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,18 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.runtime.board import digest_of
 from aiodist.runtime.collectives import pulls
+from aiodist.runtime.collectives.base import Place
+from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.heap import Heap
 from aiodist.runtime.lane import Lane
 from aiodist.runtime.operation import Program
 from aiodist.runtime.pull import Pulled, area_for
+from aiodist.runtime.recorder import Recorder
+from aiodist.runtime.tags import TagCounts
 from aiodist.runtime.work import Work
 from aiodist.schedules.plan import SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step
+from aiodist.trace import Scope, Trace
 from aiodist.types import ReduceOp
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 Flat = NDArray[Any]
 
@@ -146,6 +148,38 @@ class Recipe:
         return None if span.length == self.length else slice(span.start, span.stop)
 
 
+class ExpressGroup(Place, Protocol):
+    """A group whose collectives are done within the call. `trace` hears of operations, where
+    somebody traces."""
+
+    endpoint: Endpoint
+    tags: TagCounts
+    recorder: Recorder
+    scope: Scope
+    trace: Trace | None
+
+    def started(self, work: Work[Any]) -> None:
+        """Tells whoever traces that `work` begins."""
+        ...
+
+
+class LaneGroup(ExpressGroup, Protocol):
+    """A group whose ranks share memory, and whose collectives are done within the call."""
+
+    @property
+    def heap(self) -> Heap: ...
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is known of collectives that were not called here yet."""
+        ...
+
+    def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
+        """Goes on, as an operation that runs `program`, with the collective that is under way on
+        the lane. It may take `seconds`."""
+        ...
+
+
 class Kept(Protocol):
     """A recipe. `weight`: its steps; `length`: elements."""
 
@@ -157,12 +191,13 @@ class Kept(Protocol):
 
 
 R = TypeVar("R", bound=Kept)
+G = TypeVar("G", bound=ExpressGroup)
 
 
-class Express(ABC, Generic[R]):
-    """The recipes, of type `R`, of one group."""
+class Express(ABC, Generic[G, R]):
+    """The recipes, of type `R`, of one group, of type `G`."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: G) -> None:
         self._size = context.size
         self._quietly = quietly()
         self._context = context
@@ -243,10 +278,10 @@ class Express(ABC, Generic[R]):
         """Let go of arrays of others."""
 
 
-class LaneExpress(Express[Recipe]):
+class LaneExpress(Express[LaneGroup, Recipe]):
     """The recipes of one group whose ranks share memory."""
 
-    def __init__(self, context: Context, lane: Lane) -> None:
+    def __init__(self, context: LaneGroup, lane: Lane) -> None:
         super().__init__(context)
         self.lane = lane
 

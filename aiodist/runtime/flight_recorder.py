@@ -18,16 +18,14 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from aiodist.membership.group import ranks_text
 from aiodist.runtime import deadlines, whereabouts
+from aiodist.runtime.context import Context
+from aiodist.runtime.observed import Observed
 from aiodist.runtime.recorder import Entry, name_of
 from aiodist.runtime.work import Work
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
-    from aiodist.runtime.seat import Seat
 
 log = logging.getLogger("aiodist.flight_recorder")
 
@@ -55,7 +53,7 @@ class _Settings:
 
 
 _settings = _Settings()
-_seats: weakref.WeakSet[Seat] = weakref.WeakSet()
+_seats: weakref.WeakSet[Observed] = weakref.WeakSet()
 
 
 def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) -> None:
@@ -99,7 +97,7 @@ def dump(file: TextIO | None = None) -> None:
     (sys.stderr if file is None else file).write(text or "no rank of aiodist in this process\n")
 
 
-def watch(seat: Seat) -> None:
+def watch(seat: Observed) -> None:
     """`seat` has a rank: from now on it is part of dumps. For the engine."""
     _seats.add(seat)
     if not _settings.decided:
@@ -130,7 +128,7 @@ def _enable_by_environment(where: str) -> None:
         enable("stderr", on_signal=in_main)
 
 
-def _all_seats() -> list[Seat]:
+def _all_seats() -> list[Observed]:
     alive = [seat for seat in _seats if not seat.is_over]
     return sorted(alive, key=lambda seat: (seat.view.group, seat.view.epoch, seat.endpoint.rank))
 
@@ -142,7 +140,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         _settings.before(number, frame)
 
 
-def _write(seat: Seat, reason: str, *, everything: bool = False) -> None:
+def _write(seat: Observed, reason: str, *, everything: bool = False) -> None:
     """Never raises: the caller is in the middle of something else."""
     try:
         if _settings.directory is not None:
@@ -163,17 +161,17 @@ def _replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def _file_name(seat: Seat) -> str:
+def _file_name(seat: Observed) -> str:
     group = urllib.parse.quote(seat.view.group, safe="")[:100]
     return f"{group}-rank{_rank(seat)}-pid{os.getpid()}.txt"
 
 
-def _rank(seat: Seat) -> int:
+def _rank(seat: Observed) -> int:
     """The rank in the newest epoch; in the first one, as long as it begins, the root is that."""
     return seat.endpoint.rank if seat.context is None else seat.context.rank
 
 
-def _text(seat: Seat, reason: str, *, most: int | None = None) -> str:
+def _text(seat: Observed, reason: str, *, most: int | None = None) -> str:
     """What is known of one rank, for people."""
     now = seat.loop.time()
     clock = time.time() - now
@@ -204,7 +202,7 @@ def _last(entries: list[Entry], most: int | None) -> list[Entry]:
 
 
 def _line(
-    seat: Seat, entry: Entry, clock: float, waiting: dict[tuple[bytes, str], list[int]]
+    seat: Observed, entry: Entry, clock: float, waiting: dict[tuple[bytes, str], list[int]]
 ) -> str:
     root = seat.view.context
     where = (
@@ -224,14 +222,14 @@ def _line(
     return text
 
 
-def _pending(seat: Seat) -> list[Work[Any]]:
+def _pending(seat: Observed) -> list[Work[Any]]:
     contexts: Iterable[Any] = list(seat.endpoint.contexts.values())
     with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
         return [work for one in contexts for work in [*one.pending, *one.p2p.pending]]
     return []
 
 
-def _waiting(seat: Seat) -> dict[tuple[bytes, str], list[int]]:
+def _waiting(seat: Observed) -> dict[tuple[bytes, str], list[int]]:
     """Of the collectives that wait: which ranks have not entered them, as far as known."""
     found = {}
     with contextlib.suppress(RuntimeError):  # as above
@@ -244,7 +242,7 @@ def _waiting(seat: Seat) -> dict[tuple[bytes, str], list[int]]:
     return found
 
 
-def _places(seat: Seat) -> list[tuple[str, tuple[str, ...]]]:
+def _places(seat: Observed) -> list[tuple[str, tuple[str, ...]]]:
     places = [("its event loop is at", whereabouts.of_thread(seat.thread))]
     with contextlib.suppress(RuntimeError):
         places.append(("a task waits at", whereabouts.of_tasks(seat.loop)))

@@ -8,17 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Link
+from aiodist.transports.sparing import Sparing
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, unpack_fields
 from aiodist.wire.proof import NONCE_BYTES, Role, check_proof, make_proof, mark_of, membership_key
-
-if TYPE_CHECKING:
-    from aiodist.runtime.endpoint import Endpoint
-    from aiodist.runtime.peer import Peer
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -58,6 +55,52 @@ class Identity:
         return membership_key(self._token, self.group, sorted((self.id, peer)))
 
 
+class Door(Protocol):
+    """Where those come in who connect to this rank: it judges what they show of themselves."""
+
+    loop: asyncio.AbstractEventLoop
+    sparing: Sparing
+
+    def holds(self, greeter: Greeter) -> bool:
+        """The proof of `greeter` has come. Says whether it may wait here until the membership is
+        known, and calls `Greeter.proceed` whenever more members have become known."""
+        ...
+
+    def identify(self, mark: bytes, mac: bytes, claim: Claim, nonces: Nonces) -> int | None:
+        """Returns the root of the member that this proves to be; None while it may be a member
+        that is not known here yet. Raises ProtocolError for somebody else."""
+        ...
+
+    def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
+        """Takes over the link of `greeter`, which has shown that it is the member with root
+        `rank`: answers it, or closes it."""
+        ...
+
+    def dismiss(self, greeter: Greeter) -> None:
+        """Forgets `greeter`, whose link is closed."""
+        ...
+
+
+class Counterpart(Protocol):
+    """The member that this rank has connected to, and greets."""
+
+    rank: int
+    id: str
+
+    @property
+    def claim(self) -> Claim:
+        """What this rank says to it of the links that there have been."""
+        ...
+
+    def can_attach(self, link: Link, theirs: Claim) -> bool:
+        """Whether `link` can go on where the one before stopped, by what the member says."""
+        ...
+
+    def attach(self, link: Link, theirs: Claim, *, dialled: bool) -> None:
+        """Takes over `link`, which is up now. `dialled`: this rank has made it."""
+        ...
+
+
 class Greeter:
     """Receives the greeting of a peer that connected to us, a stranger until it has shown who it
     is: it may send two frames, of a header each."""
@@ -65,7 +108,7 @@ class Greeter:
     tells_why = True
     """What breaks its link is in the log by its own doing, which is sparing."""
 
-    def __init__(self, endpoint: Endpoint, link: Link) -> None:
+    def __init__(self, endpoint: Door, link: Link) -> None:
         self.link = link
         self.peer = link.peer_name
         self.host = link.peer_name.rpartition(":")[0]
@@ -132,7 +175,9 @@ class Greeting:
     """Receives the answers to our greeting of the peer that we connected to. `why`: what may be
     the reason that there was none. `is_final`: the peer has said so."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: Peer, identity: Identity) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peer: Counterpart, identity: Identity
+    ) -> None:
         self.answered: asyncio.Future[bool] = loop.create_future()
         self._peer = peer
         self._identity = identity

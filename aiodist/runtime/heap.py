@@ -10,8 +10,8 @@ import asyncio
 import logging
 import math
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from aiodist.errors import ProtocolError
 from aiodist.transports.handover import Handover, fetch
 from aiodist.wire import kinds
 
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
-
 log = logging.getLogger("aiodist.group")
 
 MOST = 4096
@@ -33,6 +30,42 @@ MOST = 4096
 _OFFSET_BITS = 44
 
 Bytes = NDArray[np.uint8]
+
+
+class Spawner(Protocol):
+    """Runs things beside, for as long as the membership lasts."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Begins to run `coroutine`. The task is cancelled when the membership ends."""
+        ...
+
+
+class Forgetting(Protocol):
+    """Whoever keeps views of others' arrays."""
+
+    def forget_arrays(self) -> None:
+        """Lets go of all of these views: one of the arrays is gone."""
+        ...
+
+
+class HeapGroup(Protocol):
+    """The group whose ranks have a heap. `shares` says whether all of its ranks can share memory,
+    and `express` keeps views of the others' arrays, where there is one."""
+
+    rank: int
+    size: int
+    loop: asyncio.AbstractEventLoop
+    shares: bool
+
+    @property
+    def endpoint(self) -> Spawner: ...
+
+    @property
+    def express(self) -> Forgetting | None: ...
+
+    def tell(self, peer: int, kind: int, *fields: Any) -> None:
+        """Sends `peer` a frame of that kind, which belongs to no operation."""
+        ...
 
 
 class Block:
@@ -51,7 +84,7 @@ class Block:
 class Heap:
     """The shared arrays of one group, as seen by one rank."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: HeapGroup) -> None:
         self._context = context
         self._blocks: dict[int, Block] = {}
         self._next = 0

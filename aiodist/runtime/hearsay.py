@@ -7,24 +7,33 @@ that is: not whom the loser believes to be.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.runtime.failures import BELIEVED, LOST, Verdict
+from aiodist.runtime.hosting import Party
 from aiodist.runtime.work import Work
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 Where = Mapping[str, Any]
 """Group, epoch, op, tag and seq of an error."""
 
 
+class Members(Party, Protocol):
+    """A group that hears of losses."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def lost(self) -> Mapping[int, str]:
+        """Returns the ranks that are lost, and why."""
+        ...
+
+
 class Hearsay:
     """The Works of one context that fail by what another rank believes, once it is known."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Members) -> None:
         self._context = context
         self._held: dict[Work[Any], tuple[Verdict, AiodistError, Where]] = {}
 

@@ -1,51 +1,63 @@
-"""What an operation needs of its context."""
+"""What the parts of a group's engine need of the group that they work for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiodist.errors import ProtocolError
+from aiodist.runtime.endpoint import Endpoint
 
-if TYPE_CHECKING:
-    from aiodist.runtime.operation import Operation
+Op = TypeVar("Op", contravariant=True)
 
 
-class Host(Protocol):
-    """What an operation needs of its context."""
+class Party(Protocol):
+    """The ranks of one group, as one of them sees them and reaches them.
 
-    def send_message(
-        self, op: Operation, peer: int, slot: int, views: Sequence[memoryview]
-    ) -> None: ...
+    `rank` is this one, and there are `size` of them. `ranks` says by which root the endpoint knows
+    each of them, and `id` marks the frames of this group among all that go over its links.
+    """
+
+    id: bytes
+    rank: int
+    size: int
+    ranks: tuple[int, ...]
+    endpoint: Endpoint
+
+
+class Host(Protocol[Op]):
+    """What an operation, of type `Op`, needs of its context."""
+
+    def send_message(self, op: Op, peer: int, slot: int, views: Sequence[memoryview]) -> None: ...
 
     def settle(self, dst: int, token: object) -> None:
         """What was sent to `dst` for the operation `token`, and has left, is not read any more."""
         ...
 
-    def send_grant(self, op: Operation, peer: int, upto: int) -> None: ...
+    def send_grant(self, op: Op, peer: int, upto: int) -> None: ...
 
-    def may_send(self, op: Operation, peer: int, nbytes: int) -> bool:
+    def may_send(self, op: Op, peer: int, nbytes: int) -> bool:
         """Whether `nbytes` may go to `peer`, of which nobody knows whether it has entered `op`.
         If not, `admitted` is called in due course."""
         ...
 
-    def refund(self, op: Operation, peer: int) -> None:
+    def refund(self, op: Op, peer: int) -> None:
         """`peer` has entered `op`."""
         ...
 
-    def finished(self, op: Operation, result: Any) -> None: ...
+    def finished(self, op: Op, result: Any) -> None: ...
 
-    def failed(self, op: Operation, error: BaseException) -> None: ...
+    def failed(self, op: Op, error: BaseException) -> None: ...
 
-    def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
+    def blame(self, op: Op, src: int, error: ProtocolError) -> None:
         """A frame that came of `src` for `op` before this was known makes no sense."""
         ...
 
-    def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
+    def differ(self, op: Op, others: Mapping[int, bytes]) -> None:
         """Others called something else."""
         ...
 
-    def turn(self, op: Operation) -> None:
+    def turn(self, op: Op) -> None:
         """Others have called `op` with arrays of the host: this rank does as they do."""
         ...
 

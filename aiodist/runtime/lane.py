@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -25,27 +24,9 @@ from aiodist.runtime.board import (
     Board,
     stamp_of,
 )
-from aiodist.runtime.progress import Progress
+from aiodist.runtime.moved import Moved
+from aiodist.runtime.progress import Progress, cores
 from aiodist.schedules.teams import Teams
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-class Moved:
-    """Bytes that went through shared memory: `sent` were shown to others, `received` read."""
-
-    __slots__ = ("received", "sent")
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.received = 0
-
-    def add(self, sent: int, received: int) -> None:
-        self.sent += sent
-        self.received += received
 
 
 class Sharing(enum.Enum):

@@ -13,31 +13,63 @@ import asyncio
 import logging
 import math
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgpack
 
 from aiodist.buffers.segment import Segment, unsupported_reason
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.board import SEGMENT, Board
-from aiodist.runtime.collectives.base import share
+from aiodist.runtime.collectives.base import Place, share
+from aiodist.runtime.endpoint import Endpoint
 from aiodist.runtime.lane import Lane, Sharing
-from aiodist.runtime.operation import Program
+from aiodist.runtime.operation import Program, Start
+from aiodist.runtime.tags import SETUP_TAG
+from aiodist.runtime.work import Work
 from aiodist.transports.handover import Handover, fetch
 
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
-
-SETUP_TAG = b"memory"
-"""The tag of its collectives."""
-
 log = logging.getLogger("aiodist.group")
+
+
+class Sharers(Place, Protocol):
+    """The group that is to share memory. `mates` are the other ranks of this host; `ended` is what
+    has ended the group here, and `lane` the one that it has, if any."""
+
+    group: str
+    mates: tuple[int, ...]
+    endpoint: Endpoint
+    ended: AiodistError | None
+    lane: Lane | None
+
+    def launch(self, op: str, call: str, start: Start, *, tag: object, timeout: float) -> Work[Any]:
+        """Starts the collective `call`, in which all ranks tell each other what they have."""
+        ...
+
+    def upcoming(self) -> int:
+        """Returns the number of the next collective without a tag."""
+        ...
+
+    def kick(self, peer: int) -> None:
+        """Wakes `peer`, which waits for this rank in shared memory."""
+        ...
+
+    def share_memory(self, lane: Lane) -> None:
+        """Has collectives without a tag run on `lane`, from number `lane.first` on."""
+        ...
+
+    def use_links(self) -> None:
+        """Has all collectives go over links, for good."""
+        ...
+
+    def undefer(self) -> None:
+        """Lets in the collectives that have waited for the end of the set-up."""
+        ...
 
 
 class LaneSetup:
     """The set-up of one context. `settling`: untagged collectives have to wait for its end."""
 
-    def __init__(self, context: Context, sharing: Sharing) -> None:
+    def __init__(self, context: Sharers, sharing: Sharing) -> None:
         self.settling = False
         self._sharing = sharing
         self._context = context

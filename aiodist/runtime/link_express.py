@@ -9,33 +9,56 @@ the first steps of whose plan are done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiodist.buffers import tensors
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.vector import Vector
+from aiodist.runtime.arrivals import Arrivals
 from aiodist.runtime.collectives.memories import Wholes
-from aiodist.runtime.express import Express, Flat
-from aiodist.runtime.lane import cores
-from aiodist.runtime.operation import Phase, Program, prepared
+from aiodist.runtime.express import Express, ExpressGroup, Flat
+from aiodist.runtime.operation import Phase, Program, Start, prepared
+from aiodist.runtime.progress import cores
 from aiodist.runtime.work import Work
 from aiodist.schedules import recursive_doubling
 from aiodist.schedules.plan import OUT, TMP, Copy, Recv, Reduce, Send, Step
 from aiodist.schedules.selection import choose_all_reduce
+from aiodist.transports.base import Link
 from aiodist.transports.stream import StreamLink
 from aiodist.types import ReduceOp
 from aiodist.wire import kinds
 from aiodist.wire.frames import Stencil
 
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
-
 _GIVE, _GIVE_RESULT, _COMBINE, _COMBINE_FIRST, _TAKE_RESULT, _STORE = range(6)
 Instruction = tuple[int, int, int, int]
 """What to do; with which of the peers; the number of the step of the plan; and which cell of TMP
 the partial result of this rank is in when that step begins."""
+
+
+class LinkGroup(ExpressGroup, Protocol):
+    """A group whose ranks are joined by links, and whose collectives are done within the call."""
+
+    id: bytes
+    arrivals: Arrivals
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending, nothing was given up early, and nobody is lost."""
+        ...
+
+    def link(self, peer: int) -> Link | None:
+        """Returns the link to rank `peer`, if there is one."""
+        ...
+
+    def carry_on(
+        self, work: Work[Any], call: bytes, start: Start, done: Sequence[Step], seconds: float
+    ) -> None:
+        """Goes on, as an operation that `start` starts, with a collective the first steps of whose
+        plan are `done`. It may take `seconds`."""
+        ...
 
 
 class Recipe:
@@ -47,7 +70,7 @@ class Recipe:
     )  # fmt: skip
 
     def __init__(
-        self, context: Context, call: bytes, kernel: Kernel, op: ReduceOp, length: int
+        self, context: LinkGroup, call: bytes, kernel: Kernel, op: ReduceOp, length: int
     ) -> None:
         self.call = call
         self.kernel = kernel
@@ -98,10 +121,10 @@ def _inbox(length: int, dtype: np.dtype[Any]) -> tuple[Flat, memoryview]:
     return array, array.view(np.uint8).data
 
 
-class LinkExpress(Express[Recipe]):
+class LinkExpress(Express[LinkGroup, Recipe]):
     """The recipes of one group whose ranks are joined by links."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: LinkGroup) -> None:
         super().__init__(context)
         self._crowded = context.size > cores()
 

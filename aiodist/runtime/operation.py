@@ -142,7 +142,7 @@ class Operation:
 
     def __init__(
         self,
-        host: Host,
+        host: Host[Operation],
         work: Work[Any],
         tag: object,
         call: bytes,

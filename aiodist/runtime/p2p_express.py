@@ -9,7 +9,8 @@ goes the ordinary way, of which this is the case where nothing is in between.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+import asyncio
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,16 +19,17 @@ from aiodist.buffers.tokens import Spec
 from aiodist.errors import ProtocolError
 from aiodist.runtime import p2p_wire as wire
 from aiodist.runtime.credit import EAGER, Key, MessageTag, cost
-from aiodist.runtime.lane import cores
-from aiodist.runtime.p2p import as_tag
+from aiodist.runtime.endpoint import Endpoint
+from aiodist.runtime.p2p import PointToPoint, as_tag
+from aiodist.runtime.progress import cores
+from aiodist.runtime.recorder import Recorder
 from aiodist.runtime.work import Work
+from aiodist.trace import Scope, Trace
+from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink
 from aiodist.types import ANY_TAG
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, prefix
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 K = TypeVar("K")
 
@@ -36,6 +38,33 @@ TRIES: Final = 4
 
 KEPT: Final = 1024
 """Most forms of each kind that are kept: some 500 bytes each, and 1 KiB with the longest tag."""
+
+
+class MessageGroup(Protocol):
+    """The group whose messages are sent and received within the call. `trace` hears of operations,
+    where somebody traces."""
+
+    id: bytes
+    size: int
+    loop: asyncio.AbstractEventLoop
+    max_message_bytes: int
+    endpoint: Endpoint
+    p2p: PointToPoint
+    recorder: Recorder
+    scope: Scope
+    trace: Trace | None
+
+    def started(self, work: Work[Any]) -> None:
+        """Tells whoever traces that `work` begins."""
+        ...
+
+    def link(self, peer: int) -> Link | None:
+        """Returns the link to rank `peer`, if there is one."""
+        ...
+
+    def has_lost(self, peer: int) -> bool:
+        """Says whether `peer` is lost."""
+        ...
 
 
 class Form:
@@ -62,7 +91,7 @@ class Form:
 class P2PExpress:
     """The short way of one group's point to point."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: MessageGroup) -> None:
         self._context = context
         self._loop = context.loop
         self._p2p = context.p2p

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.runtime.greeting import Claim
@@ -21,10 +22,6 @@ from aiodist.transports.lasting import LastingLink
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
-
-if TYPE_CHECKING:
-    from aiodist.runtime.endpoint import Endpoint
-    from aiodist.runtime.hearsay import Hearsay
 
 log = logging.getLogger("aiodist.endpoint")
 
@@ -48,6 +45,14 @@ IN_VAIN = 4
 """So many of those, one after the other: then the link is given up."""
 
 
+class Rulings(Protocol):
+    """What of a group waits for the coordinator to rule who is lost."""
+
+    def review(self) -> None:
+        """Looks again who is lost: that is known better now, or never will be."""
+        ...
+
+
 class Inbox(Protocol):
     """Takes the frames of one group: a context."""
 
@@ -61,7 +66,7 @@ class Inbox(Protocol):
     def pending(self) -> list[Work[Any]]: ...
 
     @property
-    def hearsay(self) -> Hearsay: ...
+    def hearsay(self) -> Rulings: ...
 
     def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
 
@@ -86,6 +91,34 @@ class Outgoing(NamedTuple):
         return len(self.header) + sum([view.nbytes for view in self.payload])
 
 
+class Home(Protocol):
+    """The endpoint that a peer belongs to: it knows which groups there are, and makes links."""
+
+    loop: asyncio.AbstractEventLoop
+    lease: float
+    closing: bool
+    contexts: dict[bytes, Inbox]
+    closed_contexts: OrderedDict[bytes, None]
+
+    def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
+        """Begins to connect to `peer`. The task ends with a link that `peer` has attached, or with
+        the loss of `peer`."""
+        ...
+
+    def keep(self, stray: Stray) -> None:
+        """Takes a stray frame, whose payload is there, until its group is made."""
+        ...
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Fails, in all groups, what needs the peer with root `rank`: it is gone."""
+        ...
+
+    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
+        """Does the same for a peer to whom there is no link any more, though it may live, and has
+        the coordinator hear of it. `ended`: its process is known to have ended."""
+        ...
+
+
 class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
 
@@ -95,7 +128,7 @@ class Peer:
         "rank",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, rank: int, id: str) -> None:
+    def __init__(self, endpoint: Home, rank: int, id: str) -> None:
         self.rank = rank
         self.id = id
         self.link: Link | None = None

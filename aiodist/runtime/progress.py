@@ -12,14 +12,22 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.transports.surroundings import is_virtual
 
 if TYPE_CHECKING:
-    from aiodist.runtime.board import Board
     from aiodist.transports.base import Link
     from aiodist.transports.framed import FramedLink
+
+
+class Stamps(Protocol):
+    """Where the ranks of a host show how far they are."""
+
+    def met(self, peers: Sequence[int], stamp: int) -> bool | None:
+        """True once all of `peers` have reached `stamp`; None as long as one of them has not."""
+        ...
+
 
 TURN = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
@@ -51,6 +59,11 @@ def _no_yield() -> None:
 
 _yield: Callable[[], None] = getattr(os, "sched_yield", _no_yield)
 _clock = time.perf_counter
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class Progress:
@@ -113,7 +126,7 @@ class Progress:
                 break
         return None
 
-    def watch(self, board: Board, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
+    def watch(self, board: Stamps, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
         spins = 1 if crowded else SPINS
         return (

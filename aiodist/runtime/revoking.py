@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from aiodist.errors import GroupRevokedError, ProtocolError
+from aiodist.errors import AiodistError, GroupRevokedError, ProtocolError
+from aiodist.runtime.hosting import Party
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
+
+class Revocable(Party, Protocol):
+    """A group that can be ended. `ended` is what has ended it here, if anything did."""
+
+    ended: AiodistError | None
+
+    def error(self, cls: type[AiodistError], message: str) -> AiodistError:
+        """Returns an error that says where it happened."""
+        ...
+
+    def close(self, error: AiodistError) -> None:
+        """Fails all that is pending, and whatever is called later, with `error`."""
+        ...
 
 
-def revoke(context: Context, by: int) -> None:
+def revoke(context: Revocable, by: int) -> None:
     """Rank `by` has revoked the group: fail everything, and pass the word on.
 
     Everybody tells everybody, so that all who live hear it, whoever dies meanwhile.
@@ -29,7 +41,7 @@ def revoke(context: Context, by: int) -> None:
     context.close(context.error(GroupRevokedError, text))
 
 
-def heard(context: Context, fields: Sequence[Any]) -> None:
+def heard(context: Revocable, fields: Sequence[Any]) -> None:
     """A REVOKE frame has come. Raises ProtocolError."""
     if len(fields) != 3 or type(fields[2]) is not int or not 0 <= fields[2] < context.size:
         raise ProtocolError("a REVOKE frame ends in a rank")

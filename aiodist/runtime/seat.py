@@ -12,10 +12,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from aiodist.errors import CollectiveTimeoutError, GroupClosedError
 from aiodist.runtime import flight_recorder
+from aiodist.runtime.context import Context
 from aiodist.runtime.control import (
     ControlClient,
     ControlEvent,
@@ -33,10 +34,6 @@ from aiodist.wire.activity import Seen, SeenRequest
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import MemberInfo, MemberLeft, MemberLost, Message, View
 from aiodist.wire.recovery import Unreachable
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
-    from aiodist.runtime.coordinator import Coordinator
 
 log = logging.getLogger("aiodist.group")
 
@@ -63,6 +60,14 @@ class Memory(NamedTuple):
     host: str
 
 
+class Served(Protocol):
+    """A coordinator that this rank serves to all, beside what it does itself."""
+
+    async def stop(self, *, drain: float) -> None:
+        """Ends it once all of its groups have ended, and after `drain` seconds in any case."""
+        ...
+
+
 class Seat:
     """Owner of everything a membership holds open."""
 
@@ -74,7 +79,7 @@ class Seat:
         control: ControlClient,
         endpoint: Endpoint,
         listeners: Sequence[Listener],
-        coordinator: Coordinator | None,
+        coordinator: Served | None,
         op_timeout: float,
         people: dict[int, MemberInfo],
         memory_of: Callable[[MemberInfo], Memory],

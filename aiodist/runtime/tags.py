@@ -22,6 +22,9 @@ from typing import Any
 
 from aiodist.errors import ProtocolError
 
+SETUP_TAG = b"memory"
+"""The tag of the collectives by which ranks agree on shared memory."""
+
 MANY = 1024
 """Idle tags that rank 0 keeps before it starts a round."""
 BATCH = 256

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiodist.runtime.early import Key
 from aiodist.runtime.failures import Verdict
+from aiodist.runtime.hosting import Party
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
-
-if TYPE_CHECKING:
-    from aiodist.runtime.context import Context
 
 KEPT = 32
 """So many of the last verdicts that a rank told are kept, to be passed on when it is lost."""
@@ -26,7 +24,7 @@ KEPT = 32
 class Telling:
     """The verdicts that one rank of a group tells, and passes on."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Party) -> None:
         self._context = context
         self._heard: dict[int, deque[tuple[Key, Verdict]]] = {}
 

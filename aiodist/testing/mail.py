@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,11 +14,8 @@ from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.group import Group
 from aiodist.runtime.work import Work
 from aiodist.testing.history import digest_of
-from aiodist.testing.steps import data
+from aiodist.testing.steps import Array, data
 from aiodist.types import ANY_SOURCE, ANY_TAG
-
-if TYPE_CHECKING:
-    from aiodist.testing.workload import Run
 
 SIZES = (0, 1, 1000, 7000, 30_000, 120_000)
 """Elements, of 8 bytes: eager ones, and large ones that are pulled in pieces."""
@@ -80,18 +77,52 @@ def random_mail(chooser: Random, size: int, *, calm: bool, narrow: bool) -> Mail
     )
 
 
-async def exchange(run: Run, group: Group, failures: list[BaseException]) -> None:
+class MailPlan(Protocol):
+    """What is planned for a run: the same for all of its ranks."""
+
+    @property
+    def seed(self) -> int | str: ...
+
+    @property
+    def op_timeout(self) -> float: ...
+
+    @property
+    def mail(self) -> Mail: ...
+
+
+class MailRun(Protocol):
+    """A run whose ranks exchange mail. `problems` gets what was wrong with what they saw."""
+
+    @property
+    def scenario(self) -> MailPlan: ...
+
+    problems: list[str]
+
+    def expect(self, work: Work[Any], timeout: float) -> None:
+        """Notes that `work` is to end within `timeout` seconds."""
+        ...
+
+    def watch(self, buffer: Array, text: str) -> None:
+        """Sees to it that nobody writes to `buffer` from now on."""
+        ...
+
+    def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
+        """Notes an error that has no cause. Returns whether somebody is lost by it."""
+        ...
+
+
+async def exchange(run: MailRun, group: Group, failures: list[BaseException]) -> None:
     """All messages of this rank, sent and received."""
     await asyncio.gather(_send_all(run, group, failures), _receive_all(run, group, failures))
 
 
-def _mine(run: Run, group: Group) -> list[Message]:
+def _mine(run: MailRun, group: Group) -> list[Message]:
     """Those among the ranks that there are."""
     everything = run.scenario.mail.messages
     return [message for message in everything if max(message.src, message.dst) < group.size]
 
 
-async def _send_all(run: Run, group: Group, failures: list[BaseException]) -> None:
+async def _send_all(run: MailRun, group: Group, failures: list[BaseException]) -> None:
     works: list[Work[None]] = []
     chooser = Random(f"send {run.scenario.seed} {group.rank}")
     for message in _mine(run, group):
@@ -114,12 +145,12 @@ async def _send_all(run: Run, group: Group, failures: list[BaseException]) -> No
             run.blame(group, error, repr(work), expected=False)
 
 
-def _value(run: Run, group: Group, message: Message) -> Any:
+def _value(run: MailRun, group: Group, message: Message) -> Any:
     array = data(group.epoch, message.src, message.number, message.size)
     return array if run.scenario.mail.plain else [message.number, group.epoch, array]
 
 
-async def _receive_all(run: Run, group: Group, failures: list[BaseException]) -> None:
+async def _receive_all(run: MailRun, group: Group, failures: list[BaseException]) -> None:
     mail = run.scenario.mail
     mine = [message for message in _mine(run, group) if message.dst == group.rank]
     await asyncio.sleep(mail.late)
@@ -141,7 +172,7 @@ class _Line:
 
     def __init__(
         self,
-        run: Run,
+        run: MailRun,
         group: Group,
         src: Any,
         tag: Any,

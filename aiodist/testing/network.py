@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, cast
 
-from aiodist.testing.sockets import END, RESET, SimSocket, Way, Where
+from aiodist.testing.sockets import END, RESET, SimSocket, Site, Way, Where
 from aiodist.testing.virtual_loop import Process, VirtualLoop, current_process
 
 FIRST_FILE = 1 << 24
@@ -186,7 +186,7 @@ class Network:
                 del self._breaks[key]
                 self.at(self.loop.time(), self.break_links, a, b)
 
-    def is_cut(self, a: Node, b: Node) -> bool:
+    def is_cut(self, a: Site, b: Site) -> bool:
         return a.silent or b.silent or frozenset((a.host, b.host)) in self._cuts
 
     def _give_up_idle(self) -> None:
@@ -277,7 +277,7 @@ class Network:
 
     # ---- for ways ----
 
-    def delay(self, a: Node, b: Node) -> float:
+    def delay(self, a: Site, b: Site) -> float:
         """Seconds that the next packet takes."""
         conditions = self.conditions
         seconds = self._chooser.uniform(*conditions.delay)
@@ -321,6 +321,6 @@ class Network:
     def later_by(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
         self.at(self.loop.time() + seconds, callback, *args)
 
-    def later(self, a: Node, b: Node, callback: Callable[..., object], *args: Any) -> None:
+    def later(self, a: Site, b: Site, callback: Callable[..., object], *args: Any) -> None:
         """After the time of a packet from `a` to `b`."""
         self.later_by(self.delay(a, b), callback, *args)

@@ -11,11 +11,10 @@ import errno
 import selectors
 import socket
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from aiodist.testing.network import Network, Node
+from aiodist.testing.virtual_loop import VirtualLoop
 
 Where = tuple[str, int]
 
@@ -23,10 +22,95 @@ END, RESET = object(), object()
 """What ends a way, behind all bytes: an orderly end, or a broken connection."""
 
 
+class Site(Protocol):
+    """Where a socket is: the process that has it, at the address `host`.
+
+    It has `sockets`, and takes the next of `ports` for one that asks for none. `silent`: its host
+    was unplugged.
+    """
+
+    host: str
+    silent: bool
+    sockets: dict[SimSocket, None]
+
+    @property
+    def ports(self) -> Iterator[int]: ...
+
+    alive: bool
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is alive, and nobody has stopped it."""
+        ...
+
+    def has_sent(self, nbytes: int) -> None:
+        """Takes note of bytes that have left."""
+        ...
+
+
+class Wires(Protocol):
+    """What carries the bytes of sockets, in its own time and sizes: their network."""
+
+    loop: VirtualLoop
+
+    def number(self) -> int:
+        """Returns the number of a new socket: its file descriptor, so to say."""
+        ...
+
+    def add(self, sock: SimSocket) -> None:
+        """Takes note of a new socket."""
+        ...
+
+    def remove(self, sock: SimSocket) -> None:
+        """Forgets a socket that is closed."""
+        ...
+
+    def bind(self, sock: SimSocket, where: Where) -> Where:
+        """Gives a listener its address, and returns it. Raises OSError."""
+        ...
+
+    def connect(self, sock: SimSocket, where: Where) -> None:
+        """Begins to connect `sock`, which hears by `connected` or `fail` what came of it."""
+        ...
+
+    def cut(self, data: bytes) -> Iterable[bytes]:
+        """Returns the packets in which `data` travels."""
+        ...
+
+    def shorten(self, room: int) -> int:
+        """Returns how much of `room` a write takes."""
+        ...
+
+    def flip(self) -> bool:
+        """Tosses a coin."""
+        ...
+
+    def passes(self, way: Way, nbytes: int, *, arrived: bool) -> None:
+        """Takes note of bytes that were sent by `way`, or have arrived."""
+        ...
+
+    def holds(self, way: Way) -> bool:
+        """Says whether what arrives by `way` now does not get through. Then `Way.schedule` is
+        called once it does."""
+        ...
+
+    def delay(self, a: Site, b: Site) -> float:
+        """Returns the seconds that the next packet from `a` to `b` takes."""
+        ...
+
+    def at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """Calls `callback` then, on behalf of no process."""
+        ...
+
+    def later(self, a: Site, b: Site, callback: Callable[..., object], *args: Any) -> None:
+        """Does so after the time of a packet from `a` to `b`."""
+        ...
+
+
 class Way:
     """One direction of a connection."""
 
-    def __init__(self, network: Network, source: SimSocket, target: SimSocket, room: int) -> None:
+    def __init__(self, network: Wires, source: SimSocket, target: SimSocket, room: int) -> None:
         self.network = network
         self.source = source
         self.target = target
@@ -106,13 +190,13 @@ class Way:
 
 
 class SimSocket:
-    """A stream socket of a `Node`."""
+    """A stream socket of a process."""
 
     family = socket.AF_INET
     type = socket.SOCK_STREAM
     proto = socket.IPPROTO_TCP
 
-    def __init__(self, network: Network, node: Node) -> None:
+    def __init__(self, network: Wires, node: Site) -> None:
         self.network = network
         self.node = node
         self.closed = False

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.group import Group
-
-if TYPE_CHECKING:
-    from aiodist.testing.workload import Run
+from aiodist.testing.scenario import Scenario
 
 PATIENCE = 600.0
 """Seconds that a vote may take: ranks come to it from operations that have deadlines."""
 
 
+class VotingRun(Protocol):
+    """A run whose ranks vote. `problems` gets what was wrong with what they saw."""
+
+    scenario: Scenario
+    problems: list[str]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether anything happened by which a rank may seem lost."""
+        ...
+
+    def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
+        """Notes an error that has no cause. Returns whether somebody is lost by it."""
+        ...
+
+
 class Voting:
     """What all ranks of a run heard: each verdict and each view has to be the same for all."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: VotingRun) -> None:
         self._run = run
         self._verdicts: dict[tuple[bytes, int], bool] = {}
         self._views: dict[tuple[str, int], tuple[str, ...]] = {}

@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import Group, MismatchError
-from aiodist.runtime.collectives import staging
+from aiodist.runtime import device as device_memory
 from aiodist.runtime.device import EVENTS
 from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice, hold
 
@@ -30,7 +30,7 @@ def two(
     in many sections."""
     made = devices(2)
     if request.param == "sections":
-        monkeypatch.setattr(staging, "SECTION", 1000)
+        monkeypatch.setattr(device_memory, "SECTION", 1000)
     if request.param != "device":
         for device in made:
             blind(device)

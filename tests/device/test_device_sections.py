@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import Group
-from aiodist.runtime.collectives import staging
+from aiodist.runtime import device as device_memory
 from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
@@ -47,7 +47,7 @@ class Copies:
 
 @pytest.fixture
 def two(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> list[StandinDevice]:
-    monkeypatch.setattr(staging, "SECTION", SECTION)
+    monkeypatch.setattr(device_memory, "SECTION", SECTION)
     return devices(2)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.runtime.collectives import staging
+from aiodist.runtime import device as device_memory
 from aiodist.runtime.collectives.staging import sections
 from aiodist.testing.standin import StandinDevice
 
@@ -29,7 +29,7 @@ def test_sections() -> None:
 def ranks(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, blind: Callable[[StandinDevice], None]
 ) -> list[StandinDevice]:
-    monkeypatch.setattr(staging, "SECTION", 1000)
+    monkeypatch.setattr(device_memory, "SECTION", 1000)
     made = devices(3)
     for device in made:
         blind(device)

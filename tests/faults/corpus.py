@@ -24,7 +24,7 @@ import msgpack
 
 import aiodist.wire
 from aiodist.runtime import device, device_shares, p2p_wire, tags
-from aiodist.runtime.lane_setup import SETUP_TAG
+from aiodist.runtime.tags import SETUP_TAG
 from aiodist.transports import kept
 from aiodist.wire import kinds, limits
 from aiodist.wire.frames import encode, pack_fields, prefix, unpack_fields

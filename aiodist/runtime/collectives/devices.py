@@ -13,6 +13,7 @@ from aiodist.buffers.reductions import signature_of_list
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.errors import ProtocolError
+from aiodist.runtime import device as device_memory
 from aiodist.runtime.collectives import reductions, staging
 from aiodist.runtime.collectives.base import Call, Part, Place, check_root
 from aiodist.runtime.collectives.device_calls import DeviceCall, count, items_of
@@ -262,7 +263,7 @@ class Reduction(DeviceCall):
 
         def through_host(on_lane: bool) -> Part[None]:
             elementwise = self.how.function is None or self.how.elementwise
-            if self.nbytes > staging.SECTION and elementwise and self.op != "reduce_scatter":
+            if self.nbytes > device_memory.SECTION and elementwise and self.op != "reduce_scatter":
                 targets = None if self.result is None else items_of(self.result)
                 yield from staging.in_sections(
                     self.lease, self.place.loop, items_of(self.x), targets, host, on_lane

@@ -9,12 +9,10 @@ from typing import Any
 
 from aiodist.buffers.dtypes import carrier
 from aiodist.devices.base import Device
+from aiodist.runtime import device as device_memory
 from aiodist.runtime.collectives.base import Call, Part
 from aiodist.runtime.device import DONE, RECORDED, Lease, Settled
 from aiodist.schedules.cuts import pieces
-
-SECTION = 8 << 20
-"""Bytes of a section. Not measured on a GPU: enough for copies and links to be at their speed."""
 
 Cut = tuple[int, int, int]
 """A part of an array: its number, and its elements from and to."""
@@ -51,7 +49,7 @@ def in_sections(
     cuts = sections(
         [device.describe(flat)[1][0] for flat in flats],
         [carrier(name).itemsize for name in names],
-        SECTION,
+        device_memory.SECTION,
     )
     # Section n is copied back before n + 2 is fetched; that n + 2 is there is known when n + 4 is.
     ring: deque[list[Any]] = deque(maxlen=4)

@@ -28,7 +28,8 @@ from aiodist.runtime.board import (
     digest_of,
     stamp_of,
 )
-from aiodist.runtime.lane import Lane, Moved
+from aiodist.runtime.lane import Lane
+from aiodist.runtime.moved import Moved
 from aiodist.runtime.pull import PullPhase, PullRun, planned
 from aiodist.schedules import pull_whole
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from aiodist.runtime.board import A_PHASE, AREAS, MAX_PHASES
-from aiodist.runtime.lane import DifferentCallsError, Moved
+from aiodist.runtime.lane import DifferentCallsError
+from aiodist.runtime.moved import Moved
 from aiodist.runtime.pull import PullPhase, PullRun, area_for, planned
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span

@@ -23,7 +23,8 @@ from aiodist.errors import CollectiveAbortedError
 from aiodist.runtime.board import SEGMENT, Board
 from aiodist.runtime.collectives import base, reductions, values
 from aiodist.runtime.context import Context
-from aiodist.runtime.lane import Lane, Layout, Moved, Sharing
+from aiodist.runtime.lane import Lane, Layout, Sharing
+from aiodist.runtime.moved import Moved
 from aiodist.runtime.recorder import Recorder
 from aiodist.schedules.teams import Teams
 from aiodist.types import SUM, ReduceOp
