@@ -9,6 +9,7 @@
 """
 
 from aiodist.blocking import BlockingGroup
+from aiodist.coordinator.actor import Coordinator
 from aiodist.debugging import breakpoint
 from aiodist.errors import (
     AiodistError,
@@ -30,12 +31,11 @@ from aiodist.errors import (
 )
 from aiodist.group import Group
 from aiodist.launch import run
-from aiodist.runtime import flight_recorder
-from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.p2p import Envelope
-from aiodist.runtime.work import Work
+from aiodist.p2p.point_to_point import Envelope
+from aiodist.rank import flight_recorder
 from aiodist.session import connect, local
 from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
+from aiodist.work import Work
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.runtime.p2p import Envelope
+from aiodist.p2p.point_to_point import Envelope
 from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiodist.errors import AiodistError
 from aiodist.group import Group
-from aiodist.runtime.work import Work
+from aiodist.work import Work
 
 TAG = "aiodist.breakpoint"
 """Of the barrier in which the others wait."""

@@ -9,17 +9,20 @@ from types import TracebackType
 from typing import Any
 
 from aiodist.blocking import BlockingGroup
+from aiodist.collectives import values
+from aiodist.control.store import Store
+from aiodist.device_programs import loans
+from aiodist.device_programs import reductions as device_reductions
+from aiodist.engine import deadlines, failures
 from aiodist.errors import GroupClosedError, GroupRevokedError
-from aiodist.runtime import deadlines, deriving, failures
-from aiodist.runtime.collectives import base, devices, loans, values
-from aiodist.runtime.context import Context
-from aiodist.runtime.p2p import Envelope, as_tag
-from aiodist.runtime.recovery import Recovery, check_sizes
-from aiodist.runtime.revoking import revoke
-from aiodist.runtime.seat import Seat, as_member
-from aiodist.runtime.store import Store
-from aiodist.runtime.views import views
-from aiodist.runtime.work import Work, both
+from aiodist.p2p.point_to_point import Envelope, as_tag
+from aiodist.phases import base
+from aiodist.rank import deriving
+from aiodist.rank.actor import Seat, as_member
+from aiodist.rank.context import Context
+from aiodist.rank.recovery import Recovery, check_sizes
+from aiodist.rank.revoking import revoke
+from aiodist.rank.views import views
 from aiodist.types import (
     ANY_SOURCE,
     ANY_TAG,
@@ -32,6 +35,7 @@ from aiodist.types import (
     View,
 )
 from aiodist.wire.recovery import Purpose
+from aiodist.work import Work, both
 
 
 class Group:
@@ -155,7 +159,7 @@ class Group:
                 work = express.all_reduce(x, op, seconds)
                 if work is not None:
                     return work
-        return self._start("all_reduce", tag, timeout, devices.all_reduce, x, op, out)
+        return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
 
     def reduce(
         self,
@@ -169,7 +173,7 @@ class Group:
     ) -> Work[Any]:
         """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
         never altered."""
-        return self._start("reduce", tag, timeout, devices.reduce, x, dst, op, out)
+        return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
     def broadcast(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
@@ -230,7 +234,9 @@ class Group:
         `xs` is a list of one array (or scalar) a rank, or one array that is split along its first
         dimension as `numpy.array_split` does. Never in place.
         """
-        return self._start("reduce_scatter", tag, timeout, devices.reduce_scatter, xs, op, out)
+        return self._start(
+            "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
+        )
 
     def all_to_all(
         self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
@@ -251,7 +257,7 @@ class Group:
         timeout: float | None = None,
     ) -> Work[Any]:
         """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
-        return self._start("scan", tag, timeout, devices.scan, x, op, out)
+        return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
 
     def exscan(
         self,
@@ -264,7 +270,7 @@ class Group:
     ) -> Work[Any]:
         """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`; at rank 0 `x` itself,
         unchanged."""
-        return self._start("exscan", tag, timeout, devices.exscan, x, op, out)
+        return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
 
     def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
         """Nothing but the meeting: done once all ranks have called it."""

@@ -1,7 +1,7 @@
 """`aiodist.run`: one function in several processes of this host, called from ordinary code.
 
 Each process gets its environment before it imports anything, is tied to this one (see
-`aiodist.runtime.tether`), and reports through a pipe of its own. Its way to the caller's
+`aiodist.launching.tether`), and reports through a pipe of its own. Its way to the caller's
 ``__main__`` is the one of multiprocessing's "spawn" method.
 """
 
@@ -29,9 +29,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AiodistError, PeerLostError
-from aiodist.runtime import reports, spawn, tether
-from aiodist.runtime.coordinator import Coordinator
+from aiodist.launching import reports, spawn, tether
 from aiodist.session import connect
 
 T = TypeVar("T")

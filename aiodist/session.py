@@ -14,16 +14,16 @@ from types import TracebackType
 from typing import Any
 
 from aiodist import environment
+from aiodist.control.client import ControlClient, ControlEvent
+from aiodist.coordinator import finding
+from aiodist.coordinator.actor import Coordinator
+from aiodist.coordinator.exposure import Guard, narrow_hint
 from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
-from aiodist.runtime import finding
-from aiodist.runtime.context import Context
-from aiodist.runtime.control import ControlClient, ControlEvent
-from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.endpoint import Endpoint
-from aiodist.runtime.exposure import Guard, narrow_hint
-from aiodist.runtime.greeting import Identity
-from aiodist.runtime.seat import Memory, Seat
+from aiodist.links.endpoint import Endpoint
+from aiodist.links.greeting import Identity
+from aiodist.rank.actor import Memory, Seat
+from aiodist.rank.context import Context
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.processes import user_id

@@ -1,4 +1,9 @@
-"""Memory that is not the host's: what a device has to offer, and the devices there are."""
+"""Memory of devices: what a device has to offer, which devices there are, and how ranks of a host
+read each other's.
+
+`base` says what is asked of a device, so that another kind is one more module beside `cuda`. What
+ranks tell each other of their arrays, and until when they are kept, is in `memory`.
+"""
 
 from __future__ import annotations
 

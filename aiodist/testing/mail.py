@@ -12,10 +12,10 @@ import numpy as np
 
 from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.group import Group
-from aiodist.runtime.work import Work
 from aiodist.testing.history import digest_of
 from aiodist.testing.steps import Array, data
 from aiodist.types import ANY_SOURCE, ANY_TAG
+from aiodist.work import Work
 
 SIZES = (0, 1, 1000, 7000, 30_000, 120_000)
 """Elements, of 8 bytes: eager ones, and large ones that are pulled in pieces."""

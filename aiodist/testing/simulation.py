@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import aiodist.trace
-from aiodist.runtime.coordinator import Coordinator
+from aiodist.coordinator.actor import Coordinator
 from aiodist.session import connect
 from aiodist.testing.faults import FaultInjector
 from aiodist.testing.history import History

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.group import Group
-from aiodist.runtime.work import Work
+from aiodist.work import Work
 
 Array = NDArray[np.int64]
 Parts = list[tuple[Any, Array]]

@@ -25,7 +25,6 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.group import Group
-from aiodist.runtime.work import Work
 from aiodist.testing.disasters import arrange
 from aiodist.testing.history import NOT_DUE
 from aiodist.testing.mail import exchange
@@ -33,6 +32,7 @@ from aiodist.testing.scenario import Scenario
 from aiodist.testing.simulation import Simulation
 from aiodist.testing.steps import Array, Call, Step
 from aiodist.testing.voting import Voting
+from aiodist.work import Work
 
 SENTINEL = -0x5EED
 SLACK = 0.05

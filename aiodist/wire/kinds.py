@@ -14,14 +14,14 @@ INQUIRE    [kind, context, tag, seq]: have you entered it?
 STATUS     [kind, context, tag, seq, entered, text]: the answer, and what I am doing
 KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have entered
 ADMIT      [kind, context, tag, seq]: the answer, then
-P2P        [kind, context, …]: point to point, see `aiodist.runtime.p2p`
-TAGS       [kind, context, …]: which tags can be forgotten, see `aiodist.runtime.tags`
+P2P        [kind, context, …]: point to point, see `aiodist.p2p.point_to_point`
+TAGS       [kind, context, …]: which tags can be forgotten, see `aiodist.engine.tags`
 KICK       [kind, context]: wake up, what you wait for in shared memory may be there
 REGION     [kind, context, number, address, key, nbytes]: an array of mine to be mapped
 MAPPED     [kind, context, number]: I have mapped your array
 UNMAP      [kind, context, number]: my array is gone
 REVOKE     [kind, context, rank]: rank has revoked the group
-DEVICE     [kind, context, word, number]: about work on devices, see `aiodist.runtime.device`
+DEVICE     [kind, context, word, number]: about work on devices, see `aiodist.devices.memory`
 FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
 ========== =================================================================================
 

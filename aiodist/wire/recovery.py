@@ -46,7 +46,7 @@ class Purpose(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """Why a ballot is void. The values are reasons of `aiodist.runtime.failures.Verdict`."""
+    """Why a ballot is void. The values are reasons of `aiodist.engine.failures.Verdict`."""
 
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"

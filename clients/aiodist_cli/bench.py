@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 from aiodist.transports import registry
 from aiodist_cli import bench_plot
 from aiodist_cli.bench_cases import Case, cases_of, parse_sizes

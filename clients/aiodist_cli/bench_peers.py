@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 from aiodist_cli import bench_worker
 
 Kind = Literal["aiodist", "gloo", "torch", "mpi", "wire"]

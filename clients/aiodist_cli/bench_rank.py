@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import aiodist
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 from aiodist_cli import bench_worker
 from aiodist_cli.bench_worker import FLOAT, Prepared, checked, differences, encode, fill, layout
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import aiodist
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 from aiodist_cli.bench_cases import (
     Result,
     digits,

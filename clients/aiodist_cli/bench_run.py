@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 from aiodist_cli.bench_cases import (
     MAX_ITERATIONS,
     Case,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiodist.runtime import spawn, tether
+from aiodist.launching import spawn, tether
 from aiodist_cli.bench_peers import Contender, Launch, Site, launches
 from aiodist_cli.bench_worker import encode
 

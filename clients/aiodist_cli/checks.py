@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 
 Level = Literal["ok", "note", "fail"]
 

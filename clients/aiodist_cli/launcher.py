@@ -18,8 +18,8 @@ from rich.console import Console
 import aiodist
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
-from aiodist.runtime import spawn
-from aiodist.runtime.flight_recorder import VARIABLE
+from aiodist.launching import spawn
+from aiodist.rank.flight_recorder import VARIABLE
 from aiodist_cli import status
 from aiodist_cli.errors import CommandError
 from aiodist_cli.nodes import Meeting, Stop, meet

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiodist
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 from aiodist_cli.errors import CommandError
 
 _FAILURE = "failure"

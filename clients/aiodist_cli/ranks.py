@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodist.runtime import spawn, tether
+from aiodist.launching import spawn, tether
 from aiodist_cli.input import source
 from aiodist_cli.output import LineSplitter, Writer, joined, prefix, wants_colour
 from aiodist_cli.pipes import Pipe, outputs, rest

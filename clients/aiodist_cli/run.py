@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from aiodist.errors import AiodistError
-from aiodist.runtime import spawn
-from aiodist.runtime.flight_recorder import VARIABLE
+from aiodist.launching import spawn
+from aiodist.rank.flight_recorder import VARIABLE
 from aiodist_cli.errors import CommandError, usage_error
 
 EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:

@@ -14,10 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from aiodist.control.client import ControlClient
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.membership.group import ranks_text
-from aiodist.runtime.control import ControlClient
 from aiodist_cli.errors import CommandError, printable
 
 EPILOG = """    aiodist status tcp://127.0.0.1:29500

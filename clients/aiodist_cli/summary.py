@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 
 _FRAME = b" |+-"
 """What an exception group draws around the text of its exceptions."""

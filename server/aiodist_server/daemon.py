@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import FrameType
 
-from aiodist.runtime.coordinator import Coordinator
+from aiodist.coordinator.actor import Coordinator
 from aiodist_server.config import Config
 from aiodist_server.files import raise_file_limit
 from aiodist_server.http import serving

@@ -12,9 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
+from aiodist.coordinator.actor import Coordinator
+from aiodist.coordinator.listening import bind_tcp
 from aiodist.errors import CoordinatorLostError
-from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.listening import bind_tcp
 from aiodist.transports.sockets import Acceptor
 from aiodist.wire.address import Address
 from aiodist_server import metrics

@@ -15,7 +15,7 @@ from typing import cast
 
 from aiohttp import web
 
-from aiodist.runtime.strangers import Strangers
+from aiodist.transports.unproven import Strangers
 
 if sys.platform != "win32":
     import resource

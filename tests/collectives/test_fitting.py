@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.runtime.collectives import fitting
+from aiodist.collectives import fitting
 
 pytestmark = pytest.mark.strength(2)
 

@@ -15,7 +15,7 @@ import torch
 import aiodist
 from aiodist import CollectiveAbortedError, CollectiveTimeoutError, Group
 from aiodist.buffers.segment import Segment
-from aiodist.runtime.collectives import host_loans
+from aiodist.collectives import host_loans
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
 

@@ -16,7 +16,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
-from aiodist.runtime import lane_setup
+from aiodist.collectives import lane_setup
 
 pytestmark = pytest.mark.strength(2)
 

@@ -9,8 +9,9 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.runtime import deadlines, progress
-from aiodist.runtime.link_express import LinkExpress
+from aiodist.collectives.link_express import LinkExpress
+from aiodist.engine import deadlines
+from aiodist.links import progress
 
 pytestmark = pytest.mark.strength(2)
 

@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.runtime.collectives import reductions
+from aiodist.collectives import reductions
 
 pytestmark = pytest.mark.strength(2)
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from aiodist import CollectiveAbortedError, GroupClosedError, ReduceOp
-from aiodist.runtime import progress
-from aiodist.runtime.board import AREAS
-from aiodist.runtime.collectives.pulls import PAUSE
+from aiodist.links import progress
+from aiodist.phases.pulls import PAUSE
+from aiodist.shared_memory.board import AREAS
 
 pytestmark = pytest.mark.strength(2)
 

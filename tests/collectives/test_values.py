@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.runtime.collectives import values
+from aiodist.collectives import values
 
 pytestmark = pytest.mark.strength(2)
 

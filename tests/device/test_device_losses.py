@@ -11,8 +11,8 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveTimeoutError, Group, PeerLostError
-from aiodist.runtime import device as planes
-from aiodist.runtime.device import Looks
+from aiodist.devices import memory as planes
+from aiodist.devices.memory import Looks
 from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]

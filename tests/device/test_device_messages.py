@@ -12,8 +12,8 @@ import pytest
 
 import aiodist
 from aiodist import Group, MismatchError
-from aiodist.runtime import device as device_memory
-from aiodist.runtime.device import EVENTS
+from aiodist.devices import memory as device_memory
+from aiodist.devices.memory import EVENTS
 from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]

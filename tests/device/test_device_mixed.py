@@ -20,7 +20,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
-from aiodist.runtime import device as device_memory
+from aiodist.devices import memory as device_memory
 from aiodist.testing.standin import StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]

@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import Group
-from aiodist.runtime import device as device_memory
+from aiodist.devices import memory as device_memory
 from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]

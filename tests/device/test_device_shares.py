@@ -13,7 +13,7 @@ import pytest
 
 import aiodist
 from aiodist import Group
-from aiodist.runtime import device_shares
+from aiodist.devices import shares as device_shares
 from aiodist.testing.standin import StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]

@@ -11,8 +11,8 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.runtime import device as device_memory
-from aiodist.runtime.collectives.staging import sections
+from aiodist.device_programs.staging import sections
+from aiodist.devices import memory as device_memory
 from aiodist.testing.standin import StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]

@@ -13,7 +13,7 @@ import pytest
 
 import aiodist
 from aiodist import Group, MismatchError
-from aiodist.runtime.device import EVENTS
+from aiodist.devices.memory import EVENTS
 from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 import aiodist
-from aiodist.runtime import spawn
+from aiodist.launching import spawn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

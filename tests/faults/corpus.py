@@ -23,8 +23,11 @@ from typing import Any, TypeVar
 import msgpack
 
 import aiodist.wire
-from aiodist.runtime import device, device_shares, p2p_wire, tags
-from aiodist.runtime.tags import SETUP_TAG
+from aiodist.devices import memory as device_memory
+from aiodist.devices import shares as device_shares
+from aiodist.engine import tags
+from aiodist.engine.tags import SETUP_TAG
+from aiodist.p2p import frames as p2p_frames
 from aiodist.transports import kept
 from aiodist.wire import kinds, limits
 from aiodist.wire.frames import encode, pack_fields, prefix, unpack_fields
@@ -70,7 +73,7 @@ PEER = table(kinds)
 """Frames between ranks. "…" among their fields: see `WITHIN`."""
 
 WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
-    "P2P": tuple([row.fields for row in table(p2p_wire).values()]),
+    "P2P": tuple([row.fields for row in table(p2p_frames).values()]),
     "TAGS": (
         (str(tags.PREPARE), "number", "named", "counts"),
         (str(tags.READY), "number", "flags"),
@@ -80,9 +83,9 @@ WITHIN: dict[str, tuple[tuple[str, ...], ...]] = {
 """Kinds of frames that have kinds of their own."""
 
 WORDS = (
-    device.FLUSH,
-    device.FLUSHED,
-    device.DROP,
+    device_memory.FLUSH,
+    device_memory.FLUSHED,
+    device_memory.DROP,
     device_shares.RELEASED,
     device_shares.KEPT,
     device_shares.HELD,
@@ -288,9 +291,9 @@ class Corpus:
             within = self.pick(WITHIN[kind])
             head[2:] = [self._field(name) for name in within]
         payload = b""
-        if row.payload or (kind == "P2P" and head[2] in (p2p_wire.EAGER, p2p_wire.RTS)):
+        if row.payload or (kind == "P2P" and head[2] in (p2p_frames.EAGER, p2p_frames.RTS)):
             payload = self.rng.randbytes(self.pick([0, 1, 2, 3, 8, 16, 100, 5000]))
-        if kind == "P2P" and head[2] == p2p_wire.DATA:
+        if kind == "P2P" and head[2] == p2p_frames.DATA:
             payload = self.rng.randbytes(self.pick([1, 8, 100]))
         return encode(_packed(head), payload)
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from corpus import CONTROL, PEER, Corpus
 
+from aiodist.links.greeting import Claim, Identity
 from aiodist.membership.machine import Membership
-from aiodist.runtime import deriving, p2p_wire
-from aiodist.runtime.greeting import Claim, Identity
+from aiodist.p2p import frames as p2p_frames
+from aiodist.rank import deriving
 from aiodist.transports.kept import ACK, ASK, own_frame, read_own
 from aiodist.wire import kinds, messages
 from aiodist.wire.frames import Decoder, Frame, encode, pack_fields, unpack_fields
@@ -321,7 +322,7 @@ def _frame_of_flood(kind: str, context: bytes, number: int) -> bytes:
         "INQUIRE": (kinds.INQUIRE, context, None, 0),
         "KNOCK": (kinds.KNOCK, context, tag, 0),
         "REGION": (kinds.REGION, context, number, "unix-abstract:aiodist-none", b"", 8),
-        "WANT": (kinds.P2P, context, p2p_wire.WANT, tag * 10),
+        "WANT": (kinds.P2P, context, p2p_frames.WANT, tag * 10),
         "STRAY": (kinds.MESSAGE, number.to_bytes(8, "big"), None, 0, 0, b""),
     }
     return encode(pack_fields(*rest[kind]))

@@ -11,7 +11,10 @@ import corpus
 import pytest
 
 import aiodist
-from aiodist.runtime import device, device_shares, p2p_wire, tags
+from aiodist.devices import memory as device_memory
+from aiodist.devices import shares as device_shares
+from aiodist.engine import tags
+from aiodist.p2p import frames as p2p_frames
 from aiodist.transports import kept
 from aiodist.wire import kinds
 from aiodist.wire.frames import Decoder, unpack_fields
@@ -71,10 +74,10 @@ def test_frames_between_ranks_have_their_kind_and_fields(kind: str) -> None:
 
 
 def test_the_table_of_messages_has_what_is_sent_and_taken() -> None:
-    rows = corpus.table(p2p_wire)
+    rows = corpus.table(p2p_frames)
     for name, row in rows.items():
-        assert int(row.fields[0]) == constants(p2p_wire)[name]
-    text = "".join([path.read_text() for path in SOURCES if path.name.startswith("p2p")])
+        assert int(row.fields[0]) == constants(p2p_frames)[name]
+    text = "".join([path.read_text() for path in SOURCES if path.parent.name == "p2p"])
     assert {*re.findall(r"\(wire\.([A-Z]+),", text)} == rows.keys()
     assert {*re.findall(r"^ +wire\.([A-Z]+): self", text, re.MULTILINE)} <= rows.keys()
 
@@ -93,7 +96,7 @@ def numbered(module: types.ModuleType, among: str) -> set[int]:
 def test_all_words_are_said() -> None:
     steps = {int(row[0]) for row in corpus.WITHIN["TAGS"]}
     assert steps == numbered(tags, "PREPARE")
-    assert {*corpus.WORDS} == numbered(device, "FLUSH") | numbered(device_shares, "KEPT")
+    assert {*corpus.WORDS} == numbered(device_memory, "FLUSH") | numbered(device_shares, "KEPT")
 
 
 def test_links_say_what_they_can_say() -> None:

@@ -8,8 +8,8 @@ import sys
 PROGRAM = """
 import asyncio, os, sys
 from aiodist.errors import GroupClosedError
-from aiodist.runtime.control import ControlClient, CoordinatorGone, JoinRequest
-from aiodist.runtime.coordinator import Coordinator
+from aiodist.control.client import ControlClient, CoordinatorGone, JoinRequest
+from aiodist.coordinator.actor import Coordinator
 from aiodist.wire.messages import MemberLost
 
 

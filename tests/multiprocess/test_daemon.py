@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from aiodist.control.client import ControlClient, CoordinatorGone, JoinRequest
 from aiodist.errors import AuthenticationError
-from aiodist.runtime.control import ControlClient, CoordinatorGone, JoinRequest
 from aiodist.wire.messages import Draining, StoreSet
 from aiodist_server import Config
 

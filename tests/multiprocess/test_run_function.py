@@ -21,7 +21,7 @@ import pytest
 
 import aiodist
 from aiodist import launch
-from aiodist.runtime import reports
+from aiodist.launching import reports
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -145,7 +145,7 @@ def test_everything(run):
 
 NONE_HERE = """
 if os.environ.get("NO_MEMORY"):
-    from aiodist.runtime import lane_setup
+    from aiodist.collectives import lane_setup
     lane_setup.unsupported_reason = lambda: "no memfd today"
 
 async def program(group):

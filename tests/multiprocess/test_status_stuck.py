@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.runtime.control import ControlClient
+from aiodist.control.client import ControlClient
 
 pytestmark = pytest.mark.timeout(120)
 

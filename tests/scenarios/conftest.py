@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.runtime.coordinator import Coordinator
+from aiodist.coordinator.actor import Coordinator
 
 
 class Machine:

@@ -14,9 +14,9 @@ import pytest
 
 import aiodist
 from aiodist import session
-from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.exposure import Guard, narrow_hint
-from aiodist.runtime.listening import own_address
+from aiodist.coordinator.actor import Coordinator
+from aiodist.coordinator.exposure import Guard, narrow_hint
+from aiodist.coordinator.listening import own_address
 from aiodist.transports.registry import Endpoint
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import parse_address

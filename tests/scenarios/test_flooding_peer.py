@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 import aiodist
-from aiodist.runtime import arrivals, credit, heap, p2p_wire, peer
+from aiodist.engine import arrivals
+from aiodist.links import peer
+from aiodist.p2p import credit
+from aiodist.p2p import frames as p2p_frames
+from aiodist.shared_memory import heap
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
@@ -189,7 +193,7 @@ def test_wants_are_bounded(run: Any, caplog: Any, monkeypatch: pytest.MonkeyPatc
             await asyncio.gather(*[group.barrier() for group in ranks])
             pending = ranks[0].recv(src=1)
             for number in range(11):
-                send(ranks, kinds.P2P, p2p_wire.WANT, number)
+                send(ranks, kinds.P2P, p2p_frames.WANT, number)
             await turned_away(ranks, pending, "one too many", caplog)
 
     run(main())

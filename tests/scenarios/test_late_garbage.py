@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.runtime import deriving
-from aiodist.runtime.collectives import values
-from aiodist.runtime.operation import Operation
+from aiodist.collectives import values
+from aiodist.engine.operation import Operation
+from aiodist.rank import deriving
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 

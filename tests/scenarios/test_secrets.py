@@ -10,8 +10,8 @@ import pytest
 
 import aiodist
 from aiodist.errors import ProtocolError
-from aiodist.runtime.endpoint import Endpoint
-from aiodist.runtime.greeting import Claim, Identity
+from aiodist.links.endpoint import Endpoint
+from aiodist.links.greeting import Claim, Identity
 from aiodist.transports.base import Link, Receiver
 from aiodist.transports.tcp import TcpTransport
 from aiodist.wire import kinds

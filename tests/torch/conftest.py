@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from aiodist.runtime.spawn import free_port
+from aiodist.launching.spawn import free_port
 from aiodist_torch.engine import engine
 from aiodist_torch.process_group import ProcessGroup, create
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.runtime.spawn import free_port
+from aiodist.launching.spawn import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "torch"
 

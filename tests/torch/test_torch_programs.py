@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import aiodist
-from aiodist.runtime.spawn import free_port
+from aiodist.launching.spawn import free_port
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from aiodist.runtime.control import ControlClient, ControlEvent, JoinRequest
-from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.store import Store
+from aiodist.control.client import ControlClient, ControlEvent, JoinRequest
+from aiodist.control.store import Store
+from aiodist.coordinator.actor import Coordinator
 from aiodist.wire.frames import Decoder
 from aiodist.wire.messages import Hello, Message, Proof, View, decode_message, encode_message
 

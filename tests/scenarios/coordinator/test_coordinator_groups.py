@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from aiodist.control.client import ControlClient, CoordinatorGone
+from aiodist.coordinator import actor as coordinator_module
+from aiodist.coordinator import connection as coordinator_connection
+from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import (
     CoordinatorLostError,
     GroupClosedError,
@@ -19,10 +23,6 @@ from aiodist.errors import (
     SizeMismatchError,
 )
 from aiodist.membership.effects import Received
-from aiodist.runtime import coordinator as coordinator_module
-from aiodist.runtime import coordinator_connection
-from aiodist.runtime.control import ControlClient, CoordinatorGone
-from aiodist.runtime.coordinator import Coordinator
 from aiodist.wire.messages import (
     Draining,
     Evicted,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.runtime import coordinator_connection
-from aiodist.runtime.coordinator import Coordinator
+from aiodist.coordinator import connection as coordinator_connection
+from aiodist.coordinator.actor import Coordinator
 from aiodist.wire.frames import encode, pack_fields, prefix
 from aiodist.wire.messages import (
     Challenge,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from aiodist.control import dial as control_dial
+from aiodist.control.client import ControlClient, ForeignServiceError
+from aiodist.coordinator import actor as coordinator_module
+from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
-from aiodist.runtime import control_dial
-from aiodist.runtime import coordinator as coordinator_module
-from aiodist.runtime.control import ControlClient, ForeignServiceError
-from aiodist.runtime.coordinator import Coordinator
 from aiodist.wire.messages import (
     Challenge,
     Failed,

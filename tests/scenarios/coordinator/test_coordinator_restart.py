@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from aiodist.control import client as control_client
+from aiodist.control.client import CoordinatorBack, CoordinatorGone
+from aiodist.coordinator.actor import Coordinator
+from aiodist.coordinator.state_file import StateFile
 from aiodist.errors import (
     CollectiveTimeoutError,
     CoordinatorLostError,
@@ -19,10 +23,6 @@ from aiodist.errors import (
     GroupCompleteError,
     JoinTimeoutError,
 )
-from aiodist.runtime import control
-from aiodist.runtime.control import CoordinatorBack, CoordinatorGone
-from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.state_file import StateFile
 from aiodist.wire.messages import MemberLeft, MemberLost, Message, Welcome
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
@@ -384,7 +384,7 @@ def test_it_does_not_start_without_the_thread_that_writes(
 def test_a_log_that_cannot_be_written_anew_for_want_of_files_goes_on(
     play: Play, durable: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("aiodist.runtime.state_file.COMPACT_BYTES", 1000)
+    monkeypatch.setattr("aiodist.coordinator.state_file.COMPACT_BYTES", 1000)
     real = os.open
     lacking = True
 
@@ -434,7 +434,7 @@ def test_two_coordinators_do_not_share_a_state_file(play: Play, durable: Any) ->
 def test_long_logs_are_written_anew_under_load(
     play: Play, durable: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodist.runtime.state_file.COMPACT_BYTES", 5000)
+    monkeypatch.setattr("aiodist.coordinator.state_file.COMPACT_BYTES", 5000)
 
     @play
     async def scenario(site: Any) -> None:
@@ -454,7 +454,7 @@ def test_long_logs_are_written_anew_under_load(
 def test_a_coordinator_that_breaks_off_is_looked_for_again(
     play: Play, forgetful: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "REJOIN_SECONDS", 0.05)
+    monkeypatch.setattr(control_client, "REJOIN_SECONDS", 0.05)
 
     @play
     async def scenario(site: Any) -> None:
@@ -473,11 +473,11 @@ def test_a_coordinator_that_breaks_off_is_looked_for_again(
 
             mute.received = hear  # type: ignore[method-assign]
             await until(lambda: len(calls) >= 3)
-        monkeypatch.setattr(control, "REJOIN_SECONDS", 30.0)
+        monkeypatch.setattr(control_client, "REJOIN_SECONDS", 30.0)
         await forgetful.start()
         await told(member, CoordinatorBack)
         await forgetful.coordinator.stop()
-        monkeypatch.setattr(control, "REJOIN_SECONDS", 0.05)
+        monkeypatch.setattr(control_client, "REJOIN_SECONDS", 0.05)
 
 
 def test_welcome_says_who_it_is(play: Play, durable: Any) -> None:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.runtime import lease
-from aiodist.runtime.control_socket import ControlSocket
+from aiodist.control import lease
+from aiodist.control.connection import ControlSocket
 from aiodist.wire.frames import Decoder, Frame, encode
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]

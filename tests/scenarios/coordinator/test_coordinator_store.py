@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from aiodist.control import store as store_module
+from aiodist.control.client import CoordinatorGone, StoreValueError
+from aiodist.control.store import Store
+from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import (
     AiodistError,
     CollectiveTimeoutError,
     GroupClosedError,
     MessageTooLargeError,
 )
-from aiodist.runtime import store as store_module
-from aiodist.runtime.control import CoordinatorGone, StoreValueError
-from aiodist.runtime.coordinator import Coordinator
-from aiodist.runtime.store import Store
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
 

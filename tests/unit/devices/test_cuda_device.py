@@ -16,7 +16,7 @@ import pytest
 import aiodist
 from aiodist import Group, ReduceOp
 from aiodist.devices import cuda, device_of
-from aiodist.runtime import device_shares
+from aiodist.devices import shares as device_shares
 
 torch = pytest.importorskip("torch")
 

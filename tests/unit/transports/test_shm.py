@@ -14,7 +14,7 @@ import pytest
 
 import aiodist
 from aiodist.buffers.segment import Segment, supported, unsupported_reason
-from aiodist.runtime.endpoint import Endpoint
+from aiodist.links.endpoint import Endpoint
 from aiodist.testing.links import Ends, connected
 from aiodist.transports import handover, processes, registry
 from aiodist.transports.base import Link

@@ -1,0 +1,128 @@
+"""Whether what comes fits where each rank wants it: known on all ranks before anything is moved.
+
+Who gives an `out` says, with its first words, which array it takes from everyone. Where all that is
+offered is such an array, that is all there is to it. Everywhere else (trees, sizes that differ) all
+try, and share what does not fit: then no rank has a result, and all know whose place it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from aiodist.buffers.arrays import view, writable
+from aiodist.buffers.values import parse
+from aiodist.devices import device_of
+from aiodist.errors import MismatchError, ProtocolError
+from aiodist.phases.base import Part, Place, share
+
+NOTHING = b""
+"""Wants nothing in particular: whatever comes gets memory of its own."""
+LOOK = b"?"
+"""Has a place of which only a look at what comes shows whether it fits."""
+
+_MARK = b"\xc1"
+"""What wants something begins with this byte, with which nothing packed by msgpack does."""
+_LONGEST = 255
+_SHORT = 128
+"""Bytes of metadata that may be those of one array."""
+
+
+def wanted(out: Any) -> bytes:
+    """What `out` takes: the dtype and shape of one array, `LOOK`, or `NOTHING` where it is None."""
+    return NOTHING if out is None else _text(_described(out, to_write=True))
+
+
+def wanted_of_each(out: Any, x: Any, size: int) -> bytes:
+    """What the slots of `out`, one a rank, take from each rank: the same from all, as `x` of this
+    rank is, or `LOOK`."""
+    if out is None:
+        return NOTHING
+    own = _described(x)
+    if own is None:
+        return LOOK
+    text = _text(own)
+    if isinstance(out, (list, tuple)):
+        return text if all(slot is None or wanted(slot) == text for slot in out) else LOOK
+    name, shape = own
+    stacked = (size, *shape)
+    behind = (size * shape[0], *shape[1:]) if shape else stacked
+    return text if _described(out, to_write=True) in ((name, stacked), (name, behind)) else LOOK
+
+
+def given(metas: Iterable[bytes | int]) -> bytes:
+    """What all who offer values with this metadata give: one kind of array, or `LOOK`."""
+    one, *more = set(metas)
+    return LOOK if more or not isinstance(one, bytes) or len(one) > _SHORT else _given(one)
+
+
+@lru_cache(maxsize=1024)
+def _given(meta: bytes) -> bytes:
+    array = parse(meta).array
+    return LOOK if array is None else _text((array.name, array.shape))
+
+
+def joined(want: bytes, words: bytes) -> bytes:
+    """The first words of a rank, with what it wants."""
+    return b"".join((_MARK, bytes([len(want)]), want, words)) if want else words
+
+
+def parted(blobs: Sequence[bytes]) -> tuple[list[bytes], list[bytes | memoryview]]:
+    """What each rank wants, and its other words. Raises ProtocolError."""
+    wants = [NOTHING] * len(blobs)
+    words: list[bytes | memoryview] = [*blobs]
+    for rank, blob in enumerate(blobs):
+        if blob[:1] == _MARK:
+            start = 2 + int.from_bytes(blob[1:2], "big")
+            if not 2 < start <= len(blob):
+                raise ProtocolError(f"what rank {rank} wants is cut off")
+            wants[rank] = blob[2:start]
+            words[rank] = memoryview(blob)[start:]
+    return wants, words
+
+
+def settle(place: Place, problem: MismatchError | None, fits: bool, on_lane: bool) -> Part[None]:
+    """Unless all know that it `fits`, share whether what comes fits here. Raises MismatchError
+    where it does not fit everywhere."""
+    if fits:
+        if problem is not None:
+            raise problem
+        return
+    own = b""
+    if problem is not None:
+        calls = {rank: text[:500] for rank, text in problem.calls.items()}
+        own = msgpack.packb((problem.message[:1000], calls))
+    for rank, blob in enumerate((yield from share(place, own, on_lane))):
+        if not blob:
+            continue
+        try:
+            text, calls = msgpack.unpackb(blob, strict_map_key=False)
+            if type(text) is not str:
+                raise TypeError("a text was due")
+            error = MismatchError(text, calls={int(src): str(call) for src, call in calls.items()})
+        except (ValueError, TypeError, AttributeError) as wrong:
+            raise ProtocolError(f"malformed words of rank {rank}: {wrong!r}") from None
+        raise place.error(MismatchError, error.message, calls=error.calls)
+
+
+def _described(value: Any, *, to_write: bool = False) -> tuple[str, tuple[int, ...]] | None:
+    """Dtype and shape of one array, on the host or on a device, that can be written to where that
+    is asked for; None for anything else."""
+    if isinstance(value, (list, tuple, dict)):
+        return None
+    try:
+        device = device_of(value)
+        if device is not None:
+            return device.describe(value) if not to_write or device.can_write(value) else None
+        array = writable(value, "out") if to_write else view(value, "x")
+    except (TypeError, ValueError):
+        return None
+    return None if array is None or array.kind == "scalar" else (array.name, array.shape)
+
+
+def _text(described: tuple[str, tuple[int, ...]] | None) -> bytes:
+    text = repr(described).encode()
+    return text if described is not None and len(text) <= _LONGEST else LOOK

@@ -1,0 +1,215 @@
+"""How ranks of one host come to share memory, and agree from which collective on.
+
+It begins with a group's first collective without a tag, beside it: everyone makes a segment and
+tells the others where to fetch it, then whether it has those of its host. Only if all have, on
+whatever host, all use them. In
+that second round each says how many untagged collectives it has called, and holds further ones
+back until it knows the answers: those with numbers from the highest on run in shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from contextlib import closing
+from typing import Any, Protocol
+
+import msgpack
+
+from aiodist.buffers.segment import Segment, unsupported_reason
+from aiodist.engine.operation import Program, Start
+from aiodist.engine.tags import SETUP_TAG
+from aiodist.errors import AiodistError, ProtocolError
+from aiodist.links.endpoint import Endpoint
+from aiodist.phases.base import Place, share
+from aiodist.shared_memory.board import SEGMENT, Board
+from aiodist.shared_memory.lane import Lane, Sharing
+from aiodist.transports.handover import Handover, fetch
+from aiodist.work import Work
+
+log = logging.getLogger("aiodist.group")
+
+
+class Sharers(Place, Protocol):
+    """The group that is to share memory. `mates` are the other ranks of this host; `ended` is what
+    has ended the group here, and `lane` the one that it has, if any."""
+
+    group: str
+    mates: tuple[int, ...]
+    endpoint: Endpoint
+    ended: AiodistError | None
+    lane: Lane | None
+
+    def launch(self, op: str, call: str, start: Start, *, tag: object, timeout: float) -> Work[Any]:
+        """Starts the collective `call`, in which all ranks tell each other what they have."""
+        ...
+
+    def upcoming(self) -> int:
+        """Returns the number of the next collective without a tag."""
+        ...
+
+    def kick(self, peer: int) -> None:
+        """Wakes `peer`, which waits for this rank in shared memory."""
+        ...
+
+    def share_memory(self, lane: Lane) -> None:
+        """Has collectives without a tag run on `lane`, from number `lane.first` on."""
+        ...
+
+    def use_links(self) -> None:
+        """Has all collectives go over links, for good."""
+        ...
+
+    def undefer(self) -> None:
+        """Lets in the collectives that have waited for the end of the set-up."""
+        ...
+
+
+class LaneSetup:
+    """The set-up of one context. `settling`: untagged collectives have to wait for its end."""
+
+    def __init__(self, context: Sharers, sharing: Sharing) -> None:
+        self.settling = False
+        self._sharing = sharing
+        self._context = context
+        self._task: asyncio.Task[None] | None = None
+        self._over = False
+
+    def begin(self) -> None:
+        """Begin, unless that has been done."""
+        if self._task is None and not self._over:
+            self._task = self._context.endpoint.spawn(self._run(), "aiodist shared memory")
+
+    def cancel(self) -> None:
+        """Stop: the group ends."""
+        self._over = True
+        self.settling = False
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            lane = await self._establish()
+            if lane is not None and self._context.ended is None:
+                self._context.share_memory(lane)
+        except AiodistError as error:  # a rank was lost, or the group has ended
+            log.debug("%s: no shared memory: %s", self._context.group, error)
+        finally:
+            self._over = True
+            self.settling = False
+            if self._context.ended is None:
+                if self._context.lane is None:
+                    self._context.use_links()
+                self._context.undefer()
+
+    async def _establish(self) -> Lane | None:
+        context = self._context
+        own = _Own(context.loop, alone=not context.mates)
+        try:
+            offers = await self._share(own.offer)
+            others, problem = await self._fetch(own, offers)
+            self.settling = True
+            answers = await self._share((not problem, context.upcoming()))
+        finally:
+            own.withdraw()
+        for answer in answers:
+            if not (isinstance(answer, list) and list(map(type, answer)) == [bool, int]):
+                raise ProtocolError(f"malformed words about shared memory: {answer!r}")
+        refused = [rank for rank, (ready, _) in enumerate(answers) if not ready]
+        if refused or own.memory is None:
+            log.warning(
+                "group %r: rank %d uses sockets, not shared memory: %s",
+                context.group,
+                context.rank,
+                problem or f"rank {refused[0]} cannot share it",
+            )
+            return None
+        return Lane(
+            Board(context.rank, own.memory, others),
+            context.loop,
+            context.endpoint.progress,
+            context.kick,
+            max(upcoming for _, upcoming in answers),
+            context.endpoint.moved,
+            size=context.size,
+            polls=self._sharing is Sharing.POLLED,
+        )
+
+    async def _fetch(self, own: _Own, offers: list[Any]) -> tuple[dict[int, memoryview], str]:
+        """The others' memory; or what is wrong."""
+        if own.problem:
+            return {}, own.problem
+        peers = self._context.mates
+        refused = [rank for rank in peers if offers[rank] is None]
+        if refused:
+            return {}, f"rank {refused[0]} offers none"
+        found = await asyncio.gather(
+            *(_attach(offers[rank]) for rank in peers), return_exceptions=True
+        )
+        others: dict[int, memoryview] = {}
+        for rank, memory in zip(peers, found, strict=True):
+            if isinstance(memory, memoryview):
+                others[rank] = memory
+            elif isinstance(memory, (OSError, ValueError, ProtocolError)):  # or no address
+                return {}, f"that of rank {rank} cannot be had: {memory}"
+            else:
+                raise memory
+        return others, ""
+
+    async def _share(self, own: Any) -> list[Any]:
+        """What every rank says, by rank."""
+        context = self._context
+
+        def program(_: bool) -> Program:
+            return (yield from share(context, msgpack.packb(own), on_lane=False))
+
+        blobs = await context.launch(
+            "shared memory", "shared memory()", program, tag=SETUP_TAG, timeout=math.inf
+        )
+        try:
+            return [msgpack.unpackb(blob) for blob in blobs]
+        except ValueError as error:
+            raise ProtocolError(f"malformed words about shared memory: {error!r}") from None
+
+
+class _Own:
+    """The memory of this rank, offered to the others.
+
+    `memory`: None where there is none, for the reason in `problem`. `offer`: what to tell them.
+    `alone`: there are no others on this host, so any memory will do.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
+        self.memory: memoryview | None = None
+        self.offer: tuple[str, bytes] | None = None
+        self.problem = unsupported_reason() or ""
+        self._handover: Handover | None = None
+        if alone:
+            self.problem = ""
+            self.memory = memoryview(bytearray(SEGMENT))
+        if alone or self.problem:
+            return
+        try:
+            with closing(Segment.create(SEGMENT)) as segment:
+                self._handover = Handover(loop, segment.fd)
+                self.memory = segment.memory
+        except OSError as error:
+            self.problem = f"no memory to share ({error})"
+        else:
+            self.offer = self._handover.address, self._handover.key
+
+    def withdraw(self) -> None:
+        """All that want it have it."""
+        if self._handover is not None:
+            self._handover.close()
+
+
+async def _attach(offer: object) -> memoryview:
+    """Map the memory of a peer. Raises OSError, ProtocolError."""
+    match offer:
+        case [str(address), bytes(key)]:
+            # However long it takes: it may compute. If it dies, the connection ends.
+            fd, _ = await fetch(address, key, None)
+            return Segment.attach(fd, SEGMENT).memory
+    raise ProtocolError(f"malformed words about shared memory: {offer!r}")

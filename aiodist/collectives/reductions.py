@@ -1,0 +1,305 @@
+"""Collectives that reduce: all_reduce, reduce, reduce_scatter, scan, exscan.
+
+What is small is reduced in few rounds of whole values, what is large in slices that all ranks work
+on at once; `aiodist.schedules.selection` draws the line. Every plan hears from all ranks, or is
+preceded by a phase that does. Numbers are shared and reduced by everyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from aiodist.buffers.reductions import Group, Operand
+from aiodist.buffers.scalars import Scalar, reduce_scalars
+from aiodist.buffers.vector import align
+from aiodist.collectives.operators import confirm
+from aiodist.engine.operation import Failure, Phase, Program, Start, prepared
+from aiodist.errors import ProtocolError
+from aiodist.phases import lanes
+from aiodist.phases.base import Call, Part, Place, check_root, share
+from aiodist.phases.memories import Partials, Reductions, Wholes
+from aiodist.schedules import (
+    chain,
+    recursive_doubling,
+    reduce_scatter_all_gather,
+)
+from aiodist.schedules import reduce as reduce_to_root
+from aiodist.schedules import reduce_scatter as reduce_scatter_plans
+from aiodist.schedules.selection import (
+    choose_all_reduce,
+    choose_reduce,
+    choose_scan,
+    segment_for,
+)
+from aiodist.types import ReduceOp
+
+MANY_RANKS = 128
+"""With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
+
+
+def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
+    """The reduction of `x`, on every rank."""
+    operand = Operand.of(x, op, out=out, in_place=True)
+
+    def program(on_lane: bool) -> Program:
+        if operand.kind == "scalar":
+            values = yield from _share_numbers(place, [operand.value], on_lane)
+            total = _folded([value[0] for value in values], op)
+            yield from confirm(place, op, on_lane)
+            return total
+        groups = operand.groups
+        if on_lane and groups and lanes.can_reduce(place, groups):
+            yield from lanes.all_reduce(place, groups)
+        else:
+            yield from _on_links(place, groups, on_lane)
+        yield from confirm(place, op, on_lane)
+        return operand.finish()
+
+    return _call("all_reduce", f"{op}, {operand.signature}", program, operand)
+
+
+def _on_links(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+    chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
+    if chosen == "recursive_doubling":
+        yield _small(place, groups)
+        return
+    yield from _synchronise(place, groups, on_lane)
+    for group in groups:
+        yield _whole(place, group) if chosen == "whole" else _sliced(place, group)
+
+
+def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
+    """The reduction of `x`, at `dst`."""
+    check_root(place, dst, "dst")
+    here = place.rank == dst
+    if out is not None and not here:
+        raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
+    operand = Operand.of(x, op, out=out, in_place=here)
+
+    def program(on_lane: bool) -> Program:
+        if operand.kind == "scalar":
+            values = yield from _share_numbers(place, [operand.value], on_lane)
+            total = _folded([value[0] for value in values], op) if here else None
+            yield from confirm(place, op, on_lane)
+            return total
+        groups = operand.groups
+        if on_lane and groups and lanes.can_reduce(place, groups):
+            yield from lanes.reduce(place, groups, dst)
+        else:
+            yield from _on_links_to(place, groups, dst, on_lane)
+        yield from confirm(place, op, on_lane)
+        return operand.finish() if here else None
+
+    return _call("reduce", f"{op}, dst={dst}, {operand.signature}", program, operand)
+
+
+def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool) -> Part[None]:
+    chosen = choose_reduce(_nbytes(groups), place.size, _sliceable(groups))
+    if chosen == "recursive_doubling":
+        yield _small(place, groups)
+        return
+    yield from _synchronise(place, groups, on_lane)
+    for group in groups:
+        yield _whole(place, group) if chosen == "whole" else _to_root(place, group, dst)
+
+
+def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
+    """The reduction of slot `rank` of `xs`."""
+    operand = Operand.of_slots(xs, op, rank=place.rank, size=place.size, out=out)
+    if operand.kind == "scalars" and place.size > MANY_RANKS:
+        raise ValueError(
+            f"a list of numbers is for up to {MANY_RANKS} ranks, this group has {place.size}: "
+            "give one array, it is split among the ranks"
+        )
+
+    def program(on_lane: bool) -> Program:
+        if operand.kind == "scalars":
+            assert isinstance(operand.value, list)
+            values = yield from _share_numbers(place, operand.value, on_lane)
+            total = _folded([value[place.rank] for value in values], op)
+            yield from confirm(place, op, on_lane)
+            return total
+        if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
+            yield from lanes.reduce_scatter(place, operand.groups)
+        else:
+            if on_lane or any(map(_has_empty_slot, operand.groups)) or not operand.groups:
+                # Someone hears from nobody in what follows.
+                yield from share(place, b"", on_lane)
+            for group in operand.groups:
+                yield _slots(place, group)
+        yield from confirm(place, op, on_lane)
+        return operand.finish()
+
+    call = _call("reduce_scatter", f"{op}, {operand.signature}", program, operand)
+    return call._replace(place=_place_of(place, operand))
+
+
+def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
+    """The reduction of `x` of the ranks up to this one (`exclusive`: before this one)."""
+    if op.name == "AVG":
+        raise TypeError("AVG has no meaning for scan and exscan: use SUM, and divide")
+    name = "exscan" if exclusive else "scan"
+    operand = Operand.of(x, op, out=out, in_place=True)
+    stop = place.rank if exclusive else place.rank + 1
+
+    def program(on_lane: bool) -> Program:
+        if operand.kind == "scalar":
+            values = yield from _share_numbers(place, [operand.value], on_lane)
+            total = _folded([value[0] for value in values[:stop]], op) if stop else x
+            yield from confirm(place, op, on_lane)
+            return total
+        groups = operand.groups
+        if on_lane and groups and lanes.can_scan(place, groups):
+            yield from lanes.scan(place, groups, exclusive)
+        elif choose_scan(_nbytes(groups), place.size) == "gather":
+            blobs = yield from share(place, b"".join(_bytes_of(groups)), on_lane)
+            _fold(groups, blobs[:stop])
+        else:
+            yield from share(place, b"", on_lane)
+            for group in groups:
+                yield _chained(place, group, exclusive)
+        yield from confirm(place, op, on_lane)
+        return operand.finish()
+
+    return _call(name, f"{op}, {operand.signature}", program, operand)
+
+
+def _call(op: str, arguments: str, start: Start, operand: Operand) -> Call:
+    nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
+    return Call(op, f"{op}({arguments})", start, nbytes)
+
+
+def _place_of(place: Place, operand: Operand) -> int:
+    """Where it lies in memory that all ranks see, if it does."""
+    groups = operand.groups
+    return place.heap.place_of(groups[0].x.arrays) if len(groups) == 1 else 0
+
+
+def _nbytes(groups: Sequence[Group]) -> int:
+    """Bytes of the partial results that a small reduction sends."""
+    return sum([group.x.length * group.kernel.wire_dtype.itemsize for group in groups])
+
+
+def _sliceable(groups: Sequence[Group]) -> bool:
+    return all(group.kernel.sliceable for group in groups)
+
+
+def _synchronise(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+    """Where a rank's slice may be empty, it hears from nobody in what follows. On a lane, what is
+    sent must not come before it is the receiver's turn."""
+    if on_lane or any(group.x.length < place.size for group in groups):
+        yield from share(place, b"", on_lane)
+
+
+def _small(place: Place, groups: Sequence[Group]) -> Phase:
+    plan = prepared(recursive_doubling.all_reduce, place.rank, place.size)
+    return Phase(plan, Wholes([(group.kernel, group.x, group.out) for group in groups], place.size))
+
+
+def _memory(place: Place, group: Group, scratch: int) -> Reductions:
+    return Reductions(group.x, group.out, scratch, group.kernel, place.size)
+
+
+def _sliced(place: Place, group: Group) -> Phase:
+    length = group.x.length
+    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
+    plan = prepared(reduce_scatter_all_gather.all_reduce, place.rank, place.size, length, segment)
+    return Phase(plan, _memory(place, group, plan.plan.scratch))
+
+
+def _whole(place: Place, group: Group) -> Phase:
+    length = group.x.length
+    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
+    plan = prepared(recursive_doubling.all_reduce_whole, place.rank, place.size, length, segment)
+    return Phase(plan, _memory(place, group, plan.plan.scratch))
+
+
+def _to_root(place: Place, group: Group, dst: int) -> Phase:
+    length = group.x.length
+    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
+    plan = prepared(reduce_to_root.scatter_gather, place.rank, place.size, dst, length, segment)
+    return Phase(plan, _memory(place, group, plan.plan.scratch))
+
+
+def _slots(place: Place, group: Group) -> Phase:
+    algorithm = (
+        reduce_scatter_plans.direct if group.kernel.sliceable else reduce_scatter_plans.whole
+    )
+    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
+    plan = prepared(algorithm, place.rank, place.size, tuple(group.bounds), segment)
+    return Phase(plan, _memory(place, group, plan.plan.scratch))
+
+
+def _chained(place: Place, group: Group, exclusive: bool) -> Phase:
+    segment = segment_for(group.x.nbytes, group.kernel.wire_dtype.itemsize)
+    plan = prepared(
+        _scan_plan, place.rank, place.size, group.x.length, segment, exclusive,
+        not group.kernel.sliceable,
+    )  # fmt: skip
+    return Phase(plan, Partials(group.x, group.out, plan.plan.scratch, group.kernel, 1))
+
+
+def _scan_plan(
+    rank: int, size: int, length: int, segment: int, exclusive: bool, whole: bool
+) -> Any:
+    return chain.scan(rank, size, length, segment, exclusive, whole=whole)
+
+
+def _has_empty_slot(group: Group) -> bool:
+    return any(a == b for a, b in zip(group.bounds, group.bounds[1:], strict=False))
+
+
+def _bytes_of(groups: Sequence[Group]) -> list[memoryview]:
+    return [view for group in groups for view in group.x.views(0, group.x.length)]
+
+
+def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
+    """Reduce the inputs of some ranks, as `_bytes_of` gives them, into `out`."""
+    due = sum(group.x.nbytes for group in groups)
+    if any(len(blob) != due for blob in blobs):
+        raise ProtocolError(f"operands of another size than {due} bytes")
+    at = 0
+    for group in groups:
+        operands = [[np.frombuffer(blob, group.x.dtype, group.x.length, at)] for blob in blobs] or [
+            group.x.pieces(0, group.x.length)
+        ]
+        out = group.out.pieces(0, group.out.length)
+        if group.x.length:
+            for into, *parts in align([out, *operands]):
+                if blobs:
+                    group.kernel.reduce(parts, into, 1)
+                else:
+                    np.copyto(into, parts[0])
+        at += group.x.nbytes
+
+
+def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scalar]]]:
+    """Every rank's numbers, by rank."""
+    packed = [[value.real, value.imag] if type(value) is complex else value for value in own]
+    blobs = yield from share(place, msgpack.packb(packed), on_lane)
+    numbers: list[list[Scalar]] = []
+    for src, blob in enumerate(blobs):
+        try:
+            values = [
+                complex(*value) if type(value) is list else value for value in msgpack.unpackb(blob)
+            ]
+        except Exception as error:
+            raise ProtocolError(f"malformed numbers of rank {src}: {error!r}") from None
+        if [type(value) for value in values] != [type(value) for value in own]:
+            raise ProtocolError(f"rank {src} has numbers of other types than it announced")
+        numbers.append(values)
+    return numbers
+
+
+def _folded(values: Sequence[Scalar], op: ReduceOp) -> Scalar | Failure:
+    """The reduction of numbers. Where it does not fit, whoever has these numbers finds that."""
+    try:
+        return reduce_scalars(values, op)
+    except OverflowError as error:
+        if op.function is not None:  # the user's, who may find anything
+            raise
+        return Failure(error)

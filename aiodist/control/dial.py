@@ -1,0 +1,335 @@
+"""Reaching the coordinator: connect, TLS, greeting; and saying clearly why not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+import socket
+import ssl as tls
+from dataclasses import dataclass
+
+from aiodist.control.connection import ControlSocket
+from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
+from aiodist.transports import inproc_names
+from aiodist.transports.surroundings import chooser_on, new_socket
+from aiodist.wire.address import Address, parse_address
+from aiodist.wire.frames import Frame
+from aiodist.wire.limits import PROTOCOL_VERSION
+from aiodist.wire.messages import (
+    MAGIC,
+    Challenge,
+    Failed,
+    Failure,
+    Hello,
+    Message,
+    Proof,
+    Welcome,
+    decode_message,
+    encode_message,
+)
+from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof, secret_of
+
+log = logging.getLogger("aiodist.control")
+
+ATTEMPT_SECONDS = 5.0
+"""Longest time that one attempt may take: a firewall that drops packets gives no answer at all."""
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.5
+
+SILENT = "it closed the connection without a greeting"
+SILENT_SECONDS = 3.0
+"""After so long the log says so of a service that does nothing else. A coordinator may do it now
+and then: when it ends, or has too many connections, and its answer was lost."""
+
+
+class ForeignServiceError(JoinError):
+    """What listens at the address is no aiodist coordinator."""
+
+
+class _Refused(Exception):
+    """An answer that another attempt would not change."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """A connection whose greeting is complete: `sock`, and what Welcome said."""
+
+    sock: ControlSocket
+    local_host: str
+    welcome: Welcome
+
+
+async def dial(
+    address: str,
+    *,
+    token: str | bytes | None,
+    ssl: tls.SSLContext | None,
+    timeout: float,
+    retry: bool,
+) -> Greeted:
+    """Connect to the coordinator at `address` and exchange greetings.
+
+    Tries again until `timeout` (seconds) where that may help, unless `retry` is False: where nobody
+    listens yet, where the coordinator is busy, and where the connection ends without a word.
+    Raises JoinTimeoutError, JoinError, ForeignServiceError, AuthenticationError; ValueError for a
+    bad address, or an empty token.
+    """
+    target = parse_address(address)
+    secret = secret_of(token)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    chooser = chooser_on(loop)
+    pause = FIRST_PAUSE
+    attempts = 0
+    warned = False
+    while True:
+        attempts += 1
+        try:
+            async with asyncio.timeout_at(min(start + timeout, loop.time() + ATTEMPT_SECONDS)):
+                return await _attempt(target, secret, ssl)
+        except _Refused as refused:
+            raise refused.error from None
+        except TimeoutError:
+            last = "it did not answer"
+        except OSError as error:
+            last = error.strerror or str(error) or type(error).__name__
+        spent = loop.time() - start
+        if not retry:
+            raise JoinError(_unreachable(target, spent, attempts, last))
+        left = timeout - spent
+        if last == SILENT and spent > SILENT_SECONDS and not warned:
+            warned = True
+            log.warning("%s Trying until %g s are over.", _silent(target), timeout)
+        if left < FIRST_PAUSE:
+            raise JoinTimeoutError(_unreachable(target, spent, attempts, last))
+        # Not all at once: there may be thousands.
+        await asyncio.sleep(min(pause * chooser.uniform(0.5, 1.0), left / 2))
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _unreachable(target: Address, spent: float, attempts: int, last: str) -> str:
+    tried = f"no coordinator answered at {target} for {spent:.1f} s ({attempts} attempts, the last "
+    if last == SILENT:
+        return f"{tried}one: {last}). {_silent(target)}"
+    return (
+        f"{tried}one: {last}). Is it up (rank 0 started, or `aiodist coordinator` running)? Are "
+        "host and port right on this rank? Does a firewall stand between?"
+    )
+
+
+OTHERS = "torchrun keeps a TCPStore on MASTER_PORT; a coordinator with TLS needs tls://"
+
+
+def _silent(target: Address) -> str:
+    return (
+        f"What listens at {target} closes every connection without a greeting: is it another "
+        f"service ({OTHERS}), or a proxy that has no coordinator behind it yet?"
+    )
+
+
+def _foreign(target: Address, what: str) -> ForeignServiceError:
+    return ForeignServiceError(
+        f"what listens at {target} is no aiodist coordinator: {what}. Another service has that "
+        f"port ({OTHERS}): check the port, or give the coordinator another one"
+    )
+
+
+async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext | None) -> Greeted:
+    sock = await _connect(target)
+    try:
+        local_host = "127.0.0.1"
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            local_host = sock.getsockname()[0].removeprefix("::ffff:")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if target.scheme == "tls" or (target.scheme == "tcp" and context is not None):
+            sock = await _encrypt(sock, context or tls.create_default_context(), target)
+        greeting = _Greeting(sock, target, token)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        welcome = await greeting.done
+    except BaseException:
+        greeting.sock.close()
+        raise
+    return Greeted(greeting.sock, local_host, welcome)
+
+
+async def _connect(target: Address) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    if target.scheme == "inproc":
+        return inproc_names.connect(target.host)
+    if target.scheme == "unix":
+        return await _connect_one(socket.AF_UNIX, target.path)
+    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    failed: OSError = OSError(errno.EADDRNOTAVAIL, f"{target.host} has no address")
+    for family, _, _, _, where in found:
+        try:
+            return await _connect_one(family, where)
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+async def _connect_one(family: int, where: tuple[object, ...] | str) -> socket.socket:
+    sock = new_socket(family)
+    sock.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, where)
+        if family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname() == sock.getpeername():
+            # Dialling a free port of this host can, by chance, connect to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address) -> tls.SSLSocket:
+    """The TLS handshake; `sock` is closed, or part of what is returned."""
+    loop = asyncio.get_running_loop()
+    secure = context.wrap_socket(
+        sock,
+        server_hostname=target.host,
+        do_handshake_on_connect=False,
+    )
+    try:
+        while True:
+            ready = loop.create_future()
+            try:
+                secure.do_handshake()
+                return secure
+            except tls.SSLWantReadError:
+                loop.add_reader(secure.fileno(), _wake, ready)
+                try:
+                    await ready
+                finally:
+                    loop.remove_reader(secure.fileno())
+            except tls.SSLWantWriteError:
+                loop.add_writer(secure.fileno(), _wake, ready)
+                try:
+                    await ready
+                finally:
+                    loop.remove_writer(secure.fileno())
+    except _TLS_BROKEN as error:
+        secure.close()
+        what = f"it broke off the TLS handshake: {error.reason or error}"
+        raise ConnectionResetError(errno.ECONNRESET, what) from None
+    except tls.SSLError as error:
+        secure.close()
+        raise _Refused(_no_tls(target, error)) from None
+    except BaseException:
+        secure.close()
+        raise
+
+
+_TLS_BROKEN = (tls.SSLEOFError, tls.SSLZeroReturnError, tls.SSLSyscallError)
+"""The connection ended; other errors of TLS say that the two sides do not agree."""
+
+
+def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
+    return JoinError(
+        f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator, is "
+        "its certificate one that the given ssl context trusts, and does it ask for one of ours?"
+    )
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+class _Greeting:
+    """Hello →, ← Challenge, Proof →, ← Welcome. `done`: what Welcome says."""
+
+    def __init__(self, sock: socket.socket, target: Address, token: bytes | None) -> None:
+        self.done: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._target = target
+        self._token = token
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._challenge: Challenge | None = None
+        self.sock = ControlSocket(sock, self._on_frame, self._on_closed)
+        self.sock.send(encode_message(Hello(self._nonce)))
+
+    def _on_frame(self, frame: Frame) -> None:
+        if not self.done.done():
+            _, message = decode_message(frame)
+            try:
+                self._take(message)
+            except (ProtocolError, AuthenticationError, JoinError) as error:
+                self._refuse(error)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Failed):
+            if message.kind is Failure.AUTHENTICATION:
+                raise AuthenticationError(
+                    f"the coordinator at {self._target} refused this process: {message.text}. "
+                    "Give token= (or AIODIST_TOKEN) the token that the coordinator was given"
+                )
+            if message.kind is Failure.BUSY:
+                self._break_off(OSError(errno.EBUSY, f"it is busy: {message.text}"))
+                return
+            raise JoinError(f"the coordinator at {self._target} refused: {message.text}")
+        if self._challenge is None:
+            if not isinstance(message, Challenge) or message.magic != MAGIC:
+                raise _foreign(self._target, f"it greets with {type(message).__name__}")
+            if message.version != PROTOCOL_VERSION:
+                raise JoinError(
+                    f"the coordinator at {self._target} speaks version {message.version} of the "
+                    f"protocol, this process {PROTOCOL_VERSION}: install the same aiodist on both"
+                )
+            self._on_challenge(message)
+        else:
+            if not isinstance(message, Welcome):
+                raise _foreign(self._target, f"it welcomes with {type(message).__name__}")
+            self._on_welcome(self._challenge, message)
+
+    def _on_challenge(self, challenge: Challenge) -> None:
+        self._challenge = challenge
+        if self._token is not None and not challenge.token_needed:
+            raise AuthenticationError(
+                f"a token was given, but the coordinator at {self._target} asks for none, so "
+                "it cannot show that it is the right one: start it with the token, or give none"
+            )
+        mac = b""
+        if self._token is not None:
+            mac = make_proof(self._token, "member", self._nonce, challenge.nonce)
+        self.sock.send(encode_message(Proof(mac)))
+
+    def _on_welcome(self, challenge: Challenge, welcome: Welcome) -> None:
+        if self._token is not None and not check_proof(
+            welcome.mac, self._token, "coordinator", self._nonce, challenge.nonce
+        ):
+            raise AuthenticationError(
+                f"the coordinator at {self._target} did not show that it has the token: is it "
+                "the right one?"
+            )
+        self.sock.welcomed()
+        self.done.set_result(welcome)
+
+    def _refuse(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(_Refused(error))
+
+    def _break_off(self, error: OSError) -> None:
+        """Another attempt may go better."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _on_closed(self, error: Exception) -> None:
+        if isinstance(error, ProtocolError):
+            what = f"its answer is not of the protocol ({error})"
+            self._refuse(_foreign(self._target, what))
+        elif isinstance(error, tls.SSLError) and not isinstance(error, _TLS_BROKEN):
+            self._refuse(_no_tls(self._target, error))
+        elif self._challenge is None:
+            self._break_off(OSError(errno.ECONNRESET, SILENT))
+        else:
+            self._break_off(OSError(errno.ECONNRESET, f"it broke off the greeting: {error}"))

@@ -1,0 +1,95 @@
+"""What a member is, and has been told: to be said to a coordinator that comes back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from aiodist.control.dial import ForeignServiceError
+from aiodist.errors import ProtocolError
+from aiodist.wire.limits import MAX_MEMBERS
+from aiodist.wire.messages import JoinRequest, Message, View, Welcome
+from aiodist.wire.recovery import Heard, Verdict, Void, Vote
+from aiodist.wire.returning import MAX_HEARD, Rejoin
+
+
+class Standing:
+    """A membership, over all its epochs: `view` is that of the newest."""
+
+    def __init__(self, ask: JoinRequest, view: View) -> None:
+        self._ask = ask
+        self._heard: OrderedDict[tuple[bytes, int], Verdict | Void] = OrderedDict()
+        self.take(view)
+
+    def take(self, view: View) -> None:
+        """There is a newer view. Raises ProtocolError where this is no member of it."""
+        try:
+            self.rank = view.rank_of(self._ask.id)
+        except KeyError:
+            raise ProtocolError("a view without this member") from None
+        self.view = view
+        self._digest = view.digest
+        self._lost: set[int] = set()
+        self._left: set[int] = set()
+
+    def news(self, epoch: int, ranks: tuple[int, ...], *, lost: bool) -> tuple[int, ...]:
+        """Those of `ranks` that were not known to be gone; now they are."""
+        if epoch != self.view.epoch:
+            return ranks
+        news = {*ranks} - self._lost - self._left
+        (self._lost if lost else self._left).update(news)
+        return tuple(sorted(news))
+
+    def hears(self, vote: Message | None, reply: Message) -> None:
+        """The outcome of a vote has come."""
+        if isinstance(vote, Vote) and isinstance(reply, (Verdict, Void)):
+            self._heard[vote.context, vote.number] = reply
+            if len(self._heard) > MAX_HEARD:
+                self._heard.popitem(last=False)
+
+    def claim(self, *, with_view: bool) -> Rejoin:
+        """What it says of itself."""
+        return Rejoin(
+            self._ask,
+            self.rank,
+            self.view.epoch,
+            self._digest,
+            tuple(sorted(self._lost)),
+            tuple(sorted(self._left)),
+            self.view if with_view else None,
+            tuple(_newest(self._heard.items())),
+        )
+
+
+def _newest(heard: Iterable[tuple[tuple[bytes, int], Verdict | Void]]) -> list[Heard]:
+    """Outcomes as they are told: the newest ones, of no more ids in all than a view has members."""
+    told: list[Heard] = []
+    ids = 0
+    for (context, number), outcome in reversed(list(heard)):
+        if isinstance(outcome, Verdict):
+            ids += len(outcome.members)
+            one = Heard(context, number, verdict=outcome)
+        else:
+            ids += len(outcome.details)
+            one = Heard(context, number, void=outcome)
+        if ids > MAX_MEMBERS:
+            break
+        told.insert(0, one)
+    return told
+
+
+def check_successor(address: str, before: Welcome, welcome: Welcome) -> bool:
+    """Whether it is the same coordinator as before, or has what that one wrote down. Raises
+    ForeignServiceError for one that cannot have taken its place."""
+    if welcome.coordinator == before.coordinator:
+        if welcome.incarnation >= before.incarnation:
+            return True
+        what = f"a stale one, its start {welcome.incarnation} of {before.incarnation}"
+    elif welcome.incarnation == 1:
+        return False
+    else:
+        what = "a foreign one, with a state file of its own"
+    raise ForeignServiceError(
+        f"the coordinator at {address} is {what}: expected {before.coordinator[:8]}…, or one that "
+        "starts from nothing"
+    )

@@ -1,0 +1,232 @@
+"""The store of a group, as its members use it: keys and bytes, kept by the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from types import TracebackType
+from typing import TypeVar
+
+from aiodist.control.client import ControlClient
+from aiodist.errors import AiodistError, CollectiveTimeoutError, MessageTooLargeError
+from aiodist.wire.limits import MAX_VALUE
+from aiodist.wire.messages import (
+    Message,
+    Result,
+    StoreAdd,
+    StoreChanged,
+    StoreCompareSet,
+    StoreDelete,
+    StoreGet,
+    StoreSet,
+    StoreWait,
+    StoreWatch,
+)
+
+MAX_UNREAD = 1024
+"""Changes a `Watch` keeps for its reader. Beyond, the oldest are dropped, never the last."""
+
+T = TypeVar("T")
+
+
+class Store:
+    """Bytes by key, shared by the members of one group, deleted with it.
+
+    Every call takes `timeout` in seconds; None is the group's `op_timeout`, `math.inf` none. They
+    raise CollectiveTimeoutError (a TimeoutError) after it, GroupClosedError after the group was
+    closed, CoordinatorLostError when the coordinator is gone, ValueError for a key that is not
+    1 to 1024 characters. A value has at most 1 MiB, all keys and values of a group 64 MiB, and
+    there are at most 65536 keys: MessageTooLargeError (a ValueError).
+
+    `ttl`: seconds after which the key is deleted, counted from the last write; a write without
+    keeps it for good.
+    """
+
+    def __init__(self, client: ControlClient, *, timeout: float = 300.0) -> None:
+        self._client = client
+        self._timeout = timeout
+
+    async def set(
+        self,
+        key: str,
+        value: bytes | bytearray | memoryview,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Set `key` to `value`."""
+        await self._ask("set", key, StoreSet(key, _value(value), ttl), type(None), timeout)
+
+    async def get(self, key: str, *, timeout: float | None = None) -> bytes | None:
+        """The value of `key`; None where there is none."""
+        result = await self._call("get", key, StoreGet(key), timeout)
+        return None if result is None else self._of_type(bytes, result)
+
+    async def wait(self, keys: str | Iterable[str], *, timeout: float | None = None) -> None:
+        """Return once all of `keys` (or the one) exist at the same time."""
+        wanted = (keys,) if isinstance(keys, str) else tuple(keys)
+        await self._ask("wait", ", ".join(wanted), StoreWait(wanted), type(None), timeout)
+
+    async def add(
+        self, key: str, amount: int = 1, *, ttl: float | None = None, timeout: float | None = None
+    ) -> int:
+        """Add to the number that `key` holds in decimal (0 where absent), and return the sum.
+
+        Raises StoreValueError (a ValueError) where it holds something else, or the sum is over 64
+        bits.
+        """
+        return await self._ask("add", key, StoreAdd(key, amount, ttl), int, timeout)
+
+    async def compare_set(
+        self,
+        key: str,
+        expected: bytes | None,
+        desired: bytes | bytearray | memoryview,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Set `key` to `desired` if it holds `expected` (None: is absent). True: it was set."""
+        old = None if expected is None else _value(expected)
+        message = StoreCompareSet(key, old, _value(desired), ttl)
+        return await self._ask("compare_set", key, message, bool, timeout)
+
+    async def delete(self, key: str, *, timeout: float | None = None) -> bool:
+        """Delete `key`. False: there was none."""
+        return await self._ask("delete", key, StoreDelete(key), bool, timeout)
+
+    def watch(self, key: str, *, timeout: float | None = math.inf) -> Watch:
+        """The changes of `key` from now on: ``async for key, value in store.watch("k")``, with
+        None as the value of a key that was deleted.
+
+        Every change the coordinator carries out after this call is seen; to start from the present
+        value, call this first and `get` second. `timeout` bounds the wait for each change. A reader
+        who is more than 1024 changes behind misses the oldest.
+        """
+        return Watch(self._client, key, math.inf if timeout is None else timeout)
+
+    async def _ask(
+        self, op: str, what: str, message: Message, kind: type[T], timeout: float | None
+    ) -> T:
+        return self._of_type(kind, await self._call(op, what, message, timeout))
+
+    async def _call(
+        self, op: str, what: str, message: Message, timeout: float | None
+    ) -> bytes | int | bool | None:
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            reply = await self._client.request(message, None if seconds == math.inf else seconds)
+        except TimeoutError:
+            raise _too_late(op, what, seconds, self._client.group) from None
+        if not isinstance(reply, Result):
+            raise self._client.unexpected(reply)
+        return reply.value
+
+    def _of_type(self, kind: type[T], value: object) -> T:
+        if type(value) is not kind:
+            raise self._client.unexpected(Result(None))
+        return value
+
+
+class Watch:
+    """The changes of one key. An async iterator; `await` it to be sure that it has begun at the
+    coordinator. Ends with `close`, with `async with`, or when it is dropped."""
+
+    def __init__(self, client: ControlClient, key: str, timeout: float) -> None:
+        self._client = client
+        self._key = key
+        self._timeout = timeout
+        self._changes: deque[tuple[str, bytes | None]] = deque(maxlen=MAX_UNREAD)
+        self._error: AiodistError | None = None
+        self._begun = False
+        self._closed = False
+        self._news = asyncio.Event()
+        # The client must not keep a watch alive that its user has dropped.
+        weak = weakref.WeakMethod(self._on_reply)
+
+        def on_reply(reply: Message | AiodistError) -> None:
+            method = weak()
+            if method is not None:
+                method(reply)
+
+        self._number = client.subscribe(StoreWatch(key), on_reply)
+        self._drop = weakref.finalize(self, client.unsubscribe_from_anywhere, self._number)
+        self._drop.atexit = False
+
+    def close(self) -> None:
+        """End the watch; iteration stops. Idempotent."""
+        self._drop.detach()
+        self._closed = True
+        self._client.unsubscribe(self._number)
+        self._news.set()
+
+    def __await__(self) -> Generator[object, None, Watch]:
+        return self._until_begun().__await__()
+
+    async def __aenter__(self) -> Watch:
+        return await self._until_begun()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> tuple[str, bytes | None]:
+        await self._until(lambda: bool(self._changes or self._closed))
+        if self._closed:
+            raise StopAsyncIteration
+        return self._changes.popleft()
+
+    async def _until_begun(self) -> Watch:
+        await self._until(lambda: self._begun or self._closed)
+        return self
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(None if self._timeout == math.inf else self._timeout):
+                while not ready():
+                    if self._error is not None:
+                        raise copy.copy(self._error)
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise _too_late("watch", self._key, self._timeout, self._client.group) from None
+
+    def _on_reply(self, reply: Message | AiodistError) -> None:
+        if isinstance(reply, AiodistError):
+            self._error = reply
+        elif isinstance(reply, StoreChanged):
+            self._changes.append((reply.key, reply.value))
+        else:
+            self._begun = True
+        self._news.set()
+
+
+def _value(value: bytes | bytearray | memoryview) -> bytes:
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"the store keeps bytes, not {type(value).__name__}: encode the value")
+    data = bytes(value)
+    if len(data) > MAX_VALUE:
+        raise MessageTooLargeError(
+            f"a value of {len(data)} bytes is over the {MAX_VALUE} that the store keeps: use a "
+            "broadcast for bulk data"
+        )
+    return data
+
+
+def _too_late(op: str, what: str, seconds: float, group: str | None) -> CollectiveTimeoutError:
+    shown = what if len(what) <= 200 else what[:200] + "..."
+    why = "not all of the keys exist" if op == "wait" else "nothing came from the coordinator"
+    return CollectiveTimeoutError(
+        f"store.{op}({shown}) did not end within {seconds:g} s: {why}", group=group
+    )

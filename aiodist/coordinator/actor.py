@@ -1,0 +1,481 @@
+"""The coordinator actor: the membership state machine behind a listening socket.
+
+It carries control messages only; bulk data goes straight between members. One loop owns it, and
+nothing in here is called from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+import socket
+import ssl as tls
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, turn_away
+from aiodist.coordinator.journal import Journal
+from aiodist.coordinator.listening import bind_tcp, bind_unix
+from aiodist.coordinator.state_file import StateFile
+from aiodist.errors import CoordinatorLostError
+from aiodist.membership import (
+    Close,
+    Disconnected,
+    Drain,
+    Effect,
+    Event,
+    Keep,
+    Membership,
+    Note,
+    Received,
+    Send,
+    Tick,
+)
+from aiodist.transports import inproc_names
+from aiodist.transports.sockets import Acceptor
+from aiodist.transports.sparing import Sparing
+from aiodist.transports.unproven import Strangers
+from aiodist.wire.address import Address, parse_address
+from aiodist.wire.limits import MAX_REPLY
+from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
+from aiodist.wire.proof import secret_of
+from aiodist.wire.returning import ViewWanted
+
+logger = logging.getLogger("aiodist.coordinator")
+
+LATE_SECONDS = 0.25
+GRACE_SECONDS = 1.0
+"""A timer that fires LATE_SECONDS too late shows that this loop was busy, so that signs of life may
+lie unread: leases are judged GRACE_SECONDS later."""
+
+MOMENT_SECONDS = 1.0
+"""Who connects has so long to say who it is, however many do so at the same time."""
+
+GOODBYE_SECONDS = 1.0
+"""How long `stop` waits for members to read the goodbye."""
+
+_LEVELS = {
+    "lost": logging.WARNING,
+    "silent": logging.WARNING,
+    "join refused": logging.WARNING,
+    "return refused": logging.WARNING,
+    "formed": logging.INFO,
+    "restored": logging.INFO,
+}
+
+
+class Coordinator:
+    """Keeps track of who is a member of which group. An async context manager.
+
+    `address`: where to listen: ``tcp://host:port`` (port 0 picks a free one), ``tls://``,
+    ``unix:///path``, ``inproc://name``. `token`: what members have to prove to have (it is never
+    sent). `ssl`: a server-side context; makes ``tcp://`` the same as ``tls://``.
+
+    `state`: a file (made if need be, for this user only) that keeps groups, epochs and stores over
+    restarts: what a member was told is on disk before it is told. Two coordinators cannot share
+    one. Without it, a coordinator that takes the place of this one learns of the groups from their
+    members; what was in their stores is lost. `force`: start also where the last writes in that
+    file, which were acknowledged, are lost.
+
+    `returns`: whether members are to look for another coordinator at the same address when this
+    one goes away. `recovery`: seconds after the start in which no group forms, so that members of
+    groups that were served here before can come back first.
+
+    Bad bytes, a wrong token, a client that does not read: that connection is closed and logged to
+    the logger ``aiodist.coordinator``; the others do not notice.
+    """
+
+    def __init__(
+        self,
+        address: str = "tcp://127.0.0.1:0",
+        *,
+        token: str | bytes | None = None,
+        ssl: tls.SSLContext | None = None,
+        state: str | os.PathLike[str] | None = None,
+        force: bool = False,
+        returns: bool = True,
+        recovery: float = 0.0,
+    ) -> None:
+        wanted = parse_address(address)
+        if wanted.scheme == "tls" and ssl is None:
+            raise ValueError(f"{address} needs ssl=, a server-side ssl.SSLContext")
+        if ssl is not None:
+            if wanted.scheme not in ("tcp", "tls"):
+                raise ValueError(f"ssl= is for tcp:// and tls:// addresses, not for {address}")
+            wanted = Address("tls", wanted.host, wanted.port)
+        self.token = secret_of(token)
+        self._wanted = wanted
+        self._address: Address | None = None
+        self._ssl = ssl
+        self._state = None if state is None else Path(state)
+        self._force = force
+        self.returns = returns
+        self.name = secrets.token_hex(16)
+        self.incarnation = 1
+        self._recovery = recovery
+        self._journal: Journal | None = None
+        self._failure: asyncio.Future[OSError]
+        self._stopping = False
+        self._strangers: Strangers[Connection] = Strangers(logger, moment=MOMENT_SECONDS)
+        self.sparing = Sparing(logger)
+        self._machine: Membership
+        self._loop: asyncio.AbstractEventLoop
+        self._acceptor: Acceptor | None = None
+        self._connections: dict[int, Connection] = {}
+        self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        self._adopting: dict[asyncio.Task[None], Connection] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._changed = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, with the port it got. Raises RuntimeError before `start`."""
+        if self._address is None:
+            raise RuntimeError("the coordinator does not listen: call start() first")
+        return str(self._address)
+
+    async def start(self) -> None:
+        """Listen. Raises OSError (EADDRINUSE, EWOULDBLOCK for a state file that another coordinator
+        has), ValueError for a state file that is none, or damaged."""
+        if self._address is not None:
+            raise RuntimeError(f"the coordinator listens already, on {self._address}")
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        self._stopping = False
+        now = self._loop.time()
+        self._machine = Membership(
+            wall_offset=time.time() - now,
+            keep=self._state is not None,
+            form_after=now + self._recovery,
+        )
+        if self._state is not None:
+            self._recall(StateFile(self._state, force=self._force), now)
+        try:
+            self._address = await self._listen(self._wanted)
+        except BaseException:
+            if self._journal is not None:
+                await self._journal.close()
+            raise
+        self._arm()
+        logger.info(
+            "listening on %s",
+            self._address,
+            extra={"event": "listening", "address": str(self._address)},
+        )
+
+    def _recall(self, file: StateFile, now: float) -> None:
+        """Take up what the coordinator before has written down."""
+        try:
+            if file.saved is not None:
+                self.name = file.saved.coordinator
+                self.incarnation = file.saved.incarnation + 1
+                self._machine.restore(file.saved.records, now)
+            self._journal = Journal(
+                file,
+                self.name,
+                self.incarnation,
+                records=self._machine.records,
+                carry_out=self._carry_out,
+                failed=self._cannot_write,
+            )
+        except BaseException:
+            file.close()
+            raise
+
+    async def _listen(self, wanted: Address) -> Address:
+        if wanted.scheme == "inproc":
+            inproc_names.register(wanted.host, self._adopt_from_anywhere)
+            return wanted
+        sock = bind_unix(wanted.path) if wanted.scheme == "unix" else await bind_tcp(wanted)
+        address = wanted
+        if wanted.scheme != "unix":
+            address = Address(wanted.scheme, wanted.host, sock.getsockname()[1])
+        self._acceptor = Acceptor(self._loop, sock, str(address), self._take)
+        return address
+
+    async def failed(self) -> OSError:
+        """Wait until this coordinator cannot serve any more, for what it must keep cannot be
+        written: then it has closed all connections, and is to be stopped."""
+        return await asyncio.shield(self._failure)
+
+    async def stop(self, drain: float = 0.0) -> None:
+        """Take no more joins, wait until all groups have ended but at most `drain` seconds, say
+        goodbye and close. Idempotent; a second call while one waits does not wait."""
+        if self._address is None:
+            return
+        if drain > 0 and not self._stopping:
+            self._step(Drain())
+            try:
+                async with asyncio.timeout(drain):
+                    while self._address is not None and not self._machine.is_empty:
+                        self._changed.clear()
+                        await self._changed.wait()
+            except TimeoutError:
+                pass
+        address, self._address = self._address, None
+        if address is None:  # a second call was faster
+            return
+        self._stop_listening(address)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._close_connections()
+        if self._journal is not None:
+            await self._journal.close()
+            self._journal = None
+        self._changed.set()
+        logger.info(
+            "stopped listening on %s",
+            address,
+            extra={"event": "stopped", "address": str(address)},
+        )
+
+    async def __aenter__(self) -> Coordinator:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    def status(self) -> dict[str, Any]:
+        """Groups with their epochs, members and who waits, as plain data.
+
+        Keys: "address", "draining", and "groups", a list of dicts with "name", "run_id", "wanted"
+        (size), "epoch", "size", "members", "waiting", "lost", "left", "absent", "store".
+        """
+        return {"address": self.address, **self._machine.status()}
+
+    async def survey(self) -> dict[str, Any]:
+        """The same, with what the members are doing: each is asked, and has a second to answer.
+
+        Every member has "silent" and "doing", and every group "findings", as in ``aiodist status
+        --json``. Raises CoordinatorLostError where the coordinator stops meanwhile.
+        """
+        if self._address is None or self._stopping:
+            raise CoordinatorLostError("the coordinator does not listen: nobody can be asked")
+        number = next(self._numbers)
+        answer = self._surveys[number] = self._loop.create_future()
+        try:
+            self._step(Received(number, 1, StatusRequest(ask_members=True)))
+            return {"address": self.address, **await answer}
+        finally:
+            del self._surveys[number]
+            self._step(Disconnected(number, "it has its answer"))
+
+    def close_fds_after_fork(self) -> None:
+        """To be called in a forked child: gives up the child's copies of all sockets, so that
+        neither the port nor a connection outlives the parent."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for connection in self._connections.values():
+            connection.detach_after_fork(null)
+        os.close(null)
+        if self._acceptor is not None:
+            self._acceptor.close_in_child()
+        if self._journal is not None:
+            self._journal.close_after_fork()
+
+    # What connections call.
+
+    def opened(self, connection: Connection) -> None:
+        connection.adopting = None
+        self._connections[connection.number] = connection
+
+    def welcomed(self, connection: Connection) -> None:
+        self._strangers.discard(connection)
+
+    def received(self, connection: Connection, request: int, message: Message) -> None:
+        self._step(Received(connection.number, request, message))
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        if self._connections.pop(connection.number, None) is None:
+            return
+        self._strangers.discard(connection)
+        self._step(Disconnected(connection.number, reason))
+
+    # Inside.
+
+    def _adopt_from_anywhere(self, sock: socket.socket) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._take, sock)
+        except RuntimeError as error:  # the loop was closed without stopping the coordinator
+            sock.close()
+            raise ConnectionRefusedError(f"the coordinator's loop is closed: {error}") from None
+
+    def _take(self, sock: socket.socket) -> None:
+        """A connection has come. Raises OSError where it is gone already."""
+        if self._address is None:
+            sock.close()
+            return
+        sock.setblocking(False)
+        connection = Connection(self, next(self._numbers), sock)
+        if not self._strangers.add(connection, self._loop.time()):
+            turn_away(sock, encrypted=self._ssl is not None)
+            return
+        task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
+        connection.adopting = task
+        self._adopting[task] = connection
+        task.add_done_callback(partial(self._adopted, connection, sock))
+
+    async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
+        limit = None if self._ssl is None else HANDSHAKE_SECONDS
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, sock, ssl=self._ssl, ssl_handshake_timeout=limit
+            )
+        except OSError as error:
+            logger.debug("no connection with %s: %s", connection.peer, error)
+            self._strangers.discard(connection)
+            sock.close()
+
+    def _adopted(
+        self, connection: Connection, sock: socket.socket, task: asyncio.Task[None]
+    ) -> None:
+        del self._adopting[task]
+        if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
+            self._strangers.discard(connection)
+            sock.close()
+            if connection.number in self._connections:
+                # It was made just then. uvloop closes it, too, and tells nobody.
+                connection.connection_lost(None)
+
+    def _step(self, event: Event) -> None:
+        if self._stopping:
+            self._changed.set()
+            return  # who goes now comes back to the next coordinator
+        effects = self._machine.step(event, self._loop.time())
+        if self._journal is None:
+            self._carry_out(effects)
+        else:
+            self._journal.submit(effects)
+        self._arm()
+        self._changed.set()
+
+    def _cannot_write(self, error: OSError) -> None:
+        """What is not on disk must not be told: all that is left is to end."""
+        logger.critical(
+            "cannot write %s: %s; closing all connections",
+            self._state,
+            error,
+            extra={"event": "state not written", "error": str(error)},
+        )
+        self._stopping = True
+        self._end_surveys(f"the coordinator cannot write its state: {error}")
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+        for connection in list(self._connections.values()):
+            connection.abort()
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        said: tuple[Message, int] | None = None
+        data = b""
+        for effect in effects:
+            if isinstance(effect, Note):
+                _log(effect)
+                continue
+            if isinstance(effect, Keep):
+                continue
+            connection = self._connections.get(effect.conn)
+            if connection is None:
+                self._answer_survey(effect)
+                continue
+            if isinstance(effect, Close):
+                connection.close(effect.reason)
+            else:
+                if said is None or said[0] is not effect.message or said[1] != effect.request:
+                    said = (effect.message, effect.request)
+                    data = encode_message(effect.message, effect.request, max_body=MAX_REPLY)
+                if isinstance(effect.message, ViewWanted):
+                    connection.expect_view()
+                connection.send(data)
+
+    def _answer_survey(self, effect: Effect) -> None:
+        if isinstance(effect, Send) and isinstance(effect.message, Status):
+            answer = self._surveys.get(effect.conn)
+            if answer is not None and not answer.done():
+                answer.set_result(effect.message.status)
+
+    def _end_surveys(self, reason: str) -> None:
+        for answer in self._surveys.values():
+            if not answer.done():
+                answer.set_exception(CoordinatorLostError(reason))
+
+    def _arm(self) -> None:
+        """See to it that a tick comes in time. One that comes too early does no harm."""
+        when = self._machine.deadline()
+        if when is None or self._address is None:
+            return
+        if self._timer is None or when < self._due:
+            self._set_timer(when)
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = when
+        self._timer = self._loop.call_at(when, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if now - self._due > LATE_SECONDS:
+            self._set_timer(now + GRACE_SECONDS)
+        else:
+            self._step(Tick())
+
+    def _stop_listening(self, address: Address) -> None:
+        if address.scheme == "inproc":
+            inproc_names.unregister(address.host)
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+        if address.scheme == "unix":
+            Path(address.path).unlink(missing_ok=True)
+
+    async def _close_connections(self) -> None:
+        for connection in self._adopting.values():
+            if connection.adopting is not None:  # else it is about to end by itself
+                connection.drop()
+        await asyncio.gather(*self._adopting, return_exceptions=True)
+        if self._journal is not None:
+            await self._journal.idle()
+        self._stopping = True
+        self._end_surveys("the coordinator stopped")
+        goodbye = encode_message(Goodbye())
+        for connection in list(self._connections.values()):
+            connection.send(goodbye)
+            connection.close("the coordinator stopped")
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._until_no_connections()
+        except TimeoutError:
+            for connection in list(self._connections.values()):
+                connection.abort()
+            await self._until_no_connections()
+
+    async def _until_no_connections(self) -> None:
+        while self._connections:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def _log(note: Note) -> None:
+    level = _LEVELS.get(note.event, logging.DEBUG)
+    if logger.isEnabledFor(level):
+        said = ", ".join(f"{key}={value}" for key, value in note.fields.items())
+        logger.log(level, "%s: %s", note.event, said, extra={"event": note.event, **note.fields})

@@ -1,0 +1,125 @@
+"""Finding the coordinator, or serving it: what rank 0 does with an address of the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import ssl as tls
+from dataclasses import dataclass, field
+
+from aiodist.coordinator import agent_store
+from aiodist.coordinator.actor import Coordinator
+from aiodist.coordinator.exposure import Guard
+from aiodist.coordinator.listening import own_address
+from aiodist.errors import JoinError, JoinTimeoutError
+from aiodist.wire.address import Address, parse_address
+
+log = logging.getLogger("aiodist.session")
+
+_NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+"""Binding fails so where the address is another's: then there is a coordinator to be found."""
+
+_PAUSE = 0.2
+"""Seconds before a name that is not known is looked up again: that of a container that has just
+started may become known a moment later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`address`: where the coordinator is to be found. `serve`: where to listen for it, if this
+    rank may serve it ("": it may not). `through_agent`: torchrun's own store is at `address`, and
+    says under `key` where the coordinator is. `ssl`: the server-side context of a coordinator that
+    this rank serves. `guard`: what keeps strangers from it. `hint`: what to look at if the ranks do
+    not meet."""
+
+    address: str
+    serve: str = ""
+    through_agent: bool = False
+    key: str = ""
+    token: bytes | None = field(default=None, repr=False)
+    ssl: tls.SSLContext | None = None
+    guard: Guard = field(default_factory=lambda: Guard(keeps_out=False))
+    hint: str = ""
+
+
+async def find(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
+    """The coordinator's address, and the coordinator if this rank serves it.
+
+    Nobody is asked first whether there is a coordinator: who can bind the address serves it.
+    Raises JoinError, JoinTimeoutError, OSError; ValueError where pickles are allowed and strangers
+    could send some.
+    """
+    if wanted.through_agent:
+        return await _through_agent(wanted, timeout)
+    if not wanted.serve:
+        return wanted.address, None
+    coordinator = await _serve(wanted.serve, wanted, timeout)
+    if coordinator is None:
+        return wanted.address, None
+    return _reached_at(wanted.address, coordinator), coordinator
+
+
+async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinator | None]:
+    at = parse_address(wanted.address)
+    if not wanted.serve:
+        return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
+    host = parse_address(wanted.serve).host
+    coordinator = await _serve(str(Address("tcp", host, 0)), wanted, timeout)
+    if coordinator is None:
+        raise JoinError(f"rank 0 cannot listen at {host}: is MASTER_ADDR another host's?")
+    address = _reached_at(wanted.address, coordinator)
+    try:
+        await agent_store.publish(at.host, at.port, wanted.key, address, timeout)
+    except BaseException:
+        await coordinator.stop()
+        raise
+    return address, coordinator
+
+
+def _reached_at(address: str, coordinator: Coordinator) -> str:
+    """`address` with the port that the coordinator got."""
+    wanted, served = parse_address(address), parse_address(coordinator.address)
+    if served.scheme not in ("tcp", "tls"):
+        return coordinator.address
+    return str(Address(served.scheme, wanted.host, served.port))
+
+
+async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | None:
+    """A coordinator at `address`; None where the address is another's."""
+    named = parse_address(address)
+    here = named
+    if named.scheme in ("tcp", "tls"):
+        found = await _own(named, timeout)
+        if found is None:
+            log.info("not serving %s, which is no address of this host", address)
+            return None
+        here = found
+    wanted.guard.check(str(here))
+    coordinator = Coordinator(str(here), token=wanted.token, ssl=wanted.ssl, returns=False)
+    try:
+        await coordinator.start()
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise
+        log.debug("not serving %s (%s): looking for its coordinator", address, error)
+        return None
+    wanted.guard.warn(coordinator.address)
+    return coordinator
+
+
+async def _own(named: Address, timeout: float) -> Address | None:
+    """See `own_address`; waits at most `timeout` seconds for the name to be known. Raises
+    JoinTimeoutError."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while True:
+        try:
+            return await own_address(named)
+        except OSError as error:
+            if loop.time() + _PAUSE >= deadline:
+                raise JoinTimeoutError(
+                    f"rank 0 was to serve {named}, but that host was not known to it for "
+                    f"{timeout:g} s: {error.strerror or error}"
+                ) from error
+            await asyncio.sleep(_PAUSE)

@@ -1,0 +1,177 @@
+"""What all collectives of arrays on devices share.
+
+First all share where their arrays lie, and agree to read each other's (`_meet`). Then each queues
+what it reads, behind the events of those that it reads from, and shares that it has recorded its
+own. In the end all wait until the device has come to their last event, and share that: only then is
+an array its owner's again. Where the ranks do not see each other's devices, arrays go through the
+host: all take the same way, for they decide by what all have heard.
+
+Ranks that give arrays of the host take no part in this: they run the collective as ever. Those with
+arrays on devices hear of that (`OnHostError`) before they have done anything, and run the same, on
+copies in memory of the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiodist.device_programs.meeting import Meeting
+from aiodist.devices.base import Device
+from aiodist.devices.memory import EVENTS, RECORDED, Found, Lease, Settled
+from aiodist.engine.operation import Program
+from aiodist.engine.variants import OnHostError, on_device
+from aiodist.errors import ProtocolError
+from aiodist.phases.base import Call, Part, Place, share
+from aiodist.shared_memory.board import ON_DEVICE
+
+
+def items_of(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def count(device: Device, array: Any) -> int:
+    """Its elements."""
+    return math.prod(device.describe(array)[1])
+
+
+class DeviceCall:
+    """One collective on a device. `result`: what it gives; `direct`: whether the device can do it.
+
+    It is made when the collective is called: what is queued on the current stream by then is what
+    the operation comes after.
+    """
+
+    def __init__(self, place: Place, device: Device, op: str) -> None:
+        self.place = place
+        self.device = device
+        self.op = op
+        self.nbytes = 0
+        self.direct = True
+        self.result: Any = None
+        self.shown: list[Any] = []
+        """Flat arrays that the others may read."""
+        self.lease = Lease(place.plane, device)
+
+    def call(
+        self,
+        text: str,
+        run: Callable[[list[Found], bool], Part[None]],
+        through_host: Callable[[bool], Part[None]],
+        as_on_host: Callable[[bool], Part[None]],
+    ) -> Call:
+        """The call to launch, which ranks with arrays of the host name `text`: `run` where the
+        ranks read each other's devices; `as_on_host` where some give arrays of the host."""
+
+        def program(on_lane: bool) -> Program:
+            plane = self.place.plane
+            found, mixed = None, False
+            try:
+                try:
+                    if on_lane:
+                        yield Meeting()
+                    if self.direct:
+                        found = yield from self._meet(on_lane)
+                    if found is None:
+                        yield from through_host(on_lane)
+                except OnHostError:
+                    mixed = True
+                if mixed:
+                    plane.mixed()
+                    if on_lane:
+                        yield Meeting(turned=True)
+                    yield from as_on_host(on_lane)
+                elif found is not None:
+                    yield from run(found, on_lane)
+            except BaseException:
+                plane.abandon(self.lease)
+                raise
+            plane.finished(self.lease)
+            for array in items_of(self.result):
+                if array is not None:
+                    self.device.written(array)
+            return self.result
+
+        return Call(self.op, on_device(text), program, self.nbytes, ON_DEVICE)
+
+    def _meet(self, on_lane: bool) -> Part[list[Found] | None]:
+        """What all ranks have, by rank; None if they cannot read each other's."""
+        place, plane, lease = self.place, self.place.plane, self.lease
+        own = b""
+        if not plane.problem:
+            try:
+                own = plane.describe(lease, self.shown)
+            except OSError as error:
+                plane.refuse(f"rank {place.rank}: {error}")
+        blobs = yield from share(place, own, on_lane)
+        if not all(blobs):
+            plane.refuse(f"rank {blobs.index(b'')} has nothing on a device that others can read")
+            return None
+        found: list[Found] = []
+        problem = ""
+        for rank, blob in enumerate(blobs):
+            if rank == place.rank:
+                events = [event for _, event in lease.events]
+                found.append(Found(events, self.shown))
+                continue
+            try:
+                found.append(plane.open(rank, blob))
+            except OSError as error:
+                problem = f"rank {place.rank}: {error}"
+                break
+        if any(plane.is_news(blob) for blob in blobs):
+            problems = yield from share(place, problem.encode(), on_lane)
+            if any(problems):
+                plane.refuse(next(text for text in problems if text).decode(errors="replace"))
+                return None
+            plane.told(own)
+        if any(len(other.events) != EVENTS for other in found):
+            raise ProtocolError(f"{EVENTS} events of each rank were due")
+        lease.kept.append(found)
+        return found
+
+    def wait(self, found: Sequence[Found], which: int) -> None:
+        """What is queued from here on comes after that event of others."""
+        self.lease.mark.busy = True
+        for other in found:
+            self.lease.stream.wait(other.events[which])
+
+    def recorded(self, on_lane: bool) -> Part[None]:
+        """All have queued the first half."""
+        self.lease.stream.record(self.lease.events[RECORDED][1])
+        yield from share(self.place, b"", on_lane)
+
+    def complete(self, on_lane: bool) -> Part[None]:
+        """Wait until all that was queued is done, here and then everywhere.
+
+        A rank that fails says so before it lets go of its arrays. On a lane, it is heard at the end
+        of a phase; else by a round more, into which all go with the arrays of all intact.
+        """
+        yield from self.settle()
+        yield from share(self.place, b"", on_lane)
+        if not on_lane:
+            yield from share(self.place, b"", on_lane)
+
+    def settle(self, *, last: bool = False) -> Part[None]:
+        """Wait until all that was queued is done here; see `Pause.last`."""
+        yield Settled(self.place.loop, self.lease.done(), last=last)
+
+    # -- where devices are not seen ---------------------------------------------------------------
+
+    def to_host(self, x: Any) -> Any:
+        """Queue copies in memory of the host: of an array, or a flat list of them."""
+        if isinstance(x, (list, tuple)):
+            return [self.to_host(item) for item in x]
+        copy = self.device.host(*self.device.describe(x))
+        self.device.copy(self.lease.stream, copy, x)
+        self.lease.kept.append(copy)
+        self.lease.mark.busy = True
+        return copy
+
+    def from_host(self, targets: Sequence[Any], copies: Sequence[Any]) -> Part[None]:
+        """Copy results to where they go."""
+        for target, copy in zip(targets, copies, strict=True):
+            self.device.copy(self.lease.stream, target, copy)
+        self.lease.kept += copies
+        yield from self.settle(last=True)

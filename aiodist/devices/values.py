@@ -1,0 +1,326 @@
+"""Arrays on devices in values that travel: what is shown of them, and where they go.
+
+The receiver of an array copies it from where it lies in the sender's memory, if it can; else the
+sender copies it to the host, from where it travels as others do. Where an array is on a device on
+one side alone, it goes through pinned memory of the host on that side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiodist.buffers import arrays
+from aiodist.buffers.arrays import Array, Flat, check_same
+from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.foreign import Target
+from aiodist.buffers.paths import Where
+from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP, Spec
+from aiodist.buffers.values import byte_view
+from aiodist.devices import device_of
+from aiodist.devices.base import Device
+from aiodist.devices.memory import READY, Found, Lease, Plane
+
+_NOTHING: Flat = np.empty(0, np.uint8)
+
+MOST_SHOWN = 1024
+"""Most arrays of one value that others read where they lie; more of them go through the host."""
+
+
+def host_bytes(array: Any) -> Flat:
+    """The elements of a contiguous array that a device made on the host."""
+    view = arrays.view(array, "array")
+    assert view is not None
+    return view.stage()[0]
+
+
+def leaves_of(value: Any, depth: int = 0) -> Iterator[Any]:
+    """What a tree is made of. Raises ValueError where it is deeper than values may be: one that
+    contains itself would never end."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        if depth > MAX_DEPTH:
+            raise ValueError(TOO_DEEP)
+        for item in value:
+            yield from leaves_of(item, depth + 1)
+    elif value is not None:
+        yield value
+
+
+def device_among(*values: Any) -> Device | None:
+    """The device of those arrays that are on one; None where none is. Raises TypeError where they
+    are on several, ValueError where a value is too deep."""
+    found = {id(d): d for value in values for leaf in leaves_of(value) if (d := device_of(leaf))}
+    if len(found) > 1:
+        raise several()
+    return next(iter(found.values())) if found else None
+
+
+def several() -> TypeError:
+    return TypeError("the arrays of one operation, and out=, are on one device, or on the host")
+
+
+class Sources:
+    """The arrays on devices of values that a rank gives: a `Giver`.
+
+    `lease`: what the operation has, made with the first such array.
+    """
+
+    def __init__(self, plane: Plane) -> None:
+        self.plane = plane
+        self.lease: Lease | None = None
+        self.flats: list[Any] = []
+
+    def give(self, value: Any, where: Where) -> tuple[str, tuple[int, ...]] | None:
+        device = device_of(value)
+        if device is None:
+            return None
+        try:
+            described = device.describe(value)
+        except TypeError as error:
+            raise TypeError(f"{where}: {error}") from error
+        self.flats.append(self.lease_on(device).flat(value))
+        return described
+
+    def lease_on(self, device: Device) -> Lease:
+        """The lease of the operation, which is on `device`. Raises TypeError if it is not."""
+        if self.lease is None:
+            self.lease = Lease(self.plane, device)
+        elif self.lease.device is not device:
+            raise several()
+        return self.lease
+
+    def words(self, peer: int | None = None) -> bytes:
+        """With which `peer` (None: all others) can read them; b"" where it cannot."""
+        if self.lease is None or self.plane.problem or len(self.flats) > MOST_SHOWN:
+            return b""  # nothing, or through the host
+        try:
+            return self.plane.describe(self.lease, self.flats, READY + 1, peer)
+        except OSError as error:
+            self.plane.refuse(f"rank {self.plane.rank}: {error}")
+            return b""
+
+    def own(self) -> Found:
+        """The same, for this rank itself."""
+        assert self.lease is not None
+        return Found([self.lease.events[READY][1]], self.flats)
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        """Call `then` when all that was queued is complete."""
+        assert self.lease is not None
+        self.plane.when_done([self.lease.done()], then)
+
+    def finished(self) -> None:
+        """Nobody reads them any more."""
+        if self.lease is not None:
+            self.plane.finished(self.lease)
+            self.lease = None
+
+    def abandon(self, peers: Sequence[int] | None = None) -> None:
+        """The operation has failed: `peers` (None: all) may be reading them."""
+        if self.lease is not None:
+            self.plane.abandon(self.lease, peers)
+
+    def to_host(self) -> list[memoryview]:
+        """Queue copies to memory of the host: their bytes, to be read `when_done`."""
+        lease = self.lease
+        assert lease is not None
+        lease.follow()
+        lease.mark.busy = True
+        copies = []
+        for flat in self.flats:
+            copy = lease.device.host(*lease.device.describe(flat))
+            lease.device.copy(lease.stream, copy, flat)
+            lease.kept.append(copy)
+            copies.append(byte_view(host_bytes(copy)))
+        return copies
+
+
+class Leaf:
+    """One array that comes from a device, or goes to one: a `Target`.
+
+    `array`: the user's, or a new one. `source`: what is read of another rank; None: its bytes come
+    to the host. `staging`: memory of the host on the way, where there is any.
+    """
+
+    def __init__(
+        self, device: Device, spec: Spec, array: Any, out: Array | None, source: Any | None
+    ) -> None:
+        self._device = device
+        self._shape = spec.shape
+        self._length = math.prod(spec.shape)
+        self._itemsize = carrier(spec.name).itemsize
+        self._passed = 0
+        self._out = out
+        """The user's array where that is on the host: filled when the device is done."""
+        self.array = array
+        self.source = source
+        self.staging: Any = None
+        if source is None or out is not None:
+            self.staging = device.host(spec.name, spec.shape)
+        self.into = array if out is None else self.staging
+        """Where the device puts it."""
+
+    @property
+    def value(self) -> Any:
+        return self.array
+
+    def stage(self) -> tuple[Flat, Flat | None]:
+        return (host_bytes(self.staging) if self.source is None else _NOTHING), None
+
+    def queue(self, lease: Lease) -> None:
+        """Queue what is to be done on the device, and was not queued yet."""
+        if self._passed:
+            self.pass_on(lease, self._length * self._itemsize)
+            return
+        source = self.staging if self.source is None else self.source.reshape(self._shape)
+        lease.kept += [self.into, source]
+        lease.device.copy(lease.stream, self.into, source)
+
+    def pass_on(self, lease: Lease, nbytes: int) -> None:
+        """Its first `nbytes` have come to the host (or more, of others): queue the copies of those
+        elements that were not queued yet. Nothing happens where they do not lie one behind the
+        other on the device."""
+        flat = self._device.flat(self.into)
+        count = min(nbytes // self._itemsize, self._length)
+        if flat is None or count == self._passed:
+            return
+        source = self.staging.reshape(-1)
+        if not self._passed:
+            lease.kept += [flat, source]
+        part = slice(self._passed, count)
+        lease.device.copy(lease.stream, flat[part], source[part])
+        self._passed = count
+
+    def commit(self, staged: Flat | None) -> None:
+        if self._out is None:
+            self._device.written(self.array)
+        else:
+            target, rest = self._out.stage()
+            target[:] = host_bytes(self.staging)
+            self._out.commit(rest)
+
+
+class Places:
+    """Where the arrays of one value go that are on a device on either side: a `Taker`.
+
+    `holder`: has the lease of the operation. `found`: where they lie, in the order of the value;
+    None: all bytes come to the host.
+    """
+
+    def __init__(self, plane: Plane, holder: Sources, found: Found | None) -> None:
+        self._plane = plane
+        self._holder = holder
+        self._found = found
+        self._next = 0
+        self.leaves: list[Leaf] = []
+
+    @property
+    def lease(self) -> Lease | None:
+        return self._holder.lease
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything is read of another rank."""
+        return any(leaf.source is not None for leaf in self.leaves)
+
+    def is_foreign(self, value: Any) -> bool:
+        return device_of(value) is not None
+
+    def take(self, spec: Spec, out: Any, where: Where) -> Target | None:
+        source = None
+        if spec.kind == "device" and self._found is not None:
+            source = self._found.arrays[self._next]
+            self._next += 1
+        device = device_of(out) if out is not None else None
+        onto = device  # where it goes
+        if out is None and spec.kind == "device":
+            onto = self._plane.device()
+        if onto is None and source is None:
+            return None  # from host to host
+        device = onto or device_of(source)
+        assert device is not None
+        lease = self._holder.lease_on(device)
+        if source is not None and device.describe(source) != (spec.name, (math.prod(spec.shape),)):
+            raise ValueError(f"{where}: what its rank shows is not what it describes")
+        host: Array | None = None
+        array = out
+        if out is None:
+            array = device.empty(lease.stream, spec.name, spec.shape)
+        elif onto is None:
+            host = arrays.writable(out, where)
+            check_same("the incoming array", spec.name, spec.shape, host, where)
+        else:
+            got = device.describe(out)
+            if got != (spec.name, spec.shape):
+                raise arrays.misfit("the incoming array", spec.name, spec.shape, *got, where)
+            if not device.can_write(out):
+                raise ValueError(
+                    f"{where}: several elements of {arrays.shown(*got)} share one place in memory: "
+                    "nothing can be written there"
+                )
+        leaf = Leaf(device, spec, array, host, source)
+        self.leaves.append(leaf)
+        return leaf
+
+    def queue(self, *, reads: bool) -> None:
+        """Queue the copies from other ranks (`reads`), or those from the host."""
+        leaves = [leaf for leaf in self.leaves if (leaf.source is not None) is reads]
+        if not leaves:
+            return
+        lease = self.lease
+        assert lease is not None
+        lease.mark.busy = True
+        lease.follow()
+        if reads:
+            assert self._found is not None
+            lease.stream.wait(self._found.events[READY])
+        for leaf in leaves:
+            leaf.queue(lease)
+
+    def pass_on(self, come: Sequence[tuple[Leaf, int]]) -> None:
+        """So many bytes, from the first on, have come to the host for these: have them where they
+        go."""
+        lease = self.lease
+        assert lease is not None
+        lease.mark.busy = True
+        lease.follow()
+        for leaf, nbytes in come:
+            leaf.pass_on(lease, nbytes)
+
+    def take_over(self, other: Places | None) -> None:
+        """Queue copies of what `other`, of the same value, has read of another rank."""
+        if other is None:
+            return
+        read = [leaf for leaf in other.leaves if leaf.source is not None]
+        mine = [leaf for leaf in self.leaves if leaf.source is not None]
+        if not read:
+            return
+        assert self.lease is not None and other.lease is not None
+        self.lease.mark.busy = True
+        self.lease.follow()
+        self.lease.stream.wait(other.lease.done())
+        for leaf, theirs in zip(mine, read, strict=True):
+            self.lease.kept += [leaf.into, theirs.into]
+            self.lease.device.copy(self.lease.stream, leaf.into, theirs.into)
+
+    def let_go(self) -> None:
+        """Nothing is written to the user's arrays any more that is not queued before what the user
+        queues from here on."""
+        if self.lease is not None:
+            self.lease.let_go()
+
+    def finished(self) -> None:
+        """All that was queued is complete."""
+        self._holder.finished()
+
+    def when_done(self, then: Callable[[], None]) -> None:
+        """Call `then` when all that was queued is complete."""
+        if self.lease is None:
+            then()
+        else:
+            self._plane.when_done([self.lease.done()], then)

@@ -1,0 +1,37 @@
+"""A phase of a program that waits for a coroutine on this rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from aiodist.engine.operation import Pause
+
+
+class Awaited(Pause):
+    """Until a coroutine is done, which is cancelled when nobody waits any more."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]
+    ) -> None:
+        self._task = loop.create_task(coroutine, name="aiodist phase")
+        self._task.add_done_callback(self._done)
+        self._closed = False
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        if not self._closed:
+            self.resume()
+        elif not task.cancelled():
+            task.exception()  # nobody asks for it any more
+
+    def run(self) -> bool:
+        return self._task.done()
+
+    def result(self) -> Any:
+        """What the coroutine returned. Raises what it raised."""
+        return self._task.result()
+
+    def close(self) -> None:
+        self._closed = True
+        self._task.cancel()

@@ -1,0 +1,236 @@
+"""Deadlines. A little before one passes, the ranks that are waited for are asked what they are
+doing, so that the error can say: directly, of collectives, and by way of the coordinator, who also
+knows of those whose event loop does not turn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from aiodist.engine import failures
+from aiodist.engine.hosting import Party
+from aiodist.engine.operation import Operation
+from aiodist.engine.tags import TagCounts
+from aiodist.errors import AiodistError, CollectiveTimeoutError
+from aiodist.types import ANY_TAG
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+from aiodist.work import Work
+
+ASK_SECONDS = 1.5
+"""So long before a deadline others are asked; but not before half of it is over."""
+PART = 2 / 3
+"""For so much of the time that is left then the coordinator waits for answers: what it knows of who
+gives none has to be here in time, too."""
+
+
+class Collectives(Party, Protocol):
+    """A group whose collectives have deadlines."""
+
+    loop: asyncio.AbstractEventLoop
+    tags: TagCounts
+
+    @property
+    def setting_up(self) -> Operation | None:
+        """The collective by which the ranks agree on shared memory, if one is pending: others may
+        wait for it."""
+        ...
+
+    def failed(self, op: Operation, error: BaseException) -> None:
+        """Fails `op` with `error`, and tells the others."""
+        ...
+
+    def locate(self, error: AiodistError, op: Operation) -> None:
+        """Has `error` say in which group, and in what, it happened."""
+        ...
+
+
+class Failing(Protocol):
+    """Whoever has the sends and receives that are pending."""
+
+    def fail(self, work: Work[Any], error: AiodistError) -> None:
+        """Fails `work`, if it is pending, and lets go of what it has."""
+        ...
+
+
+class Messages(Party, Protocol):
+    """A group whose sends and receives have deadlines."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def p2p(self) -> Failing: ...
+
+    def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
+        """Returns an error that says where it happened."""
+        ...
+
+
+def arm(context: Collectives, op: Operation, seconds: float) -> None:
+    """`op` is to fail in `seconds`."""
+    ask = _ask_after(seconds)
+    op.timer = context.loop.call_later(ask, _ask, context, op, seconds - ask, seconds)
+
+
+def _ask_after(seconds: float) -> float:
+    """When to ask, for a deadline of `seconds`."""
+    return max(seconds - ASK_SECONDS, seconds / 2)
+
+
+def _ask(context: Collectives, op: Operation, rest: float, seconds: float) -> None:
+    if op.done:
+        return
+    holder = _holder(context, op)
+    if holder is not None:
+        inquire(context, holder, rest)
+    op.timer = context.loop.call_later(rest, _expire, context, op, seconds)
+
+
+def inquire(context: Collectives, op: Operation, seconds: float) -> None:
+    """Ask what they do who are missing in `op`, them and the coordinator: there are `seconds` for
+    answers."""
+    late = ask_whether_entered(context, op)
+
+    def told(texts: Mapping[int, str]) -> None:
+        for rank, text in texts.items():
+            op.seen.setdefault(rank, text)
+
+    _ask_coordinator(context, late, told, seconds)
+
+
+def ask_whether_entered(context: Collectives, op: Operation) -> list[int]:
+    """Ask whoever is missing whether it has entered `op`: these."""
+    context.tags.keep(op.tag)
+    header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
+    late = missing(context, op)
+    for peer in late:
+        context.endpoint.send(context.ranks[peer], header, urgent=True)
+    return late
+
+
+def _ask_coordinator(
+    context: Party,
+    ranks: Sequence[int],
+    tell: Callable[[Mapping[int, str]], None],
+    seconds: float,
+) -> None:
+    """Ask what `ranks` are doing: `tell` gets it by rank, if it comes within `seconds`."""
+    by_root = {context.ranks[rank]: rank for rank in ranks}
+
+    def told(texts: Mapping[int, str]) -> None:
+        tell({by_root[root]: text for root, text in texts.items()})
+
+    context.endpoint.ask(list(by_root), told, seconds * PART)
+
+
+def _expire(context: Collectives, op: Operation, seconds: float) -> None:
+    if op.done:
+        return
+    holder = _holder(context, op)
+    late = missing(context, op)
+    seen = {} if holder is None else {r: holder.seen[r] for r in late if r in holder.seen}
+    text = failures.timeout_text(seconds, late, seen)
+    if holder is None:
+        text = f"its tag was not free within {seconds:g} s"
+    elif holder is not op:
+        text = f"ranks of this host have not agreed on shared memory: {text}"
+    error = CollectiveTimeoutError(text, missing=late, last_seen=seen)
+    if op.seq >= 0:
+        context.failed(op, error)
+    else:
+        op.close()
+        context.locate(error, op)
+        op.work.fail(error)
+
+
+def _holder(context: Collectives, op: Operation) -> Operation | None:
+    """The operation that others have not entered: `op`, or while it waits for its number, the one
+    that it waits for, if that is one."""
+    if op.seq >= 0:
+        return op
+    return context.setting_up if op.tag is None else None
+
+
+def missing(context: Collectives, op: Operation) -> list[int]:
+    """The other ranks that are not known to have entered `op`; while it waits for its number, what
+    it waits for."""
+    holder = _holder(context, op)
+    if holder is None:
+        return []
+    entered = holder.heard | {context.rank}
+    if holder.lane is not None:
+        entered |= set(holder.lane.entered(holder.seq))
+    return sorted(set(range(context.size)) - entered)
+
+
+def is_timeout(timeout: float) -> bool:
+    """Whether it is a number of seconds from now."""
+    return type(timeout) in (int, float) and timeout > 0
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises TypeError and ValueError for what is no deadline."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout is a number of seconds or None, not {timeout!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout is more than 0 seconds, not {timeout!r}")
+
+
+def arm_message(
+    context: Messages,
+    work: Work[Any],
+    timeout: float | None,
+    default: float,
+    missing: Sequence[int],
+) -> Work[Any]:
+    """A send or receive is to fail in `timeout` seconds (None: `default`), for want of the rank in
+    `missing`, if any."""
+    seconds = default if timeout is None else timeout
+    if not work.done() and seconds != math.inf:
+        deadline = _MessageDeadline(context, work, seconds, missing)
+        work.add_done_callback(deadline.disarm)
+    return work
+
+
+class _MessageDeadline:
+    """The deadline of a send or receive."""
+
+    def __init__(
+        self, context: Messages, work: Work[Any], seconds: float, missing: Sequence[int]
+    ) -> None:
+        self._context = context
+        self._work = work
+        self._seconds = seconds
+        self._missing = missing
+        self._seen: dict[int, str] = {}
+        ask = _ask_after(seconds) if missing else seconds
+        call = self._ask if missing else self._expire
+        self._timer = context.loop.call_later(ask, call)
+
+    def disarm(self, work: asyncio.Future[Any]) -> None:
+        self._timer.cancel()
+
+    def _ask(self) -> None:
+        rest = self._seconds - _ask_after(self._seconds)
+        self._timer = self._context.loop.call_later(rest, self._expire)
+        _ask_coordinator(self._context, self._missing, self._seen.update, rest)
+
+    def _expire(self) -> None:
+        whom = ""
+        if self._missing:
+            [peer] = self._missing
+            whom = f" by rank {peer} ({self._seen.get(peer, 'no answer')})"
+        work = self._work
+        error = self._context.error(
+            CollectiveTimeoutError,
+            f"not matched{whom} within {self._seconds:g} s",
+            op=work.op,
+            tag=None if work.tag is ANY_TAG else work.tag,
+            missing=self._missing,
+            last_seen=self._seen,
+        )
+        self._context.p2p.fail(work, error)

@@ -1,0 +1,153 @@
+"""Verdicts: why a collective was given up, as it travels to the other ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from aiodist.engine import differences
+from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+)
+
+LOST = "lost"
+BELIEVED = "believed lost"
+"""By `rank`, who has no link to those any more; but it may be the one that is turned out."""
+
+
+class OperatorError(Exception):
+    """A user's operator has raised `error`, of whatever kind: one that says something else where it
+    is raised by aiodist, or one that would end the loop, and not just the operation."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def raised_by(error: BaseException) -> BaseException:
+    """What the user hears of `error`."""
+    return error.error if isinstance(error, OperatorError) else error
+
+
+_FORGONE = "_aiodist_forgone"
+
+
+def mark_forgone(error: BaseException) -> None:
+    """`error` is raised by a call whose collective has used up its number."""
+    error.__dict__[_FORGONE] = True
+
+
+def is_forgone(error: BaseException) -> bool:
+    """Whether it is marked so."""
+    return _FORGONE in error.__dict__
+
+
+class Verdict(NamedTuple):
+    """`reason`: "cancelled", "error", "aborted", "timeout", "mismatch", `LOST` or `BELIEVED`;
+    `rank` gave up.
+
+    `details` is by reason: the missing ranks with what they were doing, the calls, the lost ranks.
+    """
+
+    reason: str
+    text: str
+    rank: int
+    details: Mapping[int, str] = MappingProxyType({})
+
+    def fields(self) -> tuple[Any, ...]:
+        """For the ABORT frame, whose last field is who was not told."""
+        return self.reason, self.text[:1000], self.rank, dict(self.details)
+
+    @staticmethod
+    def parse(fields: Sequence[Any], size: int) -> tuple[Verdict, list[int]]:
+        """The verdict in an ABORT frame, and which of `size` ranks were not told. Raises
+        ProtocolError."""
+        if len(fields) == 5:
+            reason, text, rank, details, untold = fields
+            ranks = range(size)
+            if (
+                type(reason) is str
+                and type(text) is str
+                and type(rank) is int
+                and rank in ranks
+                and type(details) is dict
+                and all(type(key) is int and type(value) is str for key, value in details.items())
+                and type(untold) is list
+                and len(untold) < size
+                and all(type(peer) is int and peer in ranks for peer in untold)
+            ):
+                return Verdict(reason, text, rank, details), untold
+        raise ProtocolError("malformed ABORT frame")
+
+    def error(self, own_rank: int, own_call: str, where: Mapping[str, Any]) -> AiodistError:
+        """What the operation fails with on `own_rank`, which called `own_call`."""
+        if self.reason == "timeout":
+            return CollectiveTimeoutError(
+                f"rank {self.rank} gave up: {self.text}",
+                missing=self.details,
+                last_seen={rank: text for rank, text in self.details.items() if text},
+                **where,
+            )
+        if self.reason == "mismatch":
+            calls = {own_rank: own_call, **self.details}
+            return MismatchError(mismatch_text(calls), calls=calls, **where)
+        if self.reason in (LOST, BELIEVED):
+            if own_rank in self.details:
+                text = f"rank {self.rank} has lost the connection to this rank"
+                return PeerLostError(text, ranks=[self.rank], **where)
+            return PeerLostError(self.text, ranks=self.details, **where)
+        return CollectiveAbortedError(
+            f"rank {self.rank} gave up the operation: {self.text}",
+            rank=self.rank,
+            reason=self.text,
+            **where,
+        )
+
+
+def cancelled(rank: int) -> Verdict:
+    """The verdict on an operation that `rank` has cancelled."""
+    return Verdict("cancelled", "the operation was cancelled", rank)
+
+
+def verdict_of(error: BaseException, rank: int) -> Verdict:
+    """The verdict that tells the others of `error`, which happened at `rank`."""
+    if isinstance(error, CollectiveTimeoutError):
+        details = {missing: error.last_seen.get(missing, "") for missing in error.missing}
+        return Verdict("timeout", error.message, rank, details)
+    if isinstance(error, MismatchError):
+        return Verdict("mismatch", error.message, rank, dict(error.calls))
+    if isinstance(error, PeerLostError):
+        return Verdict(LOST, error.message, rank, dict.fromkeys(error.ranks, ""))
+    if isinstance(error, CollectiveAbortedError) and error.rank == rank:
+        return Verdict("error", error.reason, rank)
+    if isinstance(error, asyncio.CancelledError):
+        return cancelled(rank)
+    if isinstance(error, OperatorError):
+        return Verdict("error", f"the operator raised {_in_words(error.error)}", rank)
+    return Verdict("error", _in_words(error), rank)
+
+
+def _in_words(error: BaseException) -> str:
+    """Its class and its text, if it has one."""
+    text = error.message if isinstance(error, AiodistError) else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def mismatch_text(calls: Mapping[int, str]) -> str:
+    """A small table: which ranks called what, and what differs."""
+    return f"ranks called different things:\n{differences.table(calls)}\n"
+
+
+def timeout_text(seconds: float, missing: Sequence[int], seen: Mapping[int, str]) -> str:
+    """What a deadline that passed says."""
+    if not missing:
+        return f"not done after {seconds:g} s, though all ranks have entered"
+    each = [f"rank {rank} ({seen.get(rank, 'no answer')})" for rank in missing]
+    return f"not entered within {seconds:g} s by " + ", ".join(each)

@@ -1,0 +1,100 @@
+"""What another rank says of a loss, where it has nothing but a broken link to go by.
+
+Two ranks that live and cannot reach each other each take the other for lost, and say so to all. The
+coordinator turns one of them out. So who hears of such a loss waits for its word, and names the one
+that is: not whom the loser believes to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from aiodist.engine.failures import BELIEVED, LOST, Verdict
+from aiodist.engine.hosting import Party
+from aiodist.errors import AiodistError, PeerLostError
+from aiodist.work import Work
+
+Where = Mapping[str, Any]
+"""Group, epoch, op, tag and seq of an error."""
+
+
+class Members(Party, Protocol):
+    """A group that hears of losses."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def lost(self) -> Mapping[int, str]:
+        """Returns the ranks that are lost, and why."""
+        ...
+
+
+class Hearsay:
+    """The Works of one context that fail by what another rank believes, once it is known."""
+
+    def __init__(self, context: Members) -> None:
+        self._context = context
+        self._held: dict[Work[Any], tuple[Verdict, AiodistError, Where]] = {}
+
+    @property
+    def held(self) -> list[Work[Any]]:
+        """The Works that wait for the coordinator's word."""
+        return list(self._held)
+
+    def own(self, verdict: Verdict) -> Verdict:
+        """What this rank tells the others: a loss that it only believes in is none yet."""
+        doubted, ranks = self._context.endpoint.doubted, self._context.ranks
+        if verdict.reason == LOST and any(ranks[peer] in doubted for peer in verdict.details):
+            return verdict._replace(reason=BELIEVED)
+        return verdict
+
+    def fail(self, work: Work[Any], verdict: Verdict, error: AiodistError, where: Where) -> None:
+        """`work`, which is withdrawn, fails by a verdict of another rank, whose words are `error`.
+        If that is no more than its belief, it fails once the coordinator has ruled: or by these
+        words, if it does not within a lease."""
+        context = self._context
+        if verdict.reason != BELIEVED or context.rank in verdict.details:
+            work.fail(error)
+            return
+        work._on_cancel = self._withdrawn
+        self._held[work] = verdict, error, where
+        self.review()
+        if work in self._held:
+            timer = context.loop.call_later(context.endpoint.lease, self._expire, work)
+            work.add_done_callback(lambda _: timer.cancel())
+
+    def review(self) -> None:
+        """Who is lost is known better now, or never will be."""
+        is_expected = self._context.endpoint.expects_ruling()
+        for work, (verdict, error, where) in list(self._held.items()):
+            ruled = self._ruled(verdict, where)
+            if ruled is not None or not is_expected:
+                del self._held[work]
+                work.fail(ruled or error)
+
+    def close(self, error: AiodistError) -> None:
+        """The group has ended here."""
+        held, self._held = self._held, {}
+        for work in held:
+            work.fail(error)
+
+    def _expire(self, work: Work[Any]) -> None:
+        """There was no ruling."""
+        if work in self._held:
+            _, error, _ = self._held.pop(work)
+            work.fail(error)
+
+    def _withdrawn(self, work: Work[Any]) -> None:
+        self._held.pop(work, None)
+
+    def _ruled(self, verdict: Verdict, where: Where) -> PeerLostError | None:
+        """What to say where one of the two is known to be lost."""
+        lost = self._context.lost()
+        gone = [peer for peer in verdict.details if peer in lost]
+        if not gone and verdict.rank in lost:
+            gone = [verdict.rank]
+        if not gone:
+            return None
+        text = "; ".join(f"rank {peer} is lost: {lost[peer]}" for peer in gone)
+        return PeerLostError(text, ranks=gone, **where)

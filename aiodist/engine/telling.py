@@ -1,0 +1,59 @@
+"""How the ranks of a group hear of verdicts: all who live, whoever dies or is cut off meanwhile.
+
+Who gives a collective up tells everybody it can reach, and names those it cannot: whoever hears of
+it passes it on to them. And when a rank is lost, the others pass on what it told them last, since
+it may have died before it had told all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.engine.early import Key
+from aiodist.engine.failures import Verdict
+from aiodist.engine.hosting import Party
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+
+KEPT = 32
+"""So many of the last verdicts that a rank told are kept, to be passed on when it is lost."""
+
+
+class Telling:
+    """The verdicts that one rank of a group tells, and passes on."""
+
+    def __init__(self, context: Party) -> None:
+        self._context = context
+        self._heard: dict[int, deque[tuple[Key, Verdict]]] = {}
+
+    def tell(self, key: Key, verdict: Verdict) -> None:
+        """Tell all other ranks."""
+        self._tell(key, verdict, range(self._context.size))
+
+    def hear(self, src: int, key: Key, fields: Sequence[Any]) -> Verdict:
+        """The verdict in an ABORT frame of `src`, whose rest is `fields`. Raises ProtocolError."""
+        verdict, untold = Verdict.parse(fields, self._context.size)
+        self._heard.setdefault(src, deque(maxlen=KEPT)).append((key, verdict))
+        self._tell(key, verdict, [peer for peer in untold if peer != src])
+        return verdict
+
+    def lose(self, src: int) -> None:
+        """`src` is lost."""
+        for key, verdict in self._heard.pop(src, ()):
+            self._tell(key, verdict, range(self._context.size))
+
+    def clear(self) -> None:
+        """The group has ended here."""
+        self._heard.clear()
+
+    def _tell(self, key: Key, verdict: Verdict, peers: Sequence[int]) -> None:
+        context = self._context
+        lost = context.endpoint.lost
+        untold = [peer for peer in peers if context.ranks[peer] in lost]
+        header = pack_fields(kinds.ABORT, context.id, *key, *verdict.fields(), untold)
+        for peer in peers:
+            root = context.ranks[peer]
+            if peer != context.rank and root not in lost:
+                context.endpoint.send(root, header, urgent=True)

@@ -1,0 +1,84 @@
+"""Before a rank leaves: what it has sent is to be with its peers, however busy they are.
+
+A message is done, for its sender, when its memory may be reused. Then it may still wait here: for a
+link, since its receiver has not answered the first call yet, or for room, since that does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Mapping
+from functools import partial
+
+from aiodist.links.peer import Peer
+
+ANSWER_TIMEOUT = 1.0
+"""Seconds for peers to say themselves that all has come, which their systems have: should a
+connection break now, nobody is there to send again what was lost with it."""
+
+FIRST_PAUSE = 0.001
+LONGEST_PAUSE = 0.05
+"""Seconds between looks: of what leaves a socket nobody is told."""
+
+
+class Draining:
+    """Waits for `peers`, by root, but for those that are `lost`."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peers: Mapping[int, Peer], lost: Container[int]
+    ) -> None:
+        self._loop = loop
+        self._peers = peers
+        self._lost = lost
+        self._hurry = asyncio.Event()
+        self._coming: dict[int, asyncio.Future[None]] = {}
+
+    def hurry(self) -> None:
+        """Wait no longer."""
+        self._hurry.set()
+
+    async def wait(self, seconds: float) -> dict[int, int]:
+        """Wait until all that was sent is with the peers' systems; where these do not say what they
+        have, with the peers. Returns how many bytes are not, after `seconds`, by root."""
+        deadline = self._loop.time() + seconds
+        pause = FIRST_PAUSE
+        is_over = False
+        while held := self._held():
+            if is_over or self._hurry.is_set():
+                return held
+            # After that there is another look: it may be this loop that was busy.
+            is_over = self._loop.time() >= deadline
+            await self._pause(min(pause, max(0.0, deadline - self._loop.time())))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        answers = asyncio.gather(*self._coming.values())
+        answers.add_done_callback(lambda _: self.hurry())
+        await self._pause(ANSWER_TIMEOUT)
+        answers.cancel()
+        return {}
+
+    def _held(self) -> dict[int, int]:
+        """How much is not with whom. Asks them what they have, also after what was sent since."""
+        held: dict[int, int] = {}
+        for root, peer in self._peers.items():
+            if root in self._lost:
+                continue
+            asked = self._coming.get(root)
+            if peer.is_linked and (asked is None or asked.done()):
+                came = self._loop.create_future()
+                if not peer.deliver(partial(_set, came)):
+                    self._coming[root] = came
+            if count := peer.held:
+                held[root] = count
+        return held
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,499 @@
+"""One rank's links to its peers: made when first needed, shared by all groups of a membership.
+
+An endpoint lives as long as the membership, over all its epochs. It knows its peers by *root*, a
+number of its own: in the order in which it met them, so that in the first epoch it is the rank.
+Each epoch of the group, and each group made of it (subgroup, split, dup) is a context on the same
+links, with a number that other contexts do not have: no frame is taken for another epoch's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from aiodist.errors import ProtocolError
+from aiodist.links.draining import Draining
+from aiodist.links.greeting import Claim, Greeter, Greeting, Identity, Nonces
+from aiodist.links.moved import Moved
+from aiodist.links.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
+from aiodist.links.progress import Progress
+from aiodist.recorder import Recorder
+from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.sparing import Sparing
+from aiodist.transports.surroundings import is_virtual
+from aiodist.transports.unproven import Strangers
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+from aiodist.wire.limits import MAX_MEMBERS
+from aiodist.wire.proof import mark_of
+
+log = logging.getLogger("aiodist.endpoint")
+
+FAREWELL_TIMEOUT = 1.0
+"""Seconds for peers to hear that we leave at once."""
+REACH_TIMEOUT = 10.0
+"""Seconds for the system of a peer to take a connection."""
+REACH_AGAIN_TIMEOUT = 3.0
+"""The same, where there was a connection that broke."""
+LEASE = 15.0
+LONGEST_SILENCE = 3600.0
+"""Seconds after which a connection without an answer is broken, however long the lease."""
+PAUSES = [0.001 * 2**attempt for attempt in range(9)]
+"""Seconds between calls to a peer, if the connection breaks before it has answered the greeting. A
+peer that has left, or trusts another authority, does not always say more than that: so not for
+ever."""
+LATER_PAUSES = [1.0] * 10
+"""The same, where the peer may refuse because it calls as well, and its connection is kept."""
+MAX_CLOSED = 4096
+"""How many closed contexts are remembered, to tell their late frames from garbage."""
+
+MIN_STRANGERS = 256
+"""So many connections that have not shown who they are there may always be."""
+
+Dial = Callable[[int, Receiver, float], Awaitable[Link]]
+Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None], float], None]
+
+
+class Endpoint:
+    """Links to the peers of one membership, and the contexts that use them."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        expected: int = MAX_MEMBERS,
+        lease: float = LEASE,
+    ) -> None:
+        """`expected`: how many members there will be at most. `lease`: after so many seconds
+        without an answer of its system, a peer's connection is broken."""
+        self.loop = loop
+        self.lease = min(lease, LONGEST_SILENCE)
+        self._expected = expected
+        self.progress = Progress(loop)
+        self.recorder = Recorder()
+        self.moved = Moved()
+        self.called = 0
+        """Collectives that were called in contexts that have ended."""
+        self.contexts: dict[bytes, Inbox] = {}
+        self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
+        self.lost: dict[int, str] = {}
+        self.doubted: set[int] = set()
+        """Those of them that may live: there is no link to them any more, and that is all that is
+        known here."""
+        self.closing = False
+        self.reads_devices = True
+        """Whether this rank may read the devices of others, and they its own."""
+        self._is_over = False
+        self.rank = -1
+        """This rank's own root."""
+        self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
+        """Called for a peer to whom there is no link any more, though it did not take its leave;
+        and whether its process is known to have ended."""
+        self.expects_ruling: Callable[[], bool] = lambda: False
+        """Whether there is a coordinator to say who is lost where a link is broken."""
+        self.ask: Ask = lambda roots, tell, seconds: None
+        """Asks the coordinator what peers are doing, where there is one: it tells, by root, after
+        so many seconds at most."""
+        self._identity: Identity | None = None
+        self._expecting = False
+        self._peers: dict[int, Peer] = {}
+        self._roots: dict[str, int] = {}
+        self._marks: dict[bytes, int] = {}
+        self._numbers = itertools.count()
+        self._dial: Dial | None = None
+        self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
+        self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
+        self.sparing = Sparing(log)
+        self._strays: dict[bytes, list[Stray]] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._draining = Draining(loop, self._peers, self.lost)
+
+    def activate(self, identity: Identity, dial: Dial) -> None:
+        """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
+        answer within so many seconds. `admit` says who the others are."""
+        self._identity = identity
+        self._dial = dial
+        if not is_virtual(self.loop):  # there the network says so
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._look = self.loop.call_later(self.lease / LOOKS, self._look_around)
+
+    def _look_around(self) -> None:
+        """Find connections that nobody answers on any more."""
+        if not self.closing:
+            for peer in list(self._peers.values()):
+                peer.look(self.lease / LOOKS)
+            self._look_later()
+
+    def admit(self, ids: Sequence[str]) -> tuple[int, ...]:
+        """The members `ids` are answered and can be reached from now on: their roots."""
+        assert self._identity is not None
+        self._expected = max(self._expected, len(ids))
+        self._strangers.most = max(MIN_STRANGERS, 2 * len(ids))
+        roots = []
+        for member_id in ids:
+            root = self._roots.get(member_id)
+            if root is None:
+                root = self._roots[member_id] = next(self._numbers)
+                self._peers[root] = Peer(self, root, member_id)
+                self._marks[mark_of(member_id)] = root
+                if member_id == self._identity.id:
+                    self.rank = root
+            roots.append(root)
+        self._proceed()
+        return tuple(roots)
+
+    def expect(self, expecting: bool) -> None:
+        """Whether peers may already know members that are not known here."""
+        self._expecting = expecting
+        self._proceed()
+
+    def _proceed(self) -> None:
+        for greeter in list(self._greeters):
+            greeter.proceed()
+
+    def forget(self, root: int) -> None:
+        """A peer that is lost, and that no context has a place for, is no peer any more."""
+        peer = self._peers.pop(root)
+        del self._roots[peer.id], self._marks[mark_of(peer.id)]
+        self.lost.pop(root, None)
+        self.doubted.discard(root)
+        if peer.dialing is not None:
+            peer.dialing.cancel()
+        if peer.link is not None:
+            self.moved.add(peer.link.sent_bytes, peer.link.received_bytes)
+        for context_id, strays in list(self._strays.items()):
+            self._strays[context_id] = [stray for stray in strays if stray.rank != root]
+
+    # -- for contexts -----------------------------------------------------------------------------
+
+    def add(self, context: Inbox) -> None:
+        """Let frames for `context` through, the ones that came early first."""
+        self.contexts[context.id] = context
+        for stray in self._strays.pop(context.id, ()):
+            try:
+                self._deliver(context, stray)
+            except ProtocolError as error:
+                self.blame(stray.rank, error)
+
+    def remove(self, context: Inbox, reason: str = CLOSED) -> None:
+        """Drop further frames for `context`, and tell those who may wait for some of ours."""
+        farewell = pack_fields(kinds.FAREWELL, context.id, reason[:1000])
+        for peer in self._peers.values():
+            if peer.link is not None:
+                peer.link.send(farewell)  # behind all that was sent before
+        self.contexts.pop(context.id, None)
+        self.closed_contexts[context.id] = None
+        if len(self.closed_contexts) > MAX_CLOSED:
+            self.closed_contexts.popitem(last=False)
+
+    def keep(self, stray: Stray) -> None:
+        """Keep a stray until its group is made (or deliver it, if that happened meanwhile)."""
+        context = self.contexts.get(stray.fields[1])
+        if context is None:
+            self._strays.setdefault(stray.fields[1], []).append(stray)
+        else:
+            self._deliver(context, stray)
+
+    def _deliver(self, context: Inbox, stray: Stray) -> None:
+        """Its group is there. Raises ProtocolError."""
+        self._peers[stray.rank].settle(stray)
+        view = context.frame(stray.rank, stray.fields, len(stray.data))
+        if view is not None:
+            view[:] = stray.data
+        context.payload(stray.rank)
+
+    def send(
+        self,
+        rank: int,
+        header: bytes,
+        payload: Sequence[memoryview] = (),
+        *,
+        done: Done | None = None,
+        token: object = None,
+        urgent: bool = False,
+    ) -> None:
+        """Send one frame to `rank`; nothing happens when it is lost."""
+        peer = self._peers[rank]
+        link = peer.link
+        if link is not None:
+            link.send(header, payload, done=done, token=token, urgent=urgent)
+        elif rank not in self.lost and not self.closing:
+            peer.send(Outgoing(header, payload, done, token, urgent))
+
+    def discard(self, rank: int, token: object) -> None:
+        self._peers[rank].discard(token)
+
+    def settle(self, rank: int, token: object) -> None:
+        """See `Link.settle`."""
+        link = self._peers[rank].link
+        if link is not None:
+            link.settle(token)
+
+    def divert(self, rank: int, into: memoryview | None) -> int:
+        link = self._peers[rank].link
+        return 0 if link is None else link.divert(into)
+
+    def poll(self) -> None:
+        """Take in what has arrived."""
+        for peer in self._peers.values():
+            if peer.link is not None:
+                peer.link.poll()
+
+    def link(self, rank: int) -> Link | None:
+        return self._peers[rank].link
+
+    @property
+    def payload_bytes(self) -> tuple[int, int]:
+        """Payload bytes sent and received so far, over all links and through shared memory. Any
+        thread may ask."""
+        peers = list(self._peers.values())
+        links = [link for peer in peers if (link := peer.link) is not None]
+        return (
+            sum([link.sent_bytes for link in links], self.moved.sent),
+            sum([link.received_bytes for link in links], self.moved.received),
+        )
+
+    # -- making links -----------------------------------------------------------------------------
+
+    def accept(self, link: Link) -> None:
+        """A peer has connected."""
+        if self._is_over:
+            link.close()
+            return
+        greeter = Greeter(self, link)
+        link.receiver = greeter
+        self._greeters[greeter] = None
+        self._strangers.add(greeter, self.loop.time())
+
+    def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
+        return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something beside; it is cancelled when the endpoint closes."""
+        task = self.loop.create_task(coroutine, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    async def _connect(self, peer: Peer) -> None:
+        """Have a connection to `peer`, or learn that there is none to be had."""
+        why = ""
+        is_over = False
+        try:
+            why = await self._call(peer)
+        except Exception as error:  # also an address that makes no sense: the others must hear
+            why = f"not reachable: {error}"
+            # It was there, and nobody listens there any more.
+            is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
+        finally:
+            if peer.dialing is asyncio.current_task():
+                peer.dialing = None
+        if not peer.is_linked:
+            self.cut(peer.rank, peer.broken + why, is_over=is_over)
+
+    async def _call(self, peer: Peer) -> str:
+        """Call `peer` until it answers, or refuses for good: then why. Raises OSError where it
+        cannot be reached.
+
+        It may take any time to answer, for it may be busy. Whether it is alive is for its lease to
+        say: when that is over, and the coordinator says so, this is cancelled.
+        """
+        assert self._identity is not None
+        # Where both call at once, the connection of the lower id is kept.
+        is_kept = self._identity.id < peer.id
+        pauses = PAUSES if is_kept else PAUSES + LATER_PAUSES
+        refused = 0
+        while True:
+            began = self.loop.time()
+            try:
+                answer = await self._greet(peer)
+            except OSError as error:
+                # Nobody listens for a process that has ended. What breaks may be made.
+                if refused == len(pauses) or not was_broken(error.__cause__ or error):
+                    raise
+            else:
+                if answer is None:
+                    return ""
+                if answer.is_final or refused == len(pauses):
+                    return f"it refuses connections ({answer.why})"
+            if self.loop.time() > began + SHORT_LIFE:
+                refused = 0  # that was none: one of the two was busy for too long
+            await asyncio.sleep(pauses[refused])
+            refused += 1
+
+    async def _greet(self, peer: Peer) -> Greeting | None:
+        """Connect to `peer`, unless it connects first. A greeting that it has ended, else None."""
+        assert self._dial is not None and self._identity is not None
+        greeting = Greeting(self.loop, peer, self._identity)
+        link: Link | None = None
+        patience = REACH_TIMEOUT if peer.link is None else REACH_AGAIN_TIMEOUT
+        try:
+            link = peer.calling = await self._dial(peer.rank, greeting, patience)
+            greeting.begin(link)
+            return None if await greeting.answered or peer.is_linked else greeting
+        finally:
+            if peer.calling is link:
+                peer.calling = None
+            # It failed, was superseded by the peer's own connection, the peer is lost, or the
+            # endpoint was closed.
+            if link is not None and peer.link is not link:
+                link.close()
+
+    def holds(self, greeter: Greeter) -> bool:
+        """A peer has sent its proof: whether it may wait until the membership is known."""
+        self._strangers.discard(greeter)
+        return len(self._greeters) - len(self._strangers) <= self._expected
+
+    def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
+        """Rank `rank` has connected to us."""
+        assert self._identity is not None
+        self._greeters.pop(greeter, None)
+        peer = self._peers[rank]
+        if rank in self.lost or self.closing:
+            why = "it is leaving" if self.closing else f"it has lost this rank: {self.lost[rank]}"
+            greeter.link.send(pack_fields(kinds.FAREWELL, b"", why[:1000]), urgent=True)
+            greeter.link.close()
+            return
+        if not peer.make_way(claim):
+            greeter.link.close()
+            return
+        if peer.dialing is not None:
+            # Both dialled at once: the connection of the lower id is kept.
+            if self._identity.id < peer.id:
+                greeter.link.close()
+                return
+            peer.dialing.cancel()
+            peer.dialing = None
+        own = peer.claim
+        proof = self._identity.prove("listener", peer.id, nonces, own)
+        # Urgent: nothing may overtake it.
+        greeter.link.send(pack_fields(kinds.HELLO_ACK, proof, *own), urgent=True)
+        peer.attach(greeter.link, claim, dialled=False)
+
+    def dismiss(self, greeter: Greeter) -> None:
+        self._greeters.pop(greeter, None)
+        self._strangers.discard(greeter)
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def lose(self, rank: int, reason: str) -> None:
+        """`rank` is gone: fail what needs it, in every context."""
+        if rank in self.lost or self.closing or rank == self.rank or rank not in self._peers:
+            return
+        self.lost[rank] = reason
+        log.debug("rank %d is lost: %s", rank, reason)
+        peer = self._peers[rank]
+        if peer.dialing is not None:
+            peer.dialing.cancel()
+        if peer.link is not None and not peer.link.is_closed:
+            peer.link.close()
+        for context in list(self.contexts.values()):
+            context.rank_lost(rank, reason)
+
+    def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
+        """There is no link to `rank`, dead or alive; or its process has `ended`. `is_over`: that
+        is beyond doubt for this rank, if not for the coordinator."""
+        if rank in self._peers and rank not in self.lost and not self.closing:
+            self.on_broken(rank, reason, ended)
+            if not (ended or is_over):
+                self.doubted.add(rank)
+        self.lose(rank, reason)
+
+    def ruled(self, ranks: Iterable[int] = ()) -> None:
+        """The coordinator has spoken, of `ranks` if of any; or it never will."""
+        self.doubted.difference_update(ranks)
+        for context in list(self.contexts.values()):
+            context.hearsay.review()
+
+    def blame(self, rank: int, error: ProtocolError) -> None:
+        """What `rank` sent makes no sense, which only shows now that its link has moved on: it is
+        lost all the same."""
+        if rank not in self.lost:
+            log.warning("closing the link to rank %d: %s", rank, error)
+            self.cut(rank, f"connection lost ({error})")
+
+    def left(self, rank: int) -> None:
+        """`rank` has left in order: once all that it sent is in, it is gone."""
+        peer = self._peers[rank]
+        if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
+            self.lose(rank, "it left the group")
+
+    async def delivered(self, seconds: float) -> dict[int, int]:
+        """Wait until all that was sent is with those it is for, `seconds` at most: how many bytes
+        are not by then, by root. See `Draining`."""
+        return await self._draining.wait(seconds)
+
+    def hurry(self) -> None:
+        """Wait no longer in `delivered`."""
+        self._draining.hurry()
+
+    async def finish(self, timeout: float) -> None:
+        """Send what is queued, say goodbye, close."""
+        self.closing = True
+        await self._stop_tasks()
+        links = [peer.link for peer in self._peers.values() if peer.link is not None]
+        if links:
+            await asyncio.gather(*(link.finish(timeout) for link in links))
+        self._is_over = True
+        self._close_greeters()
+
+    def abort(self, reason: str) -> None:
+        """Leave at once, telling the peers why. Await `aborted` next."""
+        self.closing = True
+        farewell = pack_fields(kinds.FAREWELL, b"", reason[:1000])
+        for peer in self._peers.values():
+            if peer.link is not None:
+                peer.link.send(farewell, urgent=True)
+
+    async def aborted(self) -> None:
+        """Wait until everything is closed after `abort`."""
+        await self.finish(FAREWELL_TIMEOUT)
+
+    def close_in_child(self) -> None:
+        """After a fork: close the child's copies of the sockets."""
+        self.closing = True
+        for greeter in self._greeters:
+            greeter.link.close_in_child()
+        for peer in self._peers.values():
+            peer.close_in_child()
+
+    async def _stop_tasks(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._close_greeters()
+
+    def _close_greeters(self) -> None:
+        for greeter in list(self._greeters):
+            greeter.link.close()
+
+    def identify(self, mark: bytes, mac: bytes, claim: Claim, nonces: Nonces) -> int | None:
+        """Who connected shows that it is the member with this mark: its root. None while it may be
+        one that is not known here yet. Raises ProtocolError for somebody else."""
+        identity = self._identity
+        if identity is None:
+            return None
+        root = self._marks.get(mark)
+        if root is None:
+            if self._expecting:
+                return None
+            raise ProtocolError("who connected is no member that is known here")
+        their_id = self._peers[root].id
+        if root == self.rank or not identity.check("dialler", their_id, mac, nonces, claim):
+            raise ProtocolError("who connected did not show that it is a member")
+        return root
+
+
+def was_broken(error: BaseException) -> bool:
+    """Whether a connection broke, rather than that there was none to be had."""
+    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)

@@ -1,0 +1,370 @@
+"""One rank of a membership, as another one sees it: the link to it, and what that brings.
+
+A connection that breaks between two living ranks is made again. Both sides dial; both say how many
+frames have come to them, and how many links they have had, so that each knows what to send again,
+and a connection that was under way meanwhile is told from one that replaces what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from aiodist.errors import AiodistError, ProtocolError
+from aiodist.links.greeting import Claim
+from aiodist.links.process_watch import Vigil
+from aiodist.transports.base import Done, Link
+from aiodist.transports.lasting import LastingLink
+from aiodist.transports.stream import StreamLink
+from aiodist.wire import kinds
+from aiodist.wire.frames import MAX_HEADER, MAX_PAYLOAD, pack_fields, unpack_fields
+from aiodist.work import Work
+
+log = logging.getLogger("aiodist.endpoint")
+
+MAX_EARLY_BYTES = 8 << 20
+"""Most bytes that one peer may send for groups that were not made here yet."""
+STRAY_COST = 512
+"""What a frame costs of that, beside its bytes."""
+MAX_UNHEARD = 1 << 17
+"""A peer that asks for answers while so many frames for it wait, or were not acknowledged, is lost:
+it asks without listening."""
+QUESTIONS = frozenset(
+    {kinds.INQUIRE, kinds.KNOCK, kinds.TAGS, kinds.P2P, kinds.REGION, kinds.DEVICE}
+)
+"""Kinds of frames that may be answered, whatever the program of this rank does."""
+CLOSED = "it closed the group"
+SHORT_LIFE = 1.0
+"""Seconds: a connection that breaks before that, without having brought anything, was in vain."""
+LOOKS = 4
+"""How often one looks, within a lease, whether a peer's host answers."""
+IN_VAIN = 4
+"""So many of those, one after the other: then the link is given up."""
+
+
+class Rulings(Protocol):
+    """What of a group waits for the coordinator to rule who is lost."""
+
+    def review(self) -> None:
+        """Looks again who is lost: that is known better now, or never will be."""
+        ...
+
+
+class Inbox(Protocol):
+    """Takes the frames of one group: a context."""
+
+    ended: AiodistError | None
+    ranks: tuple[int, ...]
+
+    @property
+    def id(self) -> bytes: ...
+
+    @property
+    def pending(self) -> list[Work[Any]]: ...
+
+    @property
+    def hearsay(self) -> Rulings: ...
+
+    def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
+
+    def payload(self, root: int) -> None: ...
+
+    def rank_lost(self, root: int, reason: str) -> None: ...
+
+    def close(self, error: AiodistError) -> None: ...
+
+
+class Outgoing(NamedTuple):
+    """A frame that waits for its link."""
+
+    header: bytes
+    payload: Sequence[memoryview]
+    done: Done | None
+    token: object
+    urgent: bool
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.header) + sum([view.nbytes for view in self.payload])
+
+
+class Home(Protocol):
+    """The endpoint that a peer belongs to: it knows which groups there are, and makes links."""
+
+    loop: asyncio.AbstractEventLoop
+    lease: float
+    closing: bool
+    contexts: dict[bytes, Inbox]
+    closed_contexts: OrderedDict[bytes, None]
+
+    def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
+        """Begins to connect to `peer`. The task ends with a link that `peer` has attached, or with
+        the loss of `peer`."""
+        ...
+
+    def keep(self, stray: Stray) -> None:
+        """Takes a stray frame, whose payload is there, until its group is made."""
+        ...
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Fails, in all groups, what needs the peer with root `rank`: it is gone."""
+        ...
+
+    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
+        """Does the same for a peer to whom there is no link any more, though it may live, and has
+        the coordinator hear of it. `ended`: its process is known to have ended."""
+        ...
+
+
+class Peer:
+    """The link to one rank, and what it brings: the `Receiver` of that link."""
+
+    __slots__ = (
+        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_queue",
+        "_silent", "_target", "_unheard", "_vigil", "broken", "calling", "dialing", "id", "link",
+        "rank",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Home, rank: int, id: str) -> None:
+        self.rank = rank
+        self.id = id
+        self.link: Link | None = None
+        self.dialing: asyncio.Task[None] | None = None
+        self.calling: Link | None = None
+        """A connection that was made to the peer, which has not answered the greeting yet."""
+        self.broken = ""
+        """What broke the connection that is not there any more."""
+        self._generation = 0  # of how many links there have been
+        self._unheard = -1  # how many the peer had had when it made the last one
+        self._made = 0.0  # when, and how many frames had come before
+        self._came = 0
+        self._in_vain = 0
+        self._silent = 0  # looks, one after the other
+        self._vigil: Vigil | None = None  # over its process, whatever connection there is
+        self._endpoint = endpoint
+        self._queue: list[Outgoing] = []
+        self._target: Inbox | Stray | None = None
+        self._early_bytes = 0
+
+    def send(self, frame: Outgoing) -> None:
+        """Send, or queue until there is a link."""
+        link = self.link
+        if link is not None:
+            link.send(
+                frame.header,
+                frame.payload,
+                done=frame.done,
+                token=frame.token,
+                urgent=frame.urgent,
+            )
+            return
+        self._queue.append(frame)
+        if self.dialing is None:
+            self.dialing = self._endpoint.start_dialing(self)
+
+    @property
+    def held(self) -> int:
+        """How many bytes were sent that may not have come to the peer's system."""
+        link = self.link
+        if link is None:
+            return sum([frame.nbytes for frame in self._queue])
+        return link.held if isinstance(link, LastingLink) else link.backlog
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether there is a link, and a connection behind it."""
+        link = self.link
+        return link is not None and not (isinstance(link, LastingLink) and link.is_severed)
+
+    def discard(self, token: object) -> None:
+        self._queue = [frame for frame in self._queue if frame.token is not token]
+        if self.link is not None:
+            self.link.discard(token)
+
+    def deliver(self, done: Done) -> bool:
+        """Whether all that was sent has come to the peer. If not, `done` will be called."""
+        return not isinstance(self.link, LastingLink) or self.link.deliver(done)
+
+    @property
+    def claim(self) -> Claim:
+        """What we say to the peer over a new connection: nothing comes over the one before."""
+        link = self.link
+        return Claim(self._generation, link.came if isinstance(link, LastingLink) else 0)
+
+    def make_way(self, theirs: Claim) -> bool:
+        """The peer has connected: whether there is room for another link. If it knows of the one
+        that is there, that one is broken, and given up."""
+        link = self.link
+        if link is None:
+            return theirs.came == 0
+        if not isinstance(link, LastingLink) or link.is_closed:
+            return False
+        if not link.is_severed:
+            # It may never have heard our answer, and not know of the link that it has made itself.
+            if theirs.generation < self._generation and theirs.generation != self._unheard:
+                return False  # it was begun before there was this link
+            self.broken = "the peer has made another connection; "
+            link.sever()
+        if not link.can_go_on(theirs.came):
+            link.close(ProtocolError("it cannot go on where the link broke"))
+        return not link.is_closed
+
+    def attach(self, link: Link, theirs: Claim, *, dialled: bool) -> None:
+        """`link` is up: send what waits for it, and what the peer has not got."""
+        old = self.link
+        link.receiver = self
+        link.max_header = MAX_HEADER
+        link.max_payload = MAX_PAYLOAD
+        self.link = link  # now, for to go on means to send
+        self._unheard = -1 if dialled else theirs.generation
+        self._generation = max(self._generation, theirs.generation) + 1
+        if isinstance(link, LastingLink):
+            link.keep(self._severed)
+            if isinstance(old, LastingLink):
+                log.info("rank %d: the connection was made again (%s)", self.rank, self.broken)
+                link.adopt(old, theirs.came)
+            self._came = link.came
+        if isinstance(link, StreamLink):
+            link.listen_for(self._endpoint.lease)
+        if self._vigil is None:
+            self._vigil = Vigil.over(link, self._endpoint.loop, self._process_ended)
+        self._made = self._endpoint.loop.time()
+        queue, self._queue = self._queue, []
+        # As on a link: what is urgent goes first.
+        for frame in sorted(queue, key=lambda frame: not frame.urgent):
+            self.send(frame)
+
+    def can_attach(self, link: Link, theirs: Claim) -> bool:
+        """Whether `link`, to a peer that says so, can go on where the one before stopped."""
+        old = self.link
+        if old is None:
+            return theirs.came == 0
+        return (
+            isinstance(old, LastingLink)
+            and isinstance(link, LastingLink)
+            and old.is_severed
+            and not old.is_closed
+            and old.can_go_on(theirs.came)
+        )
+
+    def look(self, seconds: float) -> None:
+        """It is `seconds` since the last look: whether the peer's host has answered meanwhile."""
+        link = self.calling or self.link
+        if not isinstance(link, StreamLink) or not link.is_unanswered(seconds):
+            self._silent = 0
+            return
+        self._silent += 1
+        if self._silent >= LOOKS:
+            self._silent = 0
+            link.break_off(TimeoutError(f"no answer for {LOOKS * seconds:g} s"))
+
+    def _severed(self, link: LastingLink, error: BaseException) -> None:
+        """The connection is broken. Make another one."""
+        endpoint = self._endpoint
+        if link is not self.link:
+            return
+        soon = endpoint.loop.time() < self._made + SHORT_LIFE
+        self._in_vain = self._in_vain + 1 if soon and link.came == self._came else 0
+        if endpoint.closing or self._in_vain >= IN_VAIN:
+            link.close(error)
+            return
+        self.broken = f"connection lost ({error}); "
+        if self.dialing is None:
+            self.dialing = endpoint.start_dialing(self)
+
+    def _process_ended(self) -> None:
+        """Its process has ended, though somebody else may hold its end of the connection."""
+        link = self.link
+        assert link is not None
+        while link.poll():  # what it had sent
+            pass
+        if not link.is_closed:
+            self._endpoint.cut(self.rank, f"its process has ended ({link.peer_name})", ended=True)
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: drop its copies."""
+        if self._vigil is not None:
+            self._vigil.close_in_child()
+        if self.link is not None:
+            self.link.close_in_child()
+
+    # -- Receiver ---------------------------------------------------------------------------------
+
+    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+        fields = unpack_fields(header)
+        if len(fields) < 2 or type(fields[1]) is not bytes or type(fields[0]) is not int:
+            raise ProtocolError("a header has a kind and a context")
+        endpoint = self._endpoint
+        if fields[0] == kinds.FAREWELL:
+            self._farewell(fields)
+            return None
+        if fields[0] in QUESTIONS:
+            self._check_unheard(link)
+        context = endpoint.contexts.get(fields[1])
+        if context is not None:
+            self._target = context
+            return context.frame(self.rank, fields, nbytes)
+        self._target = None
+        if fields[1] in endpoint.closed_contexts:
+            # Nobody takes it here any more, and the peer may not know.
+            if fields[0] != kinds.REVOKE:
+                self._check_unheard(link)
+                link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
+            return None
+        cost = nbytes + len(header) + STRAY_COST
+        self._early_bytes += cost
+        if self._early_bytes > MAX_EARLY_BYTES:
+            raise ProtocolError(
+                f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
+            )
+        self._target = stray = Stray(self.rank, fields, bytearray(nbytes), cost)
+        return memoryview(stray.data)
+
+    def _check_unheard(self, link: Link) -> None:
+        if isinstance(link, LastingLink) and link.unheard > MAX_UNHEARD:
+            raise ProtocolError(
+                f"rank {self.rank} asks, but has not taken in {link.unheard} frames sent to it"
+            )
+
+    def _farewell(self, fields: list[Any]) -> None:
+        if len(fields) != 3 or type(fields[2]) is not str:
+            raise ProtocolError("a FAREWELL frame ends in a text")
+        if not fields[1]:
+            self._endpoint.lose(self.rank, f"it aborted: {fields[2]}")
+            return
+        context = self._endpoint.contexts.get(fields[1])
+        if context is not None:
+            context.rank_lost(self.rank, fields[2])
+
+    def payload(self, link: Link) -> None:
+        target, self._target = self._target, None
+        if isinstance(target, Stray):
+            self._endpoint.keep(target)
+        elif target is not None:
+            target.payload(self.rank)
+
+    def closed(self, link: Link, error: BaseException | None) -> None:
+        if self.link is link:
+            self._target = None
+            if self._vigil is not None:
+                self._vigil.close()
+            if error is None:
+                self._endpoint.lose(self.rank, "it left the group")
+            else:
+                self._endpoint.cut(self.rank, f"connection lost ({error})")
+
+    def settle(self, stray: Stray) -> None:
+        """A stray frame has found its group."""
+        self._early_bytes -= stray.cost
+
+
+class Stray(NamedTuple):
+    """A frame for a group that was not made here yet."""
+
+    rank: int
+    fields: list[Any]
+    data: bytearray
+    cost: int

@@ -1,0 +1,274 @@
+"""Point to point of small arrays: sent, and received where that does not take long, in the call.
+
+What travels are the EAGER frames of any such message, byte for byte, so that nobody can tell; and
+credit, order and loss are those of the engine. Kept is what is the same in all messages of one
+dtype and shape: the frame up to its data. A receive compares what comes with the frame that it
+expects, and takes the data to where it belongs. Whatever else comes, and whatever has to wait,
+goes the ordinary way, of which this is the case where nothing is in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol, TypeVar
+
+import numpy as np
+
+from aiodist.buffers import arrays, tensors, tokens, values
+from aiodist.buffers.tokens import Spec
+from aiodist.errors import ProtocolError
+from aiodist.links.endpoint import Endpoint
+from aiodist.links.progress import cores
+from aiodist.p2p import frames as wire
+from aiodist.p2p.credit import EAGER, Key, MessageTag, cost
+from aiodist.p2p.point_to_point import PointToPoint, as_tag
+from aiodist.recorder import Recorder
+from aiodist.trace import Scope, Trace
+from aiodist.transports.base import Link
+from aiodist.transports.framed import FramedLink
+from aiodist.types import ANY_TAG
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields, prefix
+from aiodist.work import Work
+
+K = TypeVar("K")
+
+TRIES: Final = 4
+"""Times that a receive looks again after something else has come, credit most likely."""
+
+KEPT: Final = 1024
+"""Most forms of each kind that are kept: some 500 bytes each, and 1 KiB with the longest tag."""
+
+
+class MessageGroup(Protocol):
+    """The group whose messages are sent and received within the call. `trace` hears of operations,
+    where somebody traces."""
+
+    id: bytes
+    size: int
+    loop: asyncio.AbstractEventLoop
+    max_message_bytes: int
+    endpoint: Endpoint
+    p2p: PointToPoint
+    recorder: Recorder
+    scope: Scope
+    trace: Trace | None
+
+    def started(self, work: Work[Any]) -> None:
+        """Tells whoever traces that `work` begins."""
+        ...
+
+    def link(self, peer: int) -> Link | None:
+        """Returns the link to rank `peer`, if there is one."""
+        ...
+
+    def has_lost(self, peer: int) -> bool:
+        """Says whether `peer` is lost."""
+        ...
+
+
+class Form:
+    """What is the same in all eager messages of one array. `head`: their frames up to the data,
+    for the tag that was used last; `price`: what such a message costs."""
+
+    __slots__ = ("_start", "head", "meta", "nbytes", "price", "spec", "tag")
+
+    def __init__(self, context: bytes, spec: Spec) -> None:
+        self._start = (kinds.P2P, context, wire.EAGER)
+        self.spec = spec
+        self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
+        self.nbytes = len(self.meta) + spec.nbytes
+        self.use(0)
+
+    def use(self, tag: MessageTag) -> None:
+        """The next message has this tag."""
+        self.tag = tag
+        header = pack_fields(*self._start, tag, False, len(self.meta))
+        self.head = prefix(header, self.nbytes) + self.meta
+        self.price = cost(tag, self.nbytes)
+
+
+class P2PExpress:
+    """The short way of one group's point to point."""
+
+    def __init__(self, context: MessageGroup) -> None:
+        self._context = context
+        self._loop = context.loop
+        self._p2p = context.p2p
+        self._crowded = context.size > cores()
+        self._progress = context.endpoint.progress
+        self._scope = context.scope
+        self._add = context.recorder.add
+        self._most = min(EAGER, context.max_message_bytes)
+        # By dtype and shape. None: such arrays are nothing for here.
+        self._sent: dict[tuple[Any, Any], Form | None] = {}
+        self._due: dict[tuple[Any, Any], Form | None] = {}
+        self._links: dict[int, FramedLink] = {}
+        self.in_vain = False
+        """Whether the last receive has waited, and nothing has come."""
+        self._came: dict[bytes, Form | None] = {}  # by metadata
+
+    def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
+        """Send a small array. None: this is nothing for here, and nothing has happened.
+
+        Raises TypeError and ValueError for what is no tag.
+        """
+        form = self._form(self._sent, x)
+        if form is None:
+            return None
+        link = self._link(dst)
+        if link is None:
+            return None
+        data = arrays.window(x, form.spec.nbytes)
+        if data is None:
+            return None
+        if tag is not form.tag:
+            form.use(as_tag(tag))
+        p2p = self._p2p
+        if not p2p.pay(dst, form.tag, form.price):
+            return None
+        if not link.post(form.head, data, form.nbytes):
+            p2p.repay(dst, form.tag, form.price)
+            self._links.pop(dst, None)  # there may be another by now
+            return None
+        work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
+        self._note(work, dst)
+        if self._context.trace is not None:
+            self._context.started(work)
+        if self._progress.is_due():
+            # The loop gets its turn now, while the message is on its way, rather than when the
+            # answer is there.
+            self._loop.call_soon(work.finish, None)
+        else:
+            work.finish(None)
+        return work
+
+    def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
+        """Receive a small array, if it is the next thing that comes from `src`. None: this is
+        nothing for here, or it did not come in time, or something else did."""
+        self.in_vain = False
+        link = self._link(src)
+        if link is None:
+            return None
+        key: Key = None if tag is ANY_TAG else as_tag(tag)
+        p2p = self._p2p
+        last_tag, last_meta = p2p.last(src)
+        form = self._came.get(last_meta)
+        if form is None and last_meta not in self._came:
+            form = self._learn(last_meta)
+        value = out
+        if out is None:
+            if form is None:
+                return None
+            value = arrays.empty(form.spec.kind, form.spec.name, form.spec.shape, "value").value
+        else:
+            due = self._form(self._due, out)
+            if due is None:
+                return None
+            # A sender may have tensors where this rank has numpy arrays.
+            if form is None or form.spec[1:] != due.spec[1:]:
+                form = due
+        expected = last_tag if key is None else key
+        if expected is not form.tag:
+            form.use(expected)
+        into = arrays.window(value, form.spec.nbytes)
+        if into is None:
+            return None
+        work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.spec.nbytes)
+        progress = self._progress
+        found: bool | None = False
+        for _ in range(TRIES):
+            if not link.is_clear:
+                self._links.pop(src, None)
+                return None
+            if not p2p.is_free(src, expected, key) or progress.is_due():
+                return None
+            found = progress.look(link, form.head, into, crowded=self._crowded)
+            if found is not False:
+                break
+        if not found:
+            self.in_vain = found is None
+            return None
+        try:
+            p2p.took(src, expected, form.price)
+        except ProtocolError as error:  # it had no credit left
+            link.close(error)
+            return None
+        # The link has counted the data alone.
+        self._context.endpoint.moved.received += len(form.meta)
+        if value is out and type(out) is not np.ndarray:
+            tensors.mark_written(out)
+        work.source = src
+        self._note(work, src)
+        if self._context.trace is not None:
+            self._context.started(work)
+        work.finish(value)
+        return work
+
+    def _note(self, work: Work[Any], peer: int) -> None:
+        self._add((self._scope, work.op, work.tag, None, b"", peer, work.nbytes, work._started))
+
+    def _link(self, peer: Any) -> FramedLink | None:
+        """The link to another rank, where it is one for here."""
+        if type(peer) is not int:
+            return None
+        link = self._links.get(peer)
+        if link is None:
+            context = self._context
+            if not 0 <= peer < context.size or context.has_lost(peer):
+                return None
+            found = context.link(peer)
+            if not isinstance(found, FramedLink):
+                return None
+            link = self._links[peer] = found
+        return link
+
+    def rank_lost(self, peer: int) -> None:
+        """There is nothing more to say to `peer`, whether or not there is a link."""
+        self._links.pop(peer, None)
+
+    def _form(self, forms: dict[tuple[Any, Any], Form | None], x: Any) -> Form | None:
+        cls = type(x)
+        if cls is not np.ndarray and cls is not tensors.plain_type():
+            return None
+        try:
+            key = (x.dtype, x.shape)
+        except RuntimeError:  # a nested tensor has no shape
+            return None  # and the ordinary way refuses it
+        try:
+            return forms[key]
+        except KeyError:
+            # What is wrong with this array may not be wrong with the next of its dtype and shape.
+            return None if arrays.plain(x) is None else _keep(forms, key, self._form_of(x))
+
+    def _form_of(self, x: Any) -> Form | None:
+        try:
+            array = arrays.view(x, "x")
+        except TypeError:
+            return None  # and the ordinary way raises it
+        if array is None or not array.is_flat or array.base.dtype.kind not in "biufc":
+            return None
+        kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
+        return self._make(Spec(kind, array.name, array.shape, array.base.nbytes))
+
+    def _learn(self, meta: bytes) -> Form | None:
+        """The form of what came with this metadata."""
+        try:
+            specs = values.parse(meta).specs if meta else []
+        except ProtocolError:  # it failed the receive that took it, and says nothing of the next
+            specs = []
+        form = self._make(specs[0]) if len(specs) == 1 and specs[0].kind != "device" else None
+        if form is not None and form.meta != meta:
+            form = None  # a tree of values
+        return _keep(self._came, meta, form)
+
+    def _make(self, spec: Spec) -> Form | None:
+        form = Form(self._context.id, spec) if 0 < spec.nbytes <= self._most else None
+        return None if form is None or form.nbytes > self._most else form
+
+
+def _keep(forms: dict[K, Form | None], key: K, form: Form | None) -> Form | None:
+    if len(forms) >= KEPT:
+        forms.pop(next(iter(forms)))
+    forms[key] = form
+    return form

@@ -1,0 +1,174 @@
+"""The receiver's side of flow control: returning credit, and telling senders what is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from aiodist.p2p import frames as wire
+from aiodist.p2p.credit import Key, MessageTag, ReceiverCredit
+from aiodist.p2p.mailbox import Posted
+
+SETTLE_AFTER: Final = 0.02
+"""Seconds after which credit below a batch is returned, so that no state of a tag stays behind."""
+
+
+class Flow:
+    """The credit that all senders have here. `posted`: what waits for messages."""
+
+    def __init__(
+        self,
+        out: wire.Wire,
+        loop: asyncio.AbstractEventLoop,
+        size: int,
+        posted: tuple[Posted[Any], ...],
+    ) -> None:
+        self._wire = out
+        self._loop = loop
+        self._posted = posted
+        self._credits: list[ReceiverCredit | None] = [ReceiverCredit() for _ in range(size)]
+        self._tight: set[int] = set()  # senders that the total may hold back
+        self._asking: set[int] = set()  # these, and those that owe an answer to a want
+        self._owed: set[int] = set()  # senders that are owed credit
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no state is kept for any tag."""
+        idle = all(credit is None or credit.idle for credit in self._credits)
+        return idle and not self._asking
+
+    def close(self) -> None:
+        self._credits = [None] * len(self._credits)
+        self._tight.clear()
+        self._asking.clear()
+        self._owed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def lose(self, src: int) -> None:
+        """`src` is gone: keep no books for it."""
+        self._credits[src] = None
+        self._tight.discard(src)
+        self._asking.discard(src)
+        self._owed.discard(src)
+
+    # -- credit -----------------------------------------------------------------------------------
+
+    def charge(self, src: int, tag: MessageTag, price: int, wanted: bool) -> None:
+        """A message begins to come. Raises ProtocolError where there is no credit for it."""
+        credit = self._credits[src]
+        if credit is not None:
+            credit.charge(tag, price, wanted)
+
+    def arrived(self, src: int, wanted: bool) -> None:
+        """The message is here, and matched if something waited for it."""
+        if wanted:
+            self._uncrowd(src)
+        self._check(src)
+
+    def consumed(self, src: int, tag: MessageTag, price: int) -> None:
+        """The message takes no room any more."""
+        credit = self._credits[src]
+        if credit is None:
+            return
+        self._owe(src, credit, credit.consume(tag, price))
+
+    def passed(self, src: int, tag: MessageTag, price: int) -> None:
+        """A message came and was consumed at once. Raises ProtocolError as `charge` does."""
+        credit = self._credits[src]
+        if credit is not None:
+            self._owe(src, credit, credit.pass_through(tag, price))
+
+    def _owe(self, src: int, credit: ReceiverCredit, is_much: bool) -> None:
+        if is_much:
+            self._settle(src, credit)
+            return
+        self._owed.add(src)
+        if self._timer is None:
+            self._timer = self._loop.call_later(SETTLE_AFTER, self._settle_all)
+
+    def _settle(self, src: int, credit: ReceiverCredit) -> None:
+        self._owed.discard(src)
+        entries = credit.settle()
+        for at in range(0, len(entries), wire.CREDITS):
+            flat = [field for entry in entries[at : at + wire.CREDITS] for field in entry]
+            self._wire.send(src, (wire.CREDIT, *flat), urgent=True)
+        self._check(src)
+
+    def _settle_all(self) -> None:
+        self._timer = None
+        for src in tuple(self._owed):
+            credit = self._credits[src]
+            if credit is not None:
+                self._settle(src, credit)
+        self._wire.flush()
+
+    # -- wants ------------------------------------------------------------------------------------
+
+    def review(self, source: int | None, tag: Key) -> None:
+        """What waits for `tag` from `source` (None: any) has changed: tell who must know."""
+        if tag is None or not self._asking:
+            return
+        for src, credit in self._concerned(source):
+            if self._needs(src, tag):
+                if credit.ask(tag):
+                    self._wire.send(src, (wire.WANT, tag), urgent=True)
+            elif credit.take_back(tag):
+                self._wire.send(src, (wire.UNWANT, tag), urgent=True)
+
+    def question(self, source: int | None, tag: Key) -> None:
+        """Have a message sent that the total holds back, if there is one, without waiting for it:
+        a want that is taken back at once."""
+        if tag is None or not self._asking:
+            return
+        for src, credit in self._concerned(source):
+            if not self._needs(src, tag) and credit.ask(tag):
+                self._wire.send(src, (wire.WANT, tag), urgent=True)
+                self.review(src, tag)
+
+    def denied(self, src: int, tag: MessageTag) -> None:
+        """The sender had no such message when the want was taken back."""
+        credit = self._credits[src]
+        if credit is not None:
+            credit.answered(tag, denied=True)
+            self.review(src, tag)
+            self._uncrowd(src)
+            self._check(src)
+
+    def _concerned(self, source: int | None) -> list[tuple[int, ReceiverCredit]]:
+        return [
+            (src, credit)
+            for src in (self._asking if source is None else self._asking & {source})
+            if (credit := self._credits[src]) is not None
+        ]
+
+    def _needs(self, src: int, tag: MessageTag) -> bool:
+        return any(posted.waits(src, tag) for posted in self._posted)
+
+    def _uncrowd(self, src: int) -> None:
+        """A want was answered: there may be room for another."""
+        credit = self._credits[src]
+        if credit is not None and credit.crowded:
+            self._review_all(src)
+
+    def _review_all(self, src: int) -> None:
+        for posted in self._posted:
+            for tag in posted.tags(src):
+                self.review(src, tag)
+
+    def _check(self, src: int) -> None:
+        """The count of a sender may have crossed the line from which on it may be held back."""
+        credit = self._credits[src]
+        if credit is None:
+            return
+        if credit.tight:
+            if src not in self._tight:
+                self._tight.add(src)
+                self._asking.add(src)
+                self._review_all(src)
+        elif self._asking:
+            self._tight.discard(src)
+            if not credit.asking:
+                self._asking.discard(src)

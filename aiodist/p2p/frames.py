@@ -1,0 +1,245 @@
+"""Frames of point to point: how they look, and the way out to ranks, this one included.
+
+After the kind and the context, the fields of a frame are
+
+====== ==================== =====================================================================
+EAGER  [0, tag, wanted, m]  a message; payload: `m` bytes of metadata, then its data
+RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payload: its metadata, or
+                            nothing if this is over `INLINE` bytes. A last field, where there is
+                            one, says how to read those of its arrays that are on a device
+PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
+                            have read on your device by now, or with all (2)
+DATA   [3, id]              payload: the next bytes of what was pulled
+FIN    [4, id]              all data is there, and is right
+WITHDRAW [5, id]            the message does not exist any more, whatever came of it
+REFUSE [6, id, why]         I have dropped the message: too large (0), not readable (1)
+CREDIT [7, tag, amount, …]  these were consumed
+WANT   [8, tag]             I wait for this tag: see `aiodist.p2p.credit`
+UNWANT [9, tag]             I do not any more
+NOWANT [10, tag]            the want was taken back before it was answered
+====== ==================== =====================================================================
+
+The sender of messages sends EAGER, RTS, DATA, FIN, WITHDRAW and NOWANT, all in order; the receiver
+sends the rest, urgent: these overtake its own messages, but not each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from aiodist.errors import AiodistError, ProtocolError
+from aiodist.p2p.credit import EAGER as MAX_EAGER
+from aiodist.p2p.credit import MAX_TAG, MessageTag
+from aiodist.transports.base import Done
+
+EAGER: Final = 0
+RTS: Final = 1
+PULL: Final = 2
+DATA: Final = 3
+FIN: Final = 4
+WITHDRAW: Final = 5
+REFUSE: Final = 6
+CREDIT: Final = 7
+WANT: Final = 8
+UNWANT: Final = 9
+NOWANT: Final = 10
+
+METADATA: Final = 0
+BODY: Final = 1
+WHOLE: Final = 2
+"""The parts of a message that are pulled."""
+
+TOO_LARGE: Final = 0
+UNREADABLE: Final = 1
+"""Why a message was refused."""
+
+INLINE: Final = 16 * 1024
+"""Most bytes of metadata that travel with an RTS."""
+MAX_WORDS: Final = 32 * 1024
+"""Most bytes of words about devices in an RTS."""
+
+MIN_INT: Final = -(2**63)
+MAX_INT: Final = 2**63 - 1
+CREDITS: Final = 32
+"""Most tags in one CREDIT frame: it stays below the 64 KiB of a header."""
+
+
+class Channel(Protocol):
+    """What the engine needs of its group."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def max_message_bytes(self) -> int: ...
+    @property
+    def allow_pickle(self) -> bool: ...
+
+    def send(
+        self,
+        dst: int,
+        fields: tuple[Any, ...],
+        payload: Sequence[memoryview] = (),
+        *,
+        done: Done | None = None,
+        token: object = None,
+        urgent: bool = False,
+    ) -> None:
+        """One frame to another rank: see `Link.send`. Calls back nothing but `done`."""
+
+    def discard(self, dst: int, token: object) -> None:
+        """See `Link.discard`."""
+
+    def settle(self, dst: int, token: object) -> None:
+        """See `Link.settle`."""
+
+    def divert(self, src: int, into: memoryview | None) -> int:
+        """See `Link.divert`, for the payload of this engine that now comes from `src`."""
+        ...
+
+    def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
+        """An error that names the group and the epoch."""
+        ...
+
+    def lost(self) -> Mapping[int, str]:
+        """The ranks that are lost, and why: "connection reset"."""
+        ...
+
+
+class Wire:
+    """Sends frames to other ranks through the channel, and to this one through a queue.
+
+    Frames to oneself are handed over by `flush`, never from inside `send`: so the engine is not
+    entered while it is at work.
+    """
+
+    __slots__ = ("_channel", "_flushing", "_receive", "rank", "waiting")
+
+    def __init__(self, channel: Channel, receive: Receive) -> None:
+        self._channel = channel
+        self._receive = receive
+        self._flushing = False
+        self.rank = channel.rank
+        self.waiting: deque[tuple[tuple[Any, ...], Sequence[memoryview], Done | None]] = deque()
+
+    def send(
+        self,
+        dst: int,
+        fields: tuple[Any, ...],
+        payload: Sequence[memoryview] = (),
+        *,
+        done: Done | None = None,
+        token: object = None,
+        urgent: bool = False,
+    ) -> None:
+        if dst == self.rank:
+            self.waiting.append((fields, payload, done))
+        else:
+            self._channel.send(dst, fields, payload, done=done, token=token, urgent=urgent)
+
+    def discard(self, dst: int, token: object) -> None:
+        # Nothing that is discarded waits here: `flush` ends every entry into the engine.
+        if dst != self.rank:
+            self._channel.discard(dst, token)
+
+    def settle(self, dst: int, token: object) -> None:
+        """See `Link.settle`."""
+        if dst != self.rank:
+            self._channel.settle(dst, token)
+
+    def flush(self) -> None:
+        """Take in what this rank sent to itself. Ends every entry into the engine."""
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            while self.waiting:
+                fields, payload, done = self.waiting.popleft()
+                self._receive(fields, payload)
+                if done is not None:
+                    done()
+        finally:
+            self._flushing = False
+
+
+class Receive(Protocol):
+    """Takes in a frame that this rank sent to itself."""
+
+    def __call__(self, fields: tuple[Any, ...], payload: Sequence[memoryview]) -> None: ...
+
+
+# What comes from the network is checked here; a violation is a ProtocolError.
+
+
+def malformed(fields: Sequence[Any]) -> ProtocolError:
+    return ProtocolError(f"malformed point-to-point frame {str(list(fields))[:200]}")
+
+
+def is_tag(value: Any) -> bool:
+    """Whether `value` is a tag that `as_tag` gives."""
+    kind = type(value)
+    if kind is int:
+        return bool(MIN_INT <= value <= MAX_INT)
+    return kind is str and len(value.encode()) <= MAX_TAG
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INT
+
+
+def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int]:
+    """(tag, wanted, bytes of metadata)."""
+    if len(fields) == 4:
+        _, tag, wanted, meta = fields
+        if (
+            is_tag(tag)
+            and type(wanted) is bool
+            and type(meta) is int
+            and 0 < meta <= nbytes <= MAX_EAGER
+        ):
+            return tag, wanted, meta
+    raise malformed(fields)
+
+
+def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int, int, int, bytes]:
+    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices)."""
+    if len(fields) == 6:
+        fields = [*fields, b""]
+    if len(fields) == 7:
+        _, tag, wanted, sid, meta, data, words = fields
+        if (
+            is_tag(tag)
+            and type(wanted) is bool
+            and is_count(sid)
+            and is_count(meta)
+            and is_count(data)
+            and meta > 0
+            and nbytes == (meta if meta <= INLINE else 0)
+            and type(words) is bytes
+        ):
+            return tag, wanted, sid, meta, data, words
+    raise malformed(fields)
+
+
+def read_counts(fields: Sequence[Any], count: int, nbytes: int = 0) -> Sequence[int]:
+    """The `count` non-negative integers of a frame that has no payload (`nbytes`)."""
+    if len(fields) == count + 1 and not nbytes and all(map(is_count, fields)):
+        return fields[1:]
+    raise malformed(fields)
+
+
+def read_credits(fields: Sequence[Any], nbytes: int) -> list[tuple[MessageTag, int]]:
+    pairs = list(zip(fields[1::2], fields[2::2], strict=False))
+    if len(fields) % 2 and not nbytes and all(is_tag(t) and is_count(n) for t, n in pairs):
+        return pairs
+    raise malformed(fields)
+
+
+def read_tag(fields: Sequence[Any], nbytes: int) -> MessageTag:
+    if len(fields) == 2 and not nbytes and is_tag(fields[1]):
+        tag: MessageTag = fields[1]
+        return tag
+    raise malformed(fields)

@@ -1,0 +1,200 @@
+"""What waits at a receiver: messages without a receive, and receives without a message. No I/O.
+
+Wildcards are None in here. Everything is numbered in the order it came to be; whatever is put
+back goes where its number belongs. Nothing is kept for a tag of which nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Generic, Protocol, TypeVar
+
+from aiodist.p2p.credit import Key, MessageTag
+
+
+class Addressed(Protocol):
+    """A message, as far as the mailbox looks at it."""
+
+    number: int
+    source: int
+    tag: MessageTag
+
+
+class Awaiting(Protocol):
+    """A receive or a probe, as far as the mailbox looks at it."""
+
+    number: int
+    source: int | None
+    tag: Key
+
+
+M = TypeVar("M", bound=Addressed)
+R = TypeVar("R", bound=Awaiting)
+T = TypeVar("T")
+
+
+class Line(OrderedDict[int, T]):
+    """Items in ascending order of their numbers."""
+
+    def insert(self, number: int, item: T) -> None:
+        """Put `item` where its number belongs; almost always that is the end."""
+        last = next(reversed(self), number)
+        self[number] = item
+        if number < last:
+            for later in sorted(self):
+                self.move_to_end(later)
+
+    @property
+    def head(self) -> T:
+        """The first item; there must be one."""
+        return next(iter(self.values()))
+
+
+class Posted(Generic[R]):
+    """Receives (or probes) that wait."""
+
+    __slots__ = ("_lines", "_wild")
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int | None, Key], Line[R]] = {}
+        self._wild = 0  # how many of the lines have a wildcard
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[R]:
+        return iter([item for line in self._lines.values() for item in line.values()])
+
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one waits."""
+        lines = self._lines
+        return len(lines) > 1 or any(len(line) > 1 for line in lines.values())
+
+    def add(self, item: R) -> None:
+        key = (item.source, item.tag)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line()
+            self._wild += None in key
+        line.insert(item.number, item)
+
+    def remove(self, item: R) -> None:
+        key = (item.source, item.tag)
+        line = self._lines[key]
+        del line[item.number]
+        if not line:
+            del self._lines[key]
+            self._wild -= None in key
+
+    def first(self, source: int, tag: MessageTag) -> R | None:
+        """The oldest one that a message of `source` and `tag` matches."""
+        lines = self._lines
+        line = lines.get((source, tag))
+        found = None if line is None else line.head
+        if self._wild:
+            for key in ((source, None), (None, tag), (None, None)):
+                line = lines.get(key)
+                if line is not None and (found is None or line.head.number < found.number):
+                    found = line.head
+        return found
+
+    def waits(self, source: int, tag: MessageTag) -> bool:
+        """Whether one waits for `tag`, by name, from `source` or from any source."""
+        return (source, tag) in self._lines or (None, tag) in self._lines
+
+    def tags(self, source: int) -> list[MessageTag]:
+        """The tags that are waited for, by name, from `source` or from any source."""
+        return [
+            tag
+            for waited, tag in self._lines
+            if tag is not None and (waited is None or waited == source)
+        ]
+
+    def concerning(self, source: int) -> list[R]:
+        """All that wait for `source`, by name or as any source."""
+        return [item for item in self if item.source is None or item.source == source]
+
+
+class _Box(Generic[M]):
+    """The messages of one source."""
+
+    __slots__ = ("by_age", "by_tag")
+
+    def __init__(self) -> None:
+        self.by_tag: dict[MessageTag, Line[M]] = {}
+        self.by_age: Line[M] = Line()
+
+
+class Mailbox(Generic[M]):
+    """Messages that no receive has taken yet."""
+
+    __slots__ = ("_boxes", "_size", "_turn")
+
+    def __init__(self, size: int) -> None:
+        self._boxes: dict[int, _Box[M]] = {}
+        self._size = size
+        self._turn = size - 1  # who was served last by an any-source receive
+
+    def __len__(self) -> int:
+        return sum(len(box.by_age) for box in self._boxes.values())
+
+    def put(self, message: M) -> None:
+        box = self._boxes.get(message.source)
+        if box is None:
+            box = self._boxes[message.source] = _Box()
+        line = box.by_tag.get(message.tag)
+        if line is None:
+            line = box.by_tag[message.tag] = Line()
+        line.insert(message.number, message)
+        box.by_age.insert(message.number, message)
+
+    def remove(self, message: M) -> None:
+        box = self._boxes[message.source]
+        line = box.by_tag[message.tag]
+        del line[message.number]
+        if not line:
+            del box.by_tag[message.tag]
+        del box.by_age[message.number]
+        if not box.by_age:
+            del self._boxes[message.source]
+
+    def cut(self, message: M) -> list[M]:
+        """Remove `message` and those behind it, of the same source and tag: which they were."""
+        line = self._boxes[message.source].by_tag[message.tag]
+        removed = [item for number, item in line.items() if number >= message.number]
+        for item in removed:
+            self.remove(item)
+        return removed
+
+    def find(self, source: int | None, tag: Key) -> M | None:
+        """The message that a receive takes: the first of its tag, the oldest for any tag. For any
+        source: of the source whose turn it is among those that have one."""
+        if not self._boxes:
+            return None
+        if source is not None:
+            box = self._boxes.get(source)
+            return None if box is None else self._in(box, tag)
+        first = self._turn + 1
+        ready = [
+            ((rank - first) % self._size, found)
+            for rank, box in self._boxes.items()
+            if (found := self._in(box, tag)) is not None
+        ]
+        return min(ready, key=itemgetter(0))[1] if ready else None
+
+    @staticmethod
+    def _in(box: _Box[M], tag: Key) -> M | None:
+        if tag is None:
+            return box.by_age.head
+        line = box.by_tag.get(tag)
+        return None if line is None else line.head
+
+    def served(self, source: int) -> None:
+        """An any-source receive took a message of `source`: the others come first now."""
+        self._turn = source
+
+    def clear(self) -> None:
+        self._boxes.clear()

@@ -1,0 +1,134 @@
+"""What the receiving half of point to point keeps of messages and receives. No I/O in here."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from aiodist.buffers.values import Incoming
+from aiodist.devices.memory import Lease
+from aiodist.p2p.credit import Key, MessageTag
+from aiodist.p2p.pieces import Landing
+from aiodist.work import Work
+
+REMEMBERED: Final = 128
+"""Most bytes of metadata of which it is remembered that such a message came."""
+
+
+class Envelope(NamedTuple):
+    """What a probe tells of a message: who sent it, its tag, the bytes of its arrays."""
+
+    source: int
+    tag: MessageTag
+    nbytes: int
+
+
+class Receiving:
+    """A receive whose Work is pending. Wildcards are None."""
+
+    __slots__ = (
+        "lease", "message", "number", "out", "ready", "source", "tag", "target", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        work: Work[Any],
+        source: int | None,
+        tag: Key,
+        out: object,
+        lease: Lease | None = None,
+    ) -> None:
+        self.number = number
+        self.work = work
+        self.source = source
+        self.tag = tag
+        self.out = out
+        self.lease = lease  # where `out` is on a device
+        self.message: Message | None = None  # what it was matched with
+        self.target: Incoming | None = None
+        """Where the value comes together, once metadata is here."""
+        self.ready: tuple[memoryview, Incoming] | None = None
+        """The target for a message of such metadata, made beforehand."""
+
+    def let_go(self) -> None:
+        """It fails: nothing is written to `out` that is not queued there by now."""
+        if self.target is not None and self.target.foreign is not None:
+            self.target.foreign.let_go()
+
+
+class Probing(Receiving):
+    """A probe whose Work is pending."""
+
+    __slots__ = ()
+
+
+class Message:
+    """A message that came, whole or announced, and was not delivered yet."""
+
+    __slots__ = (
+        "body",
+        "complete",
+        "data",
+        "fetched",
+        "gone",
+        "landing",
+        "meta",
+        "meta_nbytes",
+        "nbytes",
+        "number",
+        "price",
+        "receiving",
+        "sid",
+        "source",
+        "tag",
+        "wanted",
+        "words",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        source: int,
+        tag: MessageTag,
+        price: int,
+        wanted: bool,
+        meta_nbytes: int,
+        nbytes: int,
+        sid: int | None,
+        words: bytes = b"",
+    ) -> None:
+        self.number = number
+        self.source = source
+        self.tag = tag
+        self.price = price
+        self.wanted = wanted
+        self.words = words
+        self.meta_nbytes = meta_nbytes
+        self.nbytes = nbytes
+        self.sid = sid  # None: eager
+        self.receiving: Receiving | None = None
+        self.data = memoryview(b"")  # what the first frame brought, or the metadata pulled
+        self.meta: memoryview | None = None
+        self.landing: Landing | None = None  # of the part that was pulled last
+        self.body: Incoming | None = None  # what the data is pulled into
+        self.fetched = False
+        """Its sender has been asked for the data: all that lay on its device is here."""
+        self.complete = False
+        self.gone = False  # delivered, withdrawn or refused
+
+    @property
+    def pulling_meta(self) -> bool:
+        return self.landing is not None and self.meta is None
+
+
+class Origin:
+    """One sender."""
+
+    __slots__ = ("announced", "arriving", "last", "last_sid")
+
+    def __init__(self) -> None:
+        self.announced: dict[int, Message] = {}
+        self.last_sid = -1
+        self.last: tuple[MessageTag, bytes] = (0, b"")
+        """Tag and metadata of its last message; b"" where that was long."""
+        self.arriving: Message | None = None  # whose payload is under way

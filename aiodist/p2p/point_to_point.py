@@ -1,0 +1,379 @@
+"""The point-to-point engine of one group (API section 5): matching of messages with receives.
+
+It is entered synchronously, from calls of its group and from the links of its endpoint, and never
+waits. Its parts: the sending half (`sender`), the receiving half (`receiver`, `flow`),
+the frames (`frames`), and what is decided without I/O (`credit`, `mailbox`, `pieces`).
+
+**How a message travels.** Up to 65 KiB (metadata and data): eagerly, as one frame, copied by the
+sender, whose Work is complete at once. Above: announced (RTS); when a receive has matched it, the
+receiver pulls it, and its data goes from the sender's memory straight into the receiver's, in
+pieces of at most 256 KiB, at most four of them in a link and in one turn of the loop; pieces of
+several transfers alternate. The Work of the sender is complete when all data has left. A message
+to oneself takes the same way, without a link.
+
+Messages with arrays on a device (`devices.values`) are announced, however small: the receiver reads
+these where they lie, and pulls the rest when it has them, so FIN says that they were right, too. If
+it cannot read them, it pulls all, and the sender copies them to the host.
+
+**Order.** Messages of one (source, tag) are matched in the order they were sent, receives in the
+order they were posted. Any-tag takes the oldest message of a source, any-source takes turns over
+the sources that have one. A large message that was matched first may complete after a small one
+that was matched later, as in MPI.
+
+**Bounds**, for each sender at each receiver, whatever the sender does (over them: ProtocolError):
+
+* unconsumed messages cost at most 256 KiB a tag and 4 MiB in all, each of them 256 bytes plus its
+  tag plus what has travelled of it. In Python objects that is about five times as much in the worst
+  case, messages of no bytes with a tag each;
+* beyond these 4 MiB, one message (at most 67 KiB) for every tag that a receive or probe here names
+  while it waits: an unreceived tag never blocks one that is waited for;
+* a message that was announced takes memory when a receive has matched it, and only up to
+  `max_message_bytes`, metadata included.
+
+A sender has copied no more than that on its way. What may not be sent yet waits there in order, in
+the user's own memory. State of a tag goes when the last of its messages was consumed and its credit
+returned, at most 20 ms later.
+
+**Withdrawals.** A cancelled receive gives its message back to the head of its queue; what is under
+way goes on into private memory, and what came is copied there. A receive that has been matched with
+a later message keeps it. A cancelled send takes its message out of the line, or withdraws it; the
+receive that was matched with it waits again, in its old place. A message that is too large, or that
+cannot be read, fails the receive that took it, is dropped, and fails the send if that is pending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from aiodist.buffers import values
+from aiodist.devices.memory import Lease, Plane
+from aiodist.devices.values import Sources, device_among
+from aiodist.errors import AiodistError, PeerLostError
+from aiodist.p2p import frames as wire
+from aiodist.p2p.credit import MAX_TAG, Key, MessageTag
+from aiodist.p2p.frames import Channel
+from aiodist.p2p.messages import Envelope, Receiving
+from aiodist.p2p.receiver import Receiver
+from aiodist.p2p.sender import Sender, Sending
+from aiodist.trace import Trace
+from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
+from aiodist.work import Work
+
+
+class PointToPoint:
+    """Sends, receives and probes of one rank in one group."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        loop: asyncio.AbstractEventLoop,
+        trace: Trace | None = None,
+        record: Callable[[Work[Any], int | None], None] = lambda work, peer: None,
+        plane: Plane | None = None,
+    ) -> None:
+        """`record`: takes note of an operation with a rank (None: any)."""
+        self._channel = channel
+        self._trace = trace
+        self._record = record
+        self._plane = plane
+        self._loop = loop
+        self._rank = channel.rank
+        self._size = channel.size
+        self._closed: AiodistError | None = None
+        self._pending: dict[Work[Any], Sending | Receiving] = {}
+        self._gone: set[int] = set()  # ranks of whom nothing is taken any more
+        self._wire = wire.Wire(channel, self._loop_back)
+        self._sender = Sender(self._wire, channel, loop, self._ended)
+        self._receiver = Receiver(self._wire, channel, loop, self._ended, self._lost_for, plane)
+        self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
+            wire.PULL: self._sender.pulled,
+            wire.FIN: self._receiver.finished,
+            wire.WITHDRAW: self._receiver.withdrawn,
+            wire.REFUSE: self._sender.refused,
+            wire.CREDIT: self._sender.refunded,
+            wire.WANT: self._sender.wanted,
+            wire.UNWANT: self._sender.unwanted,
+            wire.NOWANT: self._receiver.denied,
+        }
+        self._on_cancel = self._withdraw
+        # For the short way (`express`).
+        self.pay, self.repay = self._sender.pay, self._sender.repay
+        self.last, self.is_free = self._receiver.last, self._receiver.is_free
+        self.took = self._receiver.took
+
+    # -- from the group ---------------------------------------------------------------------------
+
+    def send(self, value: object, dst: int, tag: MessageTag = 0) -> Work[None]:
+        """Send a value to rank `dst`. The Work is complete when its memory may be reused.
+
+        `tag`: a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Raises TypeError and
+        ValueError for arguments that no send takes, and what the engine was closed with.
+        """
+        if self._closed is not None:
+            raise self._closed
+        tag = as_tag(tag)
+        dst = self._as_rank(dst, "dst")
+        sources = None if self._plane is None else Sources(self._plane)
+        encoded = values.encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
+        if sources is not None and sources.lease is None:
+            sources = None
+        nbytes = encoded.nbytes + encoded.elsewhere
+        work: Work[None] = Work.begin(self._loop, "send", tag, None, nbytes, self._on_cancel)
+        self._started(work, dst)
+        lost = self._channel.lost()
+        if dst in lost:
+            work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
+            return work
+        sending = self._sender.send(work, dst, tag, encoded, sources)
+        if sending is not None:
+            self._pending[work] = sending
+        if self._wire.waiting:
+            self._wire.flush()
+        return work
+
+    def recv(
+        self,
+        src: int | AnySource = ANY_SOURCE,
+        tag: MessageTag | AnyTag = ANY_TAG,
+        out: object = None,
+    ) -> Work[Any]:
+        """Receive a value of rank `src`, into `out` where that is given.
+
+        The Work has the rank and the tag of the message when it is complete, and the bytes of its
+        arrays as `nbytes`. It fails with MismatchError where `out` does not fit the message, which
+        stays queued, MessageTooLargeError or ProtocolError where the message cannot be taken, which
+        drops it, and PeerLostError when no more can come from `src`: from any source, as soon as
+        one rank is lost.
+        """
+        if self._closed is not None:
+            raise self._closed
+        lease = None
+        if self._plane is not None and out is not None:
+            device = device_among(out)
+            lease = None if device is None else Lease(self._plane, device)
+        work, source, key = self._wait("recv", src, tag)
+        receiving = self._receiver.receive(work, source, key, out, lease)
+        if not work.done():
+            self._pending[work] = receiving
+        if self._wire.waiting:
+            self._wire.flush()
+        if not work.done():
+            self._receiver.prepare(receiving)
+        return work
+
+    def probe(
+        self, src: int | AnySource = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG
+    ) -> Work[Envelope]:
+        """Wait until a receive with these arguments would find a message, and tell of it."""
+        work, source, key = self._wait("probe", src, tag)
+        probing = self._receiver.probe(work, source, key)
+        if not work.done():
+            self._pending[work] = probing
+        if self._wire.waiting:
+            self._wire.flush()
+        return work
+
+    def iprobe(
+        self, src: int | AnySource = ANY_SOURCE, tag: MessageTag | AnyTag = ANY_TAG
+    ) -> Envelope | None:
+        """The message that a receive with these arguments would take now, or None."""
+        if self._closed is not None:
+            raise self._closed
+        found = self._receiver.peek(self._as_source(src), self._as_key(tag))
+        self._wire.flush()
+        return found
+
+    def fail(self, work: Work[Any], error: BaseException) -> None:
+        """Withdraw a pending operation, exactly as a cancellation does, and fail it."""
+        self._withdraw(work)
+        work.fail(error)
+
+    @property
+    def pending(self) -> list[Work[Any]]:
+        """Works that are not done, in the order of their calls."""
+        return list(self._pending)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one receive waits to be matched."""
+        return self._receiver.has_several
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is pending or queued, and no state is kept for any tag."""
+        return not self._pending and self._sender.idle and self._receiver.idle
+
+    # -- from the endpoint ------------------------------------------------------------------------
+
+    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview | None:
+        """A header of rank `src` came: where its payload of `nbytes` bytes goes (None: nowhere).
+
+        Raises ProtocolError for what no engine sends.
+        """
+        if self._closed is not None or src in self._gone:
+            return None
+        view = self._frame(src, fields, nbytes)
+        if self._wire.waiting:
+            self._wire.flush()
+        return view
+
+    def payload(self, src: int) -> None:
+        """The payload of the last frame of `src` is complete."""
+        if self._closed is not None or src in self._gone:
+            return
+        self._receiver.payload(src)
+        if self._wire.waiting:
+            self._wire.flush()
+
+    def rank_lost(self, src: int, text: str) -> None:
+        """`src` is gone: what came whole can still be received, all else that needs it fails. Where
+        a message is lost that nobody waited for, those of its tag behind it are lost, too: a
+        receive never skips one unseen.
+
+        `text` is that of the errors: "rank 3 is lost: connection reset". `Channel.lost` has the
+        rank already.
+        """
+        if self._closed is not None or src in self._gone:
+            return
+        self._gone.add(src)
+        failing = self._sender.lose(src)
+        for receiving in self._receiver.lose(src):
+            receiving.let_go()
+            failing.append(receiving.work)
+        for work in failing:
+            self._pending.pop(work, None)
+            work.fail(self._peer_lost(work, text, (src,)))
+        self._wire.flush()
+
+    def close(self, error: AiodistError) -> None:
+        """Let go of everything; all that is pending, and all that is called later, fails."""
+        if self._closed is not None:
+            return
+        self._closed = error
+        for peer in range(self._size):
+            self._sender.lose(peer)
+        for operation in self._pending.values():
+            if isinstance(operation, Receiving):
+                operation.let_go()
+        self._receiver.close()
+        self._wire.waiting.clear()
+        pending, self._pending = self._pending, {}
+        for work in pending:
+            failure = copy.copy(error)
+            failure.op, failure.tag = work.op, work.tag
+            work.fail(failure)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview | None:
+        kind = fields[0] if fields else None
+        if type(kind) is int:
+            if kind == wire.EAGER or kind == wire.DATA or kind == wire.RTS:
+                return self._receiver.frame(src, fields, nbytes)
+            control = self._control.get(kind)
+            if control is not None:
+                control(src, fields, nbytes)
+                return None
+        raise wire.malformed(fields)
+
+    def _loop_back(self, fields: tuple[Any, ...], payload: Sequence[memoryview]) -> None:
+        nbytes = sum([view.nbytes for view in payload])
+        into = self._frame(self._rank, fields, nbytes)
+        if into is not None:
+            at = 0
+            for view in payload:
+                into[at : at + view.nbytes] = view
+                at += view.nbytes
+            self._receiver.payload(self._rank)
+
+    def _wait(
+        self, op: str, src: int | AnySource, tag: MessageTag | AnyTag
+    ) -> tuple[Work[Any], int | None, Key]:
+        if self._closed is not None:
+            raise self._closed
+        source, key = self._as_source(src), self._as_key(tag)
+        shown = ANY_TAG if key is None else key
+        work: Work[Any] = Work.begin(self._loop, op, shown, None, 0, self._on_cancel)
+        self._started(work, source)
+        return work, source, key
+
+    def _started(self, work: Work[Any], peer: int | None) -> None:
+        self._record(work, peer)
+        if self._trace is not None:
+            work.trace = self._trace
+            self._trace("start", work, None)
+
+    def _withdraw(self, work: Work[Any]) -> None:
+        operation = self._pending.pop(work, None)
+        if operation is None:
+            return
+        if isinstance(operation, Sending):
+            self._sender.withdraw(operation)
+        else:
+            self._receiver.withdraw(operation)
+        self._wire.flush()
+
+    def _ended(self, work: Work[Any]) -> None:
+        self._pending.pop(work, None)
+
+    def _lost_for(self, receiving: Receiving) -> AiodistError | None:
+        """Why nothing can come for a receive any more."""
+        lost = self._channel.lost()
+        if receiving.source is not None:
+            if receiving.source not in lost:
+                return None
+            lost = {receiving.source: lost[receiving.source]}
+        if not lost:
+            return None
+        text = "; ".join(_loss_text(rank, reason) for rank, reason in lost.items())
+        return self._peer_lost(receiving.work, text, lost)
+
+    def _peer_lost(self, work: Work[Any], text: str, ranks: Iterable[int]) -> AiodistError:
+        return self._channel.error(PeerLostError, text, op=work.op, tag=work.tag, ranks=ranks)
+
+    def _as_rank(self, value: Any, name: str) -> int:
+        rank = value if type(value) is int else _as_int(value, f"{name} is a rank, an int")
+        if not 0 <= rank < self._size:
+            raise ValueError(f"{name}={rank}: the ranks of this group are 0 to {self._size - 1}")
+        return rank
+
+    def _as_source(self, src: int | AnySource) -> int | None:
+        return None if src is ANY_SOURCE else self._as_rank(src, "src")
+
+    def _as_key(self, tag: MessageTag | AnyTag) -> Key:
+        return None if tag is ANY_TAG else as_tag(tag)
+
+
+def as_tag(tag: Any) -> MessageTag:
+    """A tag as it travels: a plain str or int. Raises TypeError and ValueError."""
+    if type(tag) is int and wire.MIN_INT <= tag <= wire.MAX_INT:
+        return tag
+    if isinstance(tag, str):
+        plain = str.__str__(tag)
+        if len(plain.encode()) > MAX_TAG:
+            raise ValueError(f"a tag of {len(plain)} characters: at most {MAX_TAG} bytes in UTF-8")
+        return plain
+    number = _as_int(tag, "a tag is a str or an int")
+    if not wire.is_tag(number):
+        raise ValueError(f"tag={number}: an int that is a tag has at most 64 bits, with its sign")
+    return number
+
+
+def _loss_text(rank: int, reason: str) -> str:
+    return f"rank {rank} is lost: {reason}"
+
+
+def _as_int(value: Any, expected: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{expected}, not {value!r}")
+
+
+__all__ = ["Channel", "Envelope", "MessageTag", "PointToPoint", "as_tag"]

@@ -1,0 +1,431 @@
+"""The sending half of point to point: credit, the local queues, and transfers that were pulled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from aiodist.buffers.values import Encoded
+from aiodist.devices.values import Sources
+from aiodist.errors import AiodistError, MessageTooLargeError, ProtocolError
+from aiodist.p2p import frames as wire
+from aiodist.p2p.credit import EAGER, MessageTag, SenderCredit, cost
+from aiodist.p2p.device_sections import Departure
+from aiodist.p2p.mailbox import Line
+from aiodist.p2p.pieces import cut
+from aiodist.work import Work
+
+BURST: Final = 4
+"""Most pieces of transfers to one rank that a link holds, and that one turn of the loop sends:
+small messages and collectives get in between."""
+
+NOTHING: Final = -1
+"""In `Sending.next_part`, beside `METADATA` and `BODY`: all parts have been pulled."""
+
+
+class Sending:
+    """A message whose Work is pending."""
+
+    __slots__ = (
+        "ahead",
+        "departure",
+        "dst",
+        "encoded",
+        "gone",
+        "in_link",
+        "next_part",
+        "number",
+        "pieces",
+        "price",
+        "sid",
+        "sources",
+        "tag",
+        "words",
+        "work",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        work: Work[None],
+        dst: int,
+        tag: MessageTag,
+        encoded: Encoded,
+        price: int,
+        sources: Sources | None,
+    ) -> None:
+        self.number = number
+        self.work = work
+        self.dst = dst
+        self.tag = tag
+        self.encoded = encoded
+        self.price = price
+        self.sources = sources
+        """Its arrays that are on a device."""
+        self.words = b""
+        """How the receiver was told to read them."""
+        self.departure: Departure | None = None
+        """How they come to the host, if they have to."""
+        self.sid: int | None = None  # None: it waits here, nothing of it has travelled
+        self.next_part = NOTHING
+        self.pieces: Iterator[list[memoryview]] = iter(())
+        self.ahead: list[memoryview] | None = None  # the piece that is next to go
+        self.in_link = 0
+        self.gone = False
+
+
+class Peer:
+    """One receiver."""
+
+    __slots__ = ("announced", "credit", "in_link", "moving", "next_sid", "waiting", "woken")
+
+    def __init__(self) -> None:
+        self.credit = SenderCredit()
+        self.waiting: dict[MessageTag, Line[Sending]] = {}
+        self.announced: dict[int, Sending] = {}
+        self.next_sid = 0
+        self.moving: deque[Sending] = deque()
+        self.in_link = 0
+        self.woken = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is pending and no state is kept for any tag."""
+        return self.credit.idle and not self.waiting and not self.announced
+
+
+class Sender:
+    """Sends to all ranks. `ended` is called with a Work that this side completed."""
+
+    def __init__(
+        self,
+        out: wire.Wire,
+        channel: wire.Channel,
+        loop: asyncio.AbstractEventLoop,
+        ended: Callable[[Work[Any]], None],
+    ) -> None:
+        self._wire = out
+        self._channel = channel
+        self._loop = loop
+        self._ended = ended
+        self._peers = [Peer() for _ in range(channel.size)]
+        self._number = 0
+
+    @property
+    def idle(self) -> bool:
+        return all(peer.idle for peer in self._peers)
+
+    # -- from the user ----------------------------------------------------------------------------
+
+    def send(
+        self,
+        work: Work[None],
+        dst: int,
+        tag: MessageTag,
+        encoded: Encoded,
+        sources: Sources | None = None,
+    ) -> Sending | None:
+        """Send a message, whose arrays on a device are in `sources`. None: `work` is complete."""
+        peer = self._peers[dst]
+        meta = len(encoded.meta)
+        nbytes = meta + encoded.nbytes
+        eager = nbytes <= EAGER and sources is None
+        price = cost(tag, nbytes if eager else meta if meta <= wire.INLINE else 0)
+        wanted = None if tag in peer.waiting else peer.credit.admit(tag, price)
+        if wanted is not None and eager:
+            self._send_eager(dst, tag, wanted, encoded)
+            work.finish(None)
+            return None
+        self._number += 1
+        sending = Sending(self._number, work, dst, tag, encoded, price, sources)
+        if wanted is not None:
+            self._announce(peer, sending, wanted)
+        else:
+            line = peer.waiting.get(tag)
+            if line is None:
+                line = peer.waiting[tag] = Line()
+            line.insert(sending.number, sending)
+        return sending
+
+    def pay(self, dst: int, tag: MessageTag, price: int) -> bool:
+        """Pay for an eager message that goes out at once. False: it has to go by `send`."""
+        peer = self._peers[dst]
+        return tag not in peer.waiting and peer.credit.pay(tag, price)
+
+    def repay(self, dst: int, tag: MessageTag, price: int) -> None:
+        """It did not go out."""
+        self._peers[dst].credit.refund(tag, price)
+
+    def withdraw(self, sending: Sending) -> None:
+        """Let go of the buffers of a pending message; no receiver completes with it."""
+        peer = self._peers[sending.dst]
+        sending.gone = True
+        if sending.sid is None:
+            self._unqueue(peer, sending)
+            self._drain(peer, (sending.tag,))
+            self._let_go(sending)
+            return
+        del peer.announced[sending.sid]
+        self._stop(peer, sending)
+        self._wire.send(sending.dst, (wire.WITHDRAW, sending.sid))
+        self._wake(peer)
+
+    def lose(self, dst: int) -> list[Work[Any]]:
+        """`dst` is gone: let go of everything; the Works that fail."""
+        peer, self._peers[dst] = self._peers[dst], Peer()
+        pending = [sending for line in peer.waiting.values() for sending in line.values()]
+        pending += peer.announced.values()
+        for sending in pending:
+            sending.gone = True
+            self._stop(peer, sending)
+        peer.moving.clear()
+        return [sending.work for sending in pending]
+
+    # -- frames from the receiver -----------------------------------------------------------------
+
+    def pulled(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        sid, part = wire.read_counts(fields, 2, nbytes)
+        peer = self._peers[src]
+        sending = self._find(peer, sid)
+        if sending is None:
+            return
+        due = wire.METADATA if part == wire.METADATA else wire.BODY
+        if due != sending.next_part or part > wire.WHOLE:
+            raise ProtocolError(f"rank {src} pulled part {part} of message {sid}: not due")
+        if part == wire.METADATA:
+            sending.next_part = wire.BODY
+            self._move(peer, sending, [memoryview(sending.encoded.meta)])
+            return
+        sending.next_part = NOTHING
+        sources = sending.sources
+        if sources is None or (part == wire.BODY and sending.words):
+            if sources is not None:
+                sources.plane.told(sending.words, src)
+            self._move(peer, sending, sending.encoded.buffers)
+            return
+        sending.departure = Departure(sources, sending.encoded)
+        sending.departure.when_there(partial(self._copied, peer, sending, sending.departure))
+
+    def _copied(
+        self, peer: Peer, sending: Sending, departure: Departure, section: Sequence[memoryview]
+    ) -> None:
+        """A section is on the host."""
+        if not sending.gone:
+            departure.fetch()
+            self._move(peer, sending, section)
+            self._wire.flush()
+
+    def _move(self, peer: Peer, sending: Sending, buffers: Sequence[memoryview]) -> None:
+        """Send the part that was pulled."""
+        sending.pieces = cut(buffers)
+        sending.ahead = next(sending.pieces, None)
+        if sending.ahead is None:
+            self._all_left(peer, sending)
+        else:
+            peer.moving.append(sending)
+            self._pump(peer)
+
+    def refused(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        sid, why = wire.read_counts(fields, 2, nbytes)
+        peer = self._peers[src]
+        sending = self._find(peer, sid)
+        if sending is None:
+            return
+        if sending.next_part == NOTHING:
+            raise ProtocolError(f"rank {src} refused message {sid} after it had pulled it")
+        del peer.announced[sid]
+        self._stop(peer, sending)
+        error: tuple[type[AiodistError], str]
+        if why == wire.TOO_LARGE:
+            size = len(sending.encoded.meta) + sending.encoded.nbytes + sending.encoded.elsewhere
+            error = (
+                MessageTooLargeError,
+                (
+                    f"rank {src} refused a message of {size} bytes: it is over the"
+                    " max_message_bytes it connected with; raise that there, or send less at once"
+                ),
+            )
+        else:
+            error = (
+                ProtocolError,
+                (
+                    f"rank {src} refused the message: it could not read its metadata (see the error"
+                    " of its receive); all ranks need the same version and allow_pickle"
+                ),
+            )
+        self._ended(sending.work)
+        work = sending.work
+        work.fail(self._channel.error(*error, op=work.op, tag=sending.tag))
+
+    def refunded(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        peer = self._peers[src]
+        credits = wire.read_credits(fields, nbytes)
+        for tag, amount in credits:
+            peer.credit.refund(tag, amount)
+        if peer.waiting:
+            self._drain(peer, [tag for tag, _ in credits])
+
+    def wanted(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        peer = self._peers[src]
+        tag = wire.read_tag(fields, nbytes)
+        peer.credit.want(tag)
+        if tag in peer.waiting:
+            self._drain(peer, (tag,))
+
+    def unwanted(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        tag = wire.read_tag(fields, nbytes)
+        if self._peers[src].credit.unwant(tag):
+            self._wire.send(src, (wire.NOWANT, tag))
+
+    def _find(self, peer: Peer, sid: int) -> Sending | None:
+        """The message with the id; None if it was withdrawn while the frame travelled."""
+        if sid >= peer.next_sid:
+            raise ProtocolError(f"a frame for message {sid}: there was none with this number")
+        return peer.announced.get(sid)
+
+    # -- messages whose turn it is ----------------------------------------------------------------
+
+    def _send_eager(self, dst: int, tag: MessageTag, wanted: bool, encoded: Encoded) -> None:
+        # Copied, and so the send is complete: what is queued in the link is bounded by credit.
+        meta = encoded.meta
+        data = b"".join((meta, *encoded.buffers))
+        self._wire.send(dst, (wire.EAGER, tag, wanted, len(meta)), (memoryview(data),))
+
+    def _announce(self, peer: Peer, sending: Sending, wanted: bool) -> None:
+        meta = sending.encoded.meta
+        sid = sending.sid = peer.next_sid
+        peer.next_sid = sid + 1
+        peer.announced[sid] = sending
+        inline = len(meta) <= wire.INLINE
+        sending.next_part = wire.BODY if inline else wire.METADATA
+        nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
+        fields: tuple[Any, ...] = (wire.RTS, sending.tag, wanted, sid, len(meta), nbytes)
+        if sending.sources is not None:
+            words = sending.sources.words(sending.dst)
+            if 0 < len(words) <= wire.MAX_WORDS:
+                sending.words = words
+                fields += (words,)
+        self._wire.send(
+            sending.dst,
+            fields,
+            (memoryview(meta),) if inline else (),
+        )
+
+    def _drain(self, peer: Peer, tags: Sequence[MessageTag]) -> None:
+        """Send what waits and may go: of `tags`, then of the tags that the total held back."""
+        for tag in tags:
+            self._advance(peer, tag)
+        first = peer.credit.first_stalled()
+        while first is not None:
+            self._advance(peer, first)
+            tried, first = first, peer.credit.first_stalled()
+            if first == tried:  # the total does not allow it yet
+                break
+
+    def _advance(self, peer: Peer, tag: MessageTag) -> None:
+        while (line := peer.waiting.get(tag)) is not None:
+            sending = line.head
+            wanted = peer.credit.admit(tag, sending.price)
+            if wanted is None:
+                return
+            self._unqueue(peer, sending)
+            encoded = sending.encoded
+            if len(encoded.meta) + encoded.nbytes <= EAGER and sending.sources is None:
+                self._send_eager(sending.dst, tag, wanted, encoded)
+                self._ended(sending.work)
+                sending.work.finish(None)
+            else:
+                self._announce(peer, sending, wanted)
+
+    def _unqueue(self, peer: Peer, sending: Sending) -> None:
+        line = peer.waiting[sending.tag]
+        del line[sending.number]
+        if not line:
+            del peer.waiting[sending.tag]
+            peer.credit.forget(sending.tag)
+
+    # -- transfers --------------------------------------------------------------------------------
+
+    def _pump(self, peer: Peer) -> None:
+        """Give the link pieces, of all transfers in turn."""
+        for _ in range(BURST):
+            if not peer.moving or peer.in_link >= BURST:
+                return
+            sending = peer.moving.popleft()
+            piece = sending.ahead
+            assert piece is not None
+            sending.ahead = next(sending.pieces, None)
+            if sending.ahead is not None:
+                peer.moving.append(sending)
+            sending.in_link += 1
+            peer.in_link += 1
+            self._wire.send(
+                sending.dst,
+                (wire.DATA, sending.sid),
+                piece,
+                done=partial(self._left, peer, sending),
+                # Metadata is ours, and may leave even after a withdrawal: the receiver reads it
+                # as it comes, so it must never be replaced by zeros.
+                token=sending if sending.next_part == NOTHING else None,
+            )
+
+    def _left(self, peer: Peer, sending: Sending) -> None:
+        """A piece has left."""
+        if sending.gone:
+            return
+        sending.in_link -= 1
+        peer.in_link -= 1
+        if sending.ahead is None and not sending.in_link:
+            self._all_left(peer, sending)
+        self._wake(peer)
+
+    def _all_left(self, peer: Peer, sending: Sending) -> None:
+        """The part that was pulled last has left, or a section of it."""
+        if sending.next_part != NOTHING:
+            return
+        departure = sending.departure
+        if departure is not None and departure.more:
+            departure.when_there(partial(self._copied, peer, sending, departure))
+            return
+        assert sending.sid is not None
+        del peer.announced[sending.sid]
+        # Until this frame the receiver holds the message for incomplete: a withdrawal puts zeros
+        # for what is left of a piece, and these must not be taken for data.
+        self._wire.send(sending.dst, (wire.FIN, sending.sid))
+        self._wire.settle(sending.dst, sending)
+        if sending.sources is not None:
+            sending.sources.finished()
+        self._ended(sending.work)
+        sending.work.finish(None)
+
+    def _stop(self, peer: Peer, sending: Sending) -> None:
+        """Send no further pieces, and take back those that the link holds."""
+        sending.gone = True
+        if sending.ahead is not None:
+            sending.ahead = None
+            peer.moving.remove(sending)
+        if sending.in_link:
+            peer.in_link -= sending.in_link
+            sending.in_link = 0
+            self._wire.discard(sending.dst, sending)
+        self._let_go(sending)
+
+    def _let_go(self, sending: Sending) -> None:
+        """Its arrays on a device are kept while the receiver may read them."""
+        if sending.sources is not None:
+            sending.sources.abandon((sending.dst,) if sending.words else ())
+
+    def _wake(self, peer: Peer) -> None:
+        if peer.moving and not peer.woken:
+            peer.woken = True
+            self._loop.call_soon(self._resume, peer)
+
+    def _resume(self, peer: Peer) -> None:
+        peer.woken = False
+        self._pump(peer)
+        self._wire.flush()
+        if peer.in_link < BURST:
+            self._wake(peer)

@@ -1,0 +1,104 @@
+"""What all programs share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist.devices.memory import Plane
+from aiodist.engine.operation import Phase, Program, Running, Start, prepared
+from aiodist.engine.pull import PullPhase, planned
+from aiodist.errors import AiodistError
+from aiodist.phases.memories import Blobs
+from aiodist.schedules import dissemination, pull_whole, team_whole
+from aiodist.schedules.teams import Teams, spans_hosts
+from aiodist.shared_memory.board import BULK, SMALL
+
+T = TypeVar("T")
+MANY_RANKS = 64
+"""With more ranks, the small bytes of all may be too much for a small area of shared memory."""
+
+Part = Generator[Phase | PullPhase | Running, None, T]
+"""A part of a program, with a result of its own."""
+
+
+class SharedArrays(Protocol):
+    """Arrays in memory that all ranks see."""
+
+    def place_of(self, parts: Iterable[NDArray[Any]]) -> int:
+        """Where contiguous arrays lie one behind the other, as `find` takes it; 0 if they do not,
+        or not all others see them."""
+        ...
+
+    def find(self, peer: int, location: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes of `peer` at a location that it gave. Raises ProtocolError."""
+        ...
+
+
+class Place(Protocol):
+    """Where a program runs: the group as seen by one rank."""
+
+    rank: int
+    size: int
+    teams: Teams
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def heap(self) -> SharedArrays: ...
+
+    @property
+    def plane(self) -> Plane: ...
+
+    max_message_bytes: int
+    allow_pickle: bool
+
+    def error(self, cls: type[AiodistError], message: str, **fields: object) -> AiodistError: ...
+
+
+class Call(NamedTuple):
+    """A collective that was called: everything to start it with."""
+
+    op: str
+    text: str
+    """What all ranks must agree on, in words."""
+    start: Start
+    nbytes: int
+    place: int = 0
+    """Where its array lies in memory that all ranks see; 0: elsewhere, or it does not matter."""
+
+
+def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
+    """Every rank's small bytes, by rank (Bruck's all-gather). Synchronises all ranks."""
+    memory = Blobs(place.rank, place.size, own)
+    if on_lane and spans_hosts(place.teams):
+        plan = prepared(team_whole.share, place.rank, place.teams)
+        yield Phase(plan, memory, len(own), SMALL if place.size <= MANY_RANKS else BULK)
+        memory.check()
+    elif on_lane:
+        # One cell a rank, which has all of a small area for it.
+        pulled = planned(pull_whole.share, place.rank, place.size, 1)
+        yield PullPhase(pulled, memory, len(own), SMALL)
+        memory.check()
+    else:
+        yield Phase(prepared(dissemination.all_gather, place.rank, place.size), memory)
+    return memory.blobs
+
+
+def barrier(place: Place) -> Call:
+    def program(on_lane: bool) -> Program:
+        yield from share(place, b"", on_lane)
+
+    return Call("barrier", "barrier()", program, 0)
+
+
+def check_root(place: Place, root: int, name: str) -> None:
+    """Raise unless `root` is a rank."""
+    if isinstance(root, bool) or not isinstance(root, int):
+        raise TypeError(f"{name} is a rank, an int, not {root!r}")
+    if not 0 <= root < place.size:
+        raise ValueError(f"{name}={root} is no rank of this group of {place.size}")

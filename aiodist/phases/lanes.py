@@ -1,0 +1,88 @@
+"""The parts of collectives on a lane: in shared memory alone where all ranks share a host, else in
+that of each host and over links between them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from aiodist.buffers.reductions import Group
+from aiodist.phases import pulls, teams
+from aiodist.phases.base import Part, Place, share
+from aiodist.schedules.teams import spans_hosts
+
+
+def can_reduce(place: Place, groups: Sequence[Group]) -> bool:
+    """Whether there are plans for all of them."""
+    if spans_hosts(place.teams):
+        return all(teams.can_reduce(place, group) for group in groups)
+    return all(map(pulls.can_reduce, groups))
+
+
+def can_slice(place: Place, groups: Sequence[Group]) -> bool:
+    """Whether slices of all of them may be reduced piece by piece."""
+    if spans_hosts(place.teams):
+        return all(teams.can_slice(place, group) for group in groups)
+    return all(map(pulls.can_slice, groups))
+
+
+def can_scan(place: Place, groups: Sequence[Group]) -> bool:
+    """Whether there are plans for the prefixes of all of them."""
+    return not spans_hosts(place.teams) and all(map(pulls.can_scan, groups))
+
+
+def all_reduce(place: Place, groups: Sequence[Group]) -> Part[None]:
+    for group in groups:
+        if spans_hosts(place.teams):
+            yield teams.all_reduce(place, group)
+        else:
+            yield pulls.all_reduce(place, group)
+
+
+def reduce(place: Place, groups: Sequence[Group], root: int) -> Part[None]:
+    if spans_hosts(place.teams):
+        yield from share(place, b"", True)  # not all hear from all others in what follows
+        for group in groups:
+            yield teams.reduce(place, group, root)
+    else:
+        for group in groups:
+            yield pulls.reduce(place, group, root)
+
+
+def reduce_scatter(place: Place, groups: Sequence[Group]) -> Part[None]:
+    if spans_hosts(place.teams):
+        if any(a == b for group in groups for a, b in itertools.pairwise(group.bounds)):
+            yield from share(place, b"", True)  # whose slot is empty hears from nobody
+        for group in groups:
+            yield teams.reduce_scatter(place, group)
+    else:
+        for group in groups:
+            yield pulls.reduce_scatter(place, group)
+
+
+def scan(place: Place, groups: Sequence[Group], exclusive: bool) -> Part[None]:
+    for group in groups:
+        yield pulls.scan(place, group, exclusive)
+
+
+def broadcast(
+    place: Place, root: int, source: Sequence[memoryview], target: Sequence[memoryview]
+) -> Part[None]:
+    """To be preceded by a part that synchronises."""
+    if spans_hosts(place.teams):
+        yield teams.broadcast(place, root, source, target)
+    else:
+        yield pulls.broadcast(place, root, source, target)
+
+
+def all_gather(
+    place: Place,
+    lengths: Sequence[int],
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+) -> Part[None]:
+    """To be preceded by a part that synchronises."""
+    if spans_hosts(place.teams):
+        yield teams.all_gather(place, lengths, source, target)
+    else:
+        yield pulls.all_gather(place, lengths, source, target)

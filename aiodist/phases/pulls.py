@@ -1,0 +1,190 @@
+"""The phases in shared memory: which pull plan, in what pieces.
+
+All choices are functions of what all ranks know.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from aiodist.buffers.reductions import Group
+from aiodist.buffers.vector import Vector
+from aiodist.engine.pull import Pulled, PullPhase, planned
+from aiodist.phases.base import Place
+from aiodist.phases.memories import Reductions, Regions
+from aiodist.schedules import pull_direct, pull_scan, pull_slices, pull_values, pull_whole
+from aiodist.shared_memory.board import BULK, SMALL
+
+WHOLE = 128 * 1024
+"""Most bytes of an array that everyone reduces for itself."""
+DEPTH = 3
+"""Buffers through which large arrays go: one is filled, one is read, one is behind."""
+ROUNDS = 4
+"""Rounds in which even small ones go, so that ranks work at the same time."""
+LEAST = 64 * 1024
+"""Bytes of a piece under which its own overhead is more than what it carries."""
+
+PAUSE = 256 * 1024
+"""Bytes after which the event loop may have a turn, where nothing else cuts the work in pieces."""
+
+
+def piece_for(slots: int, itemsize: int, longest: int, rounds: int = 1) -> int:
+    """Elements of a piece, where each of DEPTH buffers has room for `slots` of them, and no message
+    is of more than `longest` elements, to be moved in at least so many `rounds`."""
+    room = BULK // (DEPTH * max(1, slots))
+    wanted = max(LEAST, -(-longest * itemsize // rounds))
+    return max(1, min(room, wanted) // itemsize)
+
+
+def _slice_piece(place: Place, group: Group, longest: int) -> int:
+    """The same for slices of up to `longest` elements, one a rank. What fits goes in one round: to
+    wait for the others costs more than smaller pieces gain."""
+    itemsize = group.x.itemsize
+    if place.size * longest * itemsize <= BULK:
+        return max(1, longest)
+    return piece_for(place.size, itemsize, longest)
+
+
+def _reduction(place: Place, group: Group, pulled: Pulled) -> PullPhase:
+    memory = Reductions(group.x, group.out, 0, group.kernel, place.size)
+    return PullPhase(pulled, memory, group.x.itemsize, pulled.plan.shared * group.x.itemsize)
+
+
+def reduces_whole(place: Place, group: Group) -> bool:
+    """Whether everyone reduces all of it."""
+    return group.x.nbytes <= WHOLE
+
+
+def can_reduce(group: Group) -> bool:
+    """Whether there is a pull plan for it: large arrays have to be sliceable."""
+    return group.x.nbytes <= SMALL or group.kernel.sliceable
+
+
+def can_slice(group: Group) -> bool:
+    """Whether slices of it may be reduced piece by piece."""
+    return group.kernel.sliceable
+
+
+def can_scan(group: Group) -> bool:
+    """Whether there is a pull plan for its prefixes: large ones are passed on in its own dtype."""
+    return group.x.nbytes <= SMALL or (
+        group.kernel.sliceable and not group.kernel.loads and not group.kernel.stores
+    )
+
+
+def all_reduce(place: Place, group: Group) -> PullPhase:
+    length = group.x.length
+    if reduces_whole(place, group) or not group.kernel.sliceable:
+        return _reduction(
+            place, group, planned(pull_whole.all_reduce, place.rank, place.size, length)
+        )
+    piece = _slice_piece(place, group, -(-length // place.size))
+    plan = planned(pull_slices.all_reduce, place.rank, place.size, length, piece, DEPTH)
+    return _reduction(place, group, plan)
+
+
+def all_reduce_direct(place: Place, group: Group) -> Pulled | None:
+    """The plan where all see all arrays; None where that is not worth the second wait."""
+    if group.x.nbytes <= WHOLE:
+        return None
+    length = group.x.length
+    piece = piece_for(place.size, group.x.itemsize, -(-length // place.size))
+    return planned(pull_direct.all_reduce, place.rank, place.size, length, piece)
+
+
+def reduce(place: Place, group: Group, root: int) -> PullPhase:
+    length = group.x.length
+    if reduces_whole(place, group) or not group.kernel.sliceable:
+        plan = planned(pull_whole.reduce, place.rank, place.size, root, length)
+        return _reduction(place, group, plan)
+    piece = _slice_piece(place, group, -(-length // place.size))
+    plan = planned(pull_slices.reduce, place.rank, place.size, root, length, piece, DEPTH)
+    return _reduction(place, group, plan)
+
+
+def take(
+    place: Place,
+    places: Mapping[int, int],
+    receives: Sequence[int],
+    target: Sequence[memoryview],
+) -> PullPhase:
+    """What the other ranks have for this one, from where it lies. Raises ProtocolError."""
+    shown = [Vector([], np.uint8)] * place.size
+    for peer, location in places.items():
+        nbytes = receives[peer + 1] - receives[peer]
+        shown[peer] = Vector.of(place.heap.find(peer, location, nbytes))
+    plan = planned(
+        pull_direct.take, place.rank, place.size, (0,) * place.size, tuple(receives), 0, PAUSE
+    )
+    return PullPhase(plan, Regions.of_bytes((), target, shown), 1, 0)
+
+
+def reduce_scatter(place: Place, group: Group) -> PullPhase:
+    bounds = tuple(group.bounds)
+    longest = max(b - a for a, b in itertools.pairwise(bounds))
+    piece = _slice_piece(place, group, longest)
+    plan = planned(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, DEPTH)
+
+    def direct(places: dict[int, int]) -> PullPhase:
+        x = group.x
+        shown = [x] * place.size
+        for peer, location in places.items():
+            shown[peer] = Vector.of(place.heap.find(peer, location, x.nbytes).view(x.dtype))
+        memory = Reductions(x, group.out, 0, group.kernel, place.size, shown)
+        pause = PAUSE // x.itemsize
+        plan = planned(pull_direct.reduce_scatter, place.rank, place.size, bounds, pause)
+        return PullPhase(plan, memory, x.itemsize, 0)
+
+    return _reduction(place, group, plan)._replace(direct=direct)
+
+
+def scan(place: Place, group: Group, exclusive: bool) -> PullPhase:
+    length = group.x.length
+    if group.x.nbytes <= SMALL:
+        plan = planned(pull_whole.scan, place.rank, place.size, length, exclusive)
+    else:
+        piece = piece_for(1, group.x.itemsize, length, ROUNDS)
+        plan = planned(pull_scan.scan, place.rank, place.size, length, exclusive, piece, DEPTH)
+    return _reduction(place, group, plan)
+
+
+def broadcast(
+    place: Place, root: int, source: Sequence[memoryview], target: Sequence[memoryview]
+) -> PullPhase:
+    memory = Regions.of_bytes(source, target)
+    length = sum(view.nbytes for view in (source or target))
+    piece = piece_for(1, 1, length, ROUNDS)
+    pulled = planned(pull_values.broadcast, place.rank, place.size, root, length, piece, DEPTH)
+    return PullPhase(pulled, memory, 1, pulled.plan.shared)
+
+
+def all_gather(
+    place: Place,
+    lengths: Sequence[int],
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+) -> PullPhase:
+    memory = Regions.of_bytes(source, target)
+    piece = piece_for(1, 1, max(lengths), ROUNDS)
+    pulled = planned(pull_values.all_gather, place.rank, place.size, tuple(lengths), piece, DEPTH)
+    return PullPhase(pulled, memory, 1, pulled.plan.shared)
+
+
+def exchange(
+    place: Place,
+    sends: tuple[int, ...],
+    receives: tuple[int, ...],
+    longest: int,
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+) -> PullPhase:
+    memory = Regions.of_bytes(source, target)
+    piece = piece_for(place.size - 1, 1, longest, ROUNDS)
+    rounds = -(-longest // piece)
+    pulled = planned(
+        pull_values.exchange, place.rank, place.size, sends, receives, rounds, piece, DEPTH
+    )
+    return PullPhase(pulled, memory, 1, pulled.plan.shared)

@@ -1,0 +1,113 @@
+"""The phases of groups that span hosts: which mixed plan, in what pieces.
+
+All choices are functions of what all ranks know.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from aiodist.buffers.reductions import Group
+from aiodist.engine.operation import Phase, Prepared, prepared
+from aiodist.phases.base import Place
+from aiodist.phases.memories import Partials, Regions
+from aiodist.schedules import team_slices, team_values, team_whole
+from aiodist.schedules.teams import in_order, post
+from aiodist.shared_memory.board import BULK
+from aiodist.wire.frames import MAX_PAYLOAD
+
+WHOLE = 64 * 1024
+"""Most bytes of an array that the first rank of a host reduces for all. Also in an accumulator of
+four times its width (float8 in float32) it fits into a frame."""
+ROUNDS = 4
+"""Rounds in which even small ones go, so that links and ranks are busy at the same time."""
+LEAST = 64 * 1024
+"""Bytes of a piece under which its own overhead is more than what it carries."""
+
+
+def piece_for(slots: int, itemsize: int, longest: int, widest: int = 1) -> int:
+    """Elements of a piece, where each of two buffers has room for `slots` of them, and none is of
+    more than `longest` elements, to be moved in a few rounds. `widest`: bytes of an element as it
+    travels."""
+    room = BULK // (2 * slots)
+    wanted = max(LEAST, -(-longest * itemsize // ROUNDS))
+    return max(1, min(min(room, wanted) // itemsize, MAX_PAYLOAD // widest))
+
+
+def can_reduce(place: Place, group: Group) -> bool:
+    """Whether there is a plan for it: large arrays have to be sliceable, and the order of the hosts
+    has to be that of the ranks, or not to matter."""
+    kernel = group.kernel
+    in_any_order = kernel.op.commutative or in_order(place.teams)
+    return in_any_order and (group.x.nbytes <= WHOLE or kernel.sliceable)
+
+
+def can_slice(place: Place, group: Group) -> bool:
+    """Whether slices of it may be reduced piece by piece."""
+    return can_reduce(place, group) and group.kernel.sliceable
+
+
+def all_reduce(place: Place, group: Group) -> Phase:
+    length = group.x.length
+    if group.x.nbytes <= WHOLE:
+        plan = prepared(team_whole.all_reduce, place.rank, place.teams, length)
+    else:
+        piece = _slice_piece(place, group, -(-length // place.size))
+        plan = prepared(team_slices.all_reduce, place.rank, place.teams, length, piece)
+    return _reduction(place, group, plan)
+
+
+def reduce(place: Place, group: Group, root: int) -> Phase:
+    """Where it is large, to be preceded by a phase that synchronises."""
+    length = group.x.length
+    if group.x.nbytes <= WHOLE:
+        plan = prepared(team_whole.reduce, place.rank, place.teams, root, length)
+    else:
+        owners = len(post(place.teams, root).team)
+        piece = _slice_piece(place, group, -(-length // owners))
+        plan = prepared(team_slices.reduce, place.rank, place.teams, root, length, piece)
+    return _reduction(place, group, plan)
+
+
+def reduce_scatter(place: Place, group: Group) -> Phase:
+    """Where slots are empty, to be preceded by a phase that synchronises."""
+    bounds = tuple(group.bounds)
+    piece = _slice_piece(place, group, max(b - a for a, b in itertools.pairwise(bounds)))
+    plan = prepared(team_slices.reduce_scatter, place.rank, place.teams, bounds, piece)
+    return _reduction(place, group, plan)
+
+
+def _slice_piece(place: Place, group: Group, longest: int) -> int:
+    return piece_for(place.size, group.x.itemsize, longest, group.kernel.wire_dtype.itemsize)
+
+
+def _reduction(place: Place, group: Group, plan: Prepared) -> Phase:
+    memory = Partials(group.x, group.out, plan.plan.scratch, group.kernel, place.size)
+    itemsize = group.x.itemsize
+    return Phase(plan, memory, itemsize, plan.plan.shared * itemsize)
+
+
+def broadcast(
+    place: Place, root: int, source: Sequence[memoryview], target: Sequence[memoryview]
+) -> Phase:
+    """To be preceded by a phase that synchronises."""
+    length = sum(view.nbytes for view in (source or target))
+    carriers = min(map(len, place.teams))
+    piece = piece_for(carriers, 1, -(-length // carriers))
+    plan = prepared(team_values.broadcast, place.rank, place.teams, root, length, piece)
+    return Phase(plan, Regions.of_bytes(source, target), 1, plan.plan.shared)
+
+
+def all_gather(
+    place: Place,
+    lengths: Sequence[int],
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+) -> Phase:
+    """To be preceded by a phase that synchronises."""
+    here = post(place.teams, place.rank)
+    slots = max(len(here.duties(rank)) for rank in range(place.size))
+    piece = piece_for(slots, 1, max(lengths))
+    plan = prepared(team_values.all_gather, place.rank, place.teams, tuple(lengths), piece)
+    return Phase(plan, Regions.of_bytes(source, target), 1, plan.plan.shared)

@@ -1,0 +1,382 @@
+"""A rank's seat in a group: its connection to the coordinator, its endpoint, its listeners.
+
+All groups made from one `connect` share a seat, over all epochs; it is given up when the group of
+the newest epoch is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from aiodist.control.client import (
+    ControlClient,
+    ControlEvent,
+    CoordinatorBack,
+    CoordinatorGone,
+)
+from aiodist.control.store import Store
+from aiodist.errors import CollectiveTimeoutError, GroupClosedError
+from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
+from aiodist.rank import flight_recorder
+from aiodist.rank.context import Context
+from aiodist.rank.doings import SeatDoings
+from aiodist.schedules.teams import teams_of
+from aiodist.shared_memory.lane import Layout, Sharing
+from aiodist.transports.base import Listener
+from aiodist.types import Member
+from aiodist.wire.activity import Seen, SeenRequest
+from aiodist.wire.limits import MAX_TEXT
+from aiodist.wire.messages import MemberInfo, MemberLeft, MemberLost, Message, View
+from aiodist.wire.recovery import Unreachable
+
+log = logging.getLogger("aiodist.group")
+
+GOODBYE_TIMEOUT = 5.0
+"""Seconds that peers, and the coordinator, have to answer a goodbye."""
+
+ANSWER_TIMEOUT = 1.0
+"""Seconds for the coordinator to say what peers are doing: half of it for their answers."""
+
+MOST_SHARING = 64
+"""Most ranks of a group on one host whose collectives run in shared memory."""
+
+
+class Memory(NamedTuple):
+    """What memory a rank can share.
+
+    `process` names its process; `inproc` says whether it meets others of that process there, `host`
+    the host, and the user there, with whose other processes it shares memory ("": it cannot, or is
+    not to).
+    """
+
+    process: str
+    inproc: bool
+    host: str
+
+
+class Served(Protocol):
+    """A coordinator that this rank serves to all, beside what it does itself."""
+
+    async def stop(self, *, drain: float) -> None:
+        """Ends it once all of its groups have ended, and after `drain` seconds in any case."""
+        ...
+
+
+class Seat:
+    """Owner of everything a membership holds open."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        view: View,
+        control: ControlClient,
+        endpoint: Endpoint,
+        listeners: Sequence[Listener],
+        coordinator: Served | None,
+        op_timeout: float,
+        people: dict[int, MemberInfo],
+        memory_of: Callable[[MemberInfo], Memory],
+        events: Iterable[ControlEvent] = (),
+    ) -> None:
+        """`people`: the members by their root, to be kept up here. `memory_of`: what memory each
+        can share. `events`: what the coordinator has told since the view."""
+        self.loop = asyncio.get_running_loop()
+        self.address = address
+        self.view = view
+        self.roots: tuple[int, ...] = ()
+        self.people = people
+        self.lost: dict[int, str] = {}
+        self.left: set[int] = set()
+        self.changed: set[Callable[[], None]] = set()
+        """Called when members of the view are lost or leave, when there is another, at the end."""
+        self.control = control
+        self.endpoint = endpoint
+        self.store = Store(control, timeout=op_timeout)
+        self.context: Context | None = None
+        self._memory_of = memory_of
+        self._memories: dict[int, Memory] = {}
+        self._ahead: list[MemberLost | MemberLeft] = []
+        self._listeners = list(listeners)
+        self._coordinator = coordinator
+        self._op_timeout = op_timeout
+        self._leaving: asyncio.Task[None] | None = None
+        self._hurries = False
+        self.adopt(view)
+        for event in events:
+            self._on_event(event)
+        control.on_event = self._on_event
+        control.doings = SeatDoings(self)
+        endpoint.on_broken = self._on_broken
+        endpoint.ask = self._ask
+        endpoint.expects_ruling = self._expects_ruling
+        self.thread = threading.get_ident()
+        """That of the loop."""
+        _seats.add(self)
+        flight_recorder.watch(self)
+
+    def adopt(self, view: View) -> tuple[int, ...]:
+        """`view` is the newest: the roots of its members, by rank."""
+        before, left = self.roots, {self.roots[rank] for rank in self.left}
+        self.roots = self.endpoint.admit([member.id for member in view.members])
+        for root, member in zip(self.roots, view.members, strict=True):
+            self.people[root] = member
+            self._memories[root] = self._memory_of(member)
+        for root in before:
+            if root not in self.roots and root not in self.endpoint.lost and root not in left:
+                # The coordinator was away when we were to hear of it.
+                self.endpoint.lose(root, f"epoch {view.epoch} began without it")
+        used = {*self.roots}.union(*[context.ranks for context in self.endpoint.contexts.values()])
+        for root in [root for root in self.endpoint.lost if root not in used]:
+            self.endpoint.forget(root)
+            del self.people[root], self._memories[root]
+        self.view = view
+        self.lost, self.left = {}, set()
+        ahead, self._ahead = self._ahead, []
+        for event in ahead:
+            self._on_event(event)
+        self._tell_changed()
+        return self.roots
+
+    def layout(self, ranks: Iterable[int]) -> Layout:
+        """How the collectives of `ranks` may share memory, and which of them."""
+        memories = [self._memories[rank] for rank in ranks]
+        teams = teams_of([memory.host for memory in memories])
+        ways = [_sharing([memories[rank] for rank in team]) for team in teams if len(team) > 1]
+        if not ways or Sharing.NONE in ways or not all(memory.host for memory in memories):
+            return Layout(Sharing.NONE, teams)
+        return Layout(Sharing.WOKEN if Sharing.WOKEN in ways else Sharing.POLLED, teams)
+
+    def neighbours(self, ranks: Sequence[int], rank: int) -> tuple[int, int]:
+        """The place of `rank` among those of `ranks` that are of its host, and their number."""
+        hosts = [self.people[root].host_id for root in ranks]
+        here = [one for one, host in enumerate(hosts) if host == hosts[rank]]
+        return here.index(rank), len(here)
+
+    def _on_event(self, event: ControlEvent) -> None:
+        if isinstance(event, (MemberLost, MemberLeft)):
+            if event.epoch > self.view.epoch:  # the view has come, and is about to be adopted
+                self._ahead.append(event)
+                return
+            for rank in event.ranks:
+                if isinstance(event, MemberLost):
+                    self.lost[rank] = event.reason
+                    self.endpoint.lose(self.roots[rank], event.reason)
+                else:
+                    self.left.add(rank)
+                    self.endpoint.left(self.roots[rank])
+            self.endpoint.ruled([self.roots[rank] for rank in event.ranks])
+            self._tell_changed()
+        elif isinstance(event, CoordinatorGone):
+            self.endpoint.ruled()
+            if event.evicted:
+                self._evicted(f"the coordinator says: {event.reason}")
+            elif self._leaving is None:
+                log.warning(
+                    "group %r: the coordinator at %s is %s (%s): operations go on, membership "
+                    "cannot change",
+                    self.view.group,
+                    self.address,
+                    "gone for good" if event.final else "away",
+                    event.reason,
+                )
+        elif isinstance(event, CoordinatorBack):
+            log.log(
+                logging.INFO if event.kept else logging.WARNING,
+                "group %r: the coordinator at %s is back%s",
+                self.view.group,
+                self.address,
+                "" if event.kept else ", without its state file: the group's store is empty now",
+            )
+
+    def _on_broken(self, root: int, reason: str, ended: bool) -> None:
+        """There is no link to a peer any more: the coordinator rules who is lost."""
+        if self._leaving is None and self.control.is_open and root in self.roots:
+            self.control.tell(Unreachable(self.people[root].id, reason[:MAX_TEXT], ended))
+
+    def _expects_ruling(self) -> bool:
+        return self._leaving is None and self.control.is_open and not self.control.is_away
+
+    def _ask(
+        self, roots: Sequence[int], tell: Callable[[dict[int, str]], None], seconds: float
+    ) -> None:
+        """Ask the coordinator what peers are doing, who may wait for their answers for so long."""
+        asked = set(roots)
+        wanted = {rank: root for rank, root in enumerate(self.roots) if root in asked}
+        if not wanted or self.control.is_away or not self.control.is_open:
+            tell({})
+            return
+
+        def told(reply: asyncio.Future[Message]) -> None:
+            seen = None if reply.cancelled() or reply.exception() is not None else reply.result()
+            texts: dict[int, str] = {}
+            if isinstance(seen, Seen):
+                pairs = zip(seen.ranks, seen.texts, strict=False)
+                texts = {wanted[rank]: text for rank, text in pairs if rank in wanted and text}
+            tell(texts)
+
+        request = SeenRequest(tuple(sorted(wanted)), seconds)
+        self.control.begin(request).add_done_callback(told)
+
+    def _tell_changed(self) -> None:
+        for call in list(self.changed):
+            call()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has left, or is about to."""
+        return self._leaving is not None
+
+    def _evicted(self, reason: str) -> None:
+        error = GroupClosedError(
+            f"this rank is a member no more: {reason}",
+            group=self.view.group,
+            epoch=self.view.epoch,
+        )
+        self._close_contexts(error)
+        self.abort("evicted")
+
+    def _close_contexts(self, error: GroupClosedError) -> None:
+        for context in list(self.endpoint.contexts.values()):
+            context.close(error)
+
+    def _end_with(self) -> GroupClosedError:
+        return GroupClosedError("the group that it was made of was closed", group=self.view.group)
+
+    async def leave(self) -> None:
+        """Say goodbye to peers and coordinator, and close everything. Idempotent.
+
+        Raises CollectiveTimeoutError, at the end, if not all that was sent could be delivered.
+        """
+        if self._leaving is None:
+            self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
+            self._tell_changed()
+        await asyncio.shield(self._leaving)
+
+    async def _leave(self) -> None:
+        self._close_contexts(self._end_with())
+        # Peers first: what is queued for them must be on its way before they hear that we left. A
+        # small message is sent, for its sender, before there is a link to its receiver.
+        left = await self.endpoint.delivered(self._op_timeout)
+        error = await self._undelivered(left) if left else None
+        await self.endpoint.finish(FAREWELL_TIMEOUT if left else GOODBYE_TIMEOUT)
+        self._close_listeners()
+        await self.control.leave(GOODBYE_TIMEOUT)
+        self.control.close()
+        await self.control.closed()
+        if self._coordinator is not None:
+            await self._coordinator.stop(drain=self._op_timeout)
+        _seats.discard(self)
+        if error is not None:
+            raise error
+
+    async def _undelivered(self, left: Mapping[int, int]) -> CollectiveTimeoutError:
+        """What says that so many bytes, by root, were not taken."""
+        texts = {} if self._hurries else await self._seen(list(left))
+        until = "when it was aborted" if self._hurries else f"within {self._op_timeout:g} s"
+        ranks = {root: self.people[root].rank for root in left}
+        each = ", ".join(
+            f"{nbytes:,} bytes by rank {ranks[root]} ({texts.get(root, 'no answer')})"
+            for root, nbytes in left.items()
+        )
+        return CollectiveTimeoutError(
+            f"left, but not all that was sent had been taken {until}: not {each}",
+            group=self.view.group,
+            epoch=self.view.epoch,
+            op="close",
+            missing=ranks.values(),
+            last_seen={ranks[root]: text for root, text in texts.items()},
+        )
+
+    async def _seen(self, roots: Sequence[int]) -> Mapping[int, str]:
+        """What peers are doing, as far as the coordinator finds out."""
+        told: asyncio.Future[Mapping[int, str]] = self.loop.create_future()
+        tell = lambda texts: None if told.done() else told.set_result(texts)  # noqa: E731
+        self._ask(roots, tell, ANSWER_TIMEOUT / 2)
+        await asyncio.wait({told}, timeout=ANSWER_TIMEOUT)
+        if told.done():
+            return told.result()
+        told.cancel()
+        return {}
+
+    def abort(self, reason: str) -> None:
+        """Close everything at once; `gone` waits for what takes a turn of the loop."""
+        if self._leaving is not None:
+            self._hurries = True
+            self.endpoint.hurry()
+            return
+        self.endpoint.abort(reason)
+        self._close_contexts(self._end_with())
+        self._close_listeners()
+        self._leaving = self.loop.create_task(self._stop(), name="aiodist abort")
+        self._tell_changed()
+
+    async def _stop(self) -> None:
+        # Peers first: they hear the reason from us, not that we vanished from the coordinator.
+        await self.endpoint.aborted()
+        self.control.abort()
+        await self.control.closed()
+        if self._coordinator is not None:
+            await self._coordinator.stop(drain=0.0)
+        _seats.discard(self)
+
+    async def gone(self) -> None:
+        """Wait until everything is closed after `abort`."""
+        if self._leaving is not None:
+            await asyncio.wait({self._leaving})
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def close_in_child(self) -> None:
+        """After a fork: the child's copy is closed, without a word to anybody."""
+        error = GroupClosedError(
+            "the group was inherited over a fork; connect in the child instead",
+            group=self.view.group,
+        )
+        for context in self.endpoint.contexts.values():
+            context.ended = error
+        self.endpoint.close_in_child()
+        self.control.close_fds_after_fork()
+
+
+def as_member(info: MemberInfo, rank: int | None = None) -> Member:
+    """What users are told of a member; `rank`: in a group made of its own."""
+    return Member(
+        rank=info.rank if rank is None else rank,
+        id=info.id,
+        host=info.host,
+        pid=info.pid,
+        name=info.name,
+        metadata=info.metadata,
+        joined_at=info.joined_at,
+    )
+
+
+def _sharing(memories: Sequence[Memory]) -> Sharing:
+    """How ranks of one host may share memory."""
+    if len(memories) > MOST_SHARING:
+        return Sharing.NONE
+    if len({memory.process for memory in memories}) == len(memories):
+        return Sharing.POLLED
+    # Ranks of one process take turns: to look at memory means to keep the other from writing.
+    return Sharing.NONE if any(memory.inproc for memory in memories) else Sharing.WOKEN
+
+
+_seats: weakref.WeakSet[Seat] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for seat in list(_seats):
+        seat.close_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,184 @@
+"""Contexts made of others: subgroups, splits, duplicates, and next epochs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiodist.collectives import values
+from aiodist.engine import deadlines
+from aiodist.errors import AiodistError, GroupClosedError, GroupRevokedError, ProtocolError
+from aiodist.phases import base
+from aiodist.rank.context import Context
+from aiodist.shared_memory.lane import Layout
+from aiodist.wire.frames import pack_fields
+
+_MADE = b"made"
+"""The tag of the barrier by which the ranks of a new group know that all have called for it."""
+_SPLIT = b"split"
+"""The tag of the two collectives that a split consists of."""
+
+
+def another(
+    context: Context, *, id: bytes, group: str, epoch: int, ranks: Sequence[int], layout: Layout
+) -> Context:
+    """A context of the roots `ranks` with the settings of this one."""
+    return Context(
+        context.endpoint,
+        id=id,
+        group=group,
+        epoch=epoch,
+        ranks=ranks,
+        op_timeout=context.op_timeout,
+        max_message_bytes=context.max_message_bytes,
+        allow_pickle=context.allow_pickle,
+        layout=layout,
+    )
+
+
+async def derive(
+    parent: Context,
+    group: str,
+    kind: str,
+    ranks: Sequence[int],
+    layout: Layout,
+    timeout: float | None,
+) -> Context:
+    """The context of a group of some ranks of `parent`, once all of them have called this. It may
+    have been revoked by then: by a rank that has it already, as all will."""
+    context = another(
+        parent,
+        id=_id_of(parent, kind, ranks),
+        group=group,
+        epoch=parent.epoch,
+        ranks=[parent.ranks[rank] for rank in ranks],
+        layout=layout,
+    )
+    call = base.barrier(context)
+    try:
+        await context.launch(
+            "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
+        )
+    except BaseException as error:
+        if error is context.ended and isinstance(error, GroupRevokedError):
+            return context
+        context.close(GroupClosedError("the group was not made", group=group))
+        if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
+            raise parent.ended from error  # some could not call this any more
+        raise
+    return context
+
+
+def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
+    """The id of a child context: the same on all of its ranks, different from all others."""
+    wanted = pack_fields(kind, *ranks)
+    # The same ranks may ask again; they count alike, since they call in the same order.
+    count = parent.derived[wanted] = parent.derived.get(wanted, 0) + 1
+    return hashlib.blake2b(parent.id + count.to_bytes(8, "big") + wanted, digest_size=8).digest()
+
+
+def members(parent: Context, ranks: Sequence[int]) -> list[int]:
+    """The ranks of a subgroup. Raises TypeError and ValueError for what is none of this rank."""
+    ranks = list(ranks)
+    for rank in ranks:
+        base.check_root(parent, rank, "each of ranks")
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"ranks has a rank twice: {ranks}")
+    if parent.rank not in ranks:
+        raise ValueError(
+            f"this is rank {parent.rank}, which is not in ranks={ranks}: subgroup is called by "
+            "its members alone (split is called by all)"
+        )
+    return ranks
+
+
+Part = tuple[str, list[int]]
+"""What a part of a group is called, and its ranks."""
+
+
+async def parts(
+    parent: Context,
+    color: str | int | None,
+    key: int | None,
+    timeout: float | None,
+    decline: Callable[[Part, BaseException], None],
+) -> Part | None:
+    """The ranks that gave the same color, ordered by (key, rank); None for the color None. Raises
+    TypeError. `decline` is called where this fails though others may go on with that part."""
+    try:
+        _check(color, key)
+        deadlines.check_timeout(timeout)
+        call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
+    except (TypeError, ValueError) as error:
+        parent.forgo("split", _SPLIT, error)
+        parent.forgo("split", _SPLIT, error)
+        raise
+    work: Any = parent.launch("split", "split()", call.start, tag=_SPLIT, timeout=timeout)
+    try:
+        chosen = _choices(await work)
+    except BaseException as error:
+        # Others may know all colors, and wait for all to say that they do. And whoever gave it up
+        # has counted that, too.
+        if parent.ended is None:
+            parent.forgo("split", _SPLIT, error)
+        raise
+    same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
+    same.sort(key=lambda rank: (chosen[rank][1], rank))
+    part = None if color is None else (f"split {work.seq} {color!r}", same)
+    call = base.barrier(parent)
+    try:
+        await parent.launch("split", "agreed()", call.start, tag=_SPLIT, timeout=timeout)
+    except BaseException as error:
+        if part is not None:
+            decline(part, error)
+        raise
+    return part
+
+
+def _check(color: object, key: object) -> None:
+    if color is not None and (isinstance(color, bool) or not isinstance(color, (str, int))):
+        raise TypeError(f"color is a str, an int or None, not {color!r}")
+    if key is not None and (isinstance(key, bool) or not isinstance(key, int)):
+        raise TypeError(f"key is an int or None, not {key!r}")
+
+
+def decline(
+    parent: Context,
+    group: str,
+    kind: str,
+    ranks: Sequence[int],
+    layout: Layout,
+    error: BaseException,
+) -> None:
+    """Tell the others of a group that is being made that this rank will not be in it: its call
+    raises `error`."""
+    if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
+        context = another(
+            parent,
+            id=_id_of(parent, kind, ranks),
+            group=group,
+            epoch=parent.epoch,
+            ranks=[parent.ranks[rank] for rank in ranks],
+            layout=layout,
+        )
+        context.forgo("subgroup", _MADE, error)
+        context.close(GroupClosedError("the group was not made", group=group))
+
+
+def _choices(values: Sequence[Any]) -> list[tuple[str | int | None, int]]:
+    """The color and the key of each rank. Raises ProtocolError."""
+    choices = []
+    for rank, value in enumerate(values):
+        match value:
+            case [str() | int() | None as color, int() as key]:
+                choices.append((color, key))
+            case _:
+                raise ProtocolError(
+                    f"rank {rank} split the group by malformed words: {value!r:.100}"
+                )
+    return choices
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b

@@ -1,0 +1,101 @@
+"""What a rank is doing: its answer when the coordinator asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from aiodist.engine import deadlines
+from aiodist.engine.operation import Operation
+from aiodist.engine.tags import SETUP_TAG
+from aiodist.rank import whereabouts
+from aiodist.rank.context import Context
+from aiodist.rank.observed import Observed
+from aiodist.recorder import Record
+from aiodist.wire.activity import Activity, Wait, packed, shortened
+from aiodist.wire.limits import MAX_PLACES, MAX_WAITS
+from aiodist.work import Work
+
+
+class SeatDoings:
+    """What the rank with a seat is doing, in all of its groups."""
+
+    def __init__(self, seat: Observed) -> None:
+        self._seat = seat
+
+    def now(self) -> Activity:
+        pending = [
+            one for context in self._contexts() for one in _pending(context) if not one.work.done()
+        ]
+        pending.sort(key=lambda one: -one.work.elapsed)
+        ranks = {root: rank for rank, root in enumerate(self._seat.roots)}
+        return self._activity(
+            places=_places(whereabouts.of_tasks(self._seat.loop)),
+            waits=tuple([_wait(one, ranks) for one in pending[:MAX_WAITS]]),
+        )
+
+    def busy(self, seconds: float, ident: int) -> Activity:
+        return self._activity(busy=seconds, places=_places(whereabouts.of_thread(ident)))
+
+    def _activity(self, **known: Any) -> Activity:
+        """With what any thread may ask for."""
+        endpoint = self._seat.endpoint
+        called = endpoint.called + sum([context.called for context in self._contexts()])
+        sent, received = endpoint.payload_bytes
+        return Activity(
+            **known, last=self._last(), collectives=called, sent=sent, received=received
+        )
+
+    def _contexts(self) -> Iterable[Any]:
+        return list(self._seat.endpoint.contexts.values())
+
+    def _last(self) -> str:
+        context = self._seat.context
+        return "" if context is None else shortened(context.recorder.last(context.scope))
+
+
+class _Pending(NamedTuple):
+    """`op`: of a collective. `seq`: its number, also one that it will get."""
+
+    work: Work[Any]
+    context: Context
+    op: Operation | None = None
+    seq: int | None = None
+
+
+def _pending(context: Context) -> Iterator[_Pending]:
+    for op in context.ops.values():
+        if op.tag != SETUP_TAG:
+            yield _Pending(op.work, context, op, op.seq)
+    upcoming = count(context.upcoming())
+    for op in context.deferred:
+        # A tag that is not free may count anew.
+        yield _Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
+    for work in context.p2p.pending:
+        yield _Pending(work, context)
+
+
+def _wait(pending: _Pending, ranks: Mapping[int, int]) -> Wait:
+    """`ranks`: those of the view, by root."""
+    work, context, op, seq = pending
+    missing: Sequence[int] = ()
+    if op is not None:
+        missing = deadlines.missing(context, op)
+    elif isinstance(work.record, Record) and work.record.peer is not None:
+        missing = (work.record.peer,)
+    roots = [context.ranks[rank] for rank in missing]
+    return Wait(
+        context.id,
+        shortened(context.group),
+        context.epoch,
+        work.op,
+        shortened(repr(work.tag)),
+        seq,
+        max(0.0, work.elapsed),
+        packed([ranks[root] for root in roots if root in ranks]),
+    )
+
+
+def _places(found: Iterable[str]) -> tuple[str, ...]:
+    return tuple([shortened(place) for place in found][:MAX_PLACES])

@@ -1,0 +1,265 @@
+"""The flight recorder: the last operations of every rank of this process, as text.
+
+Recording is always on. `enable` says where what was recorded goes after an error, and when a signal
+asks for it; `dump` writes it now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.parse
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from aiodist.engine import deadlines
+from aiodist.membership.group import ranks_text
+from aiodist.rank import whereabouts
+from aiodist.rank.context import Context
+from aiodist.rank.observed import Observed
+from aiodist.recorder import Entry, name_of
+from aiodist.work import Work
+
+log = logging.getLogger("aiodist.flight_recorder")
+
+VARIABLE = "AIODIST_FLIGHT_RECORDER"
+"""The environment variable: a directory, or "stderr"."""
+
+SHORT = 20
+"""So many of the last operations are shown on stderr after an error."""
+
+PAUSE = 10.0
+"""Seconds after a dump for an error in which a rank writes no other: errors come in crowds."""
+
+__all__ = ["VARIABLE", "disable", "dump", "enable"]
+
+
+class _Settings:
+    """Where dumps go. One a process, as signals are."""
+
+    def __init__(self) -> None:
+        self.where: str | None = None
+        self.directory: Path | None = None
+        self.handles_signal = False
+        self.before: Any = None
+        self.decided = False
+
+
+_settings = _Settings()
+_seats: weakref.WeakSet[Observed] = weakref.WeakSet()
+
+
+def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) -> None:
+    """Dump what was recorded after an error of an operation (PeerLostError, CollectiveTimeoutError,
+    MismatchError, ProtocolError; at most every 10 seconds a rank) and, with `on_signal`, when
+    SIGUSR1 arrives.
+
+    `where`: a directory, in which each rank writes a file "GROUP-rankR-pidP.txt" (the newest dump
+    alone), or "stderr": there an error shows the last 20 operations, the signal all. A handler
+    for SIGUSR1 that the program has installed before is called after ours. The environment variable
+    AIODIST_FLIGHT_RECORDER, where set and not empty, does the same at the first `connect`.
+
+    Raises OSError where the directory cannot be made; ValueError where `on_signal` is asked for
+    outside of the main thread.
+    """
+    directory = None
+    if str(where) != "stderr":
+        directory = Path(where)
+        directory.mkdir(parents=True, exist_ok=True)
+    if on_signal and not _settings.handles_signal and hasattr(signal, "SIGUSR1"):
+        before = signal.getsignal(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, _on_signal)
+        _settings.before, _settings.handles_signal = before, True
+    _settings.where, _settings.directory = str(where), directory
+    _settings.decided = True
+
+
+def disable() -> None:
+    """Dump no more. A signal handler that `enable` has replaced is put back."""
+    _settings.where = _settings.directory = None
+    _settings.decided = True
+    if _settings.handles_signal:
+        if signal.getsignal(signal.SIGUSR1) is _on_signal:
+            signal.signal(signal.SIGUSR1, _settings.before or signal.SIG_DFL)
+        _settings.handles_signal = False
+
+
+def dump(file: TextIO | None = None) -> None:
+    """Write what was recorded of all ranks of this process to `file` (None: sys.stderr)."""
+    text = "".join([_text(seat, "asked for") for seat in _all_seats()])
+    (sys.stderr if file is None else file).write(text or "no rank of aiodist in this process\n")
+
+
+def watch(seat: Observed) -> None:
+    """`seat` has a rank: from now on it is part of dumps. For the engine."""
+    _seats.add(seat)
+    if not _settings.decided:
+        _settings.decided = True
+        _enable_by_environment(os.environ.get(VARIABLE, ""))
+    weak = weakref.ref(seat)
+    last = -PAUSE
+
+    def failed(error: BaseException) -> None:
+        nonlocal last
+        owner = weak()
+        if owner is None or _settings.where is None or owner.loop.time() - last < PAUSE:
+            return
+        last = owner.loop.time()
+        _write(owner, f"{type(error).__name__}: {error}")
+
+    seat.endpoint.recorder.failed = failed
+
+
+def _enable_by_environment(where: str) -> None:
+    if not where:
+        return
+    in_main = threading.current_thread() is threading.main_thread()
+    try:
+        enable(where, on_signal=in_main)
+    except OSError as error:
+        log.warning("%s=%s: %s; dumps go to stderr", VARIABLE, where, error)
+        enable("stderr", on_signal=in_main)
+
+
+def _all_seats() -> list[Observed]:
+    alive = [seat for seat in _seats if not seat.is_over]
+    return sorted(alive, key=lambda seat: (seat.view.group, seat.view.epoch, seat.endpoint.rank))
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    for seat in _all_seats():
+        _write(seat, signal.Signals(number).name, everything=True)
+    if callable(_settings.before):
+        _settings.before(number, frame)
+
+
+def _write(seat: Observed, reason: str, *, everything: bool = False) -> None:
+    """Never raises: the caller is in the middle of something else."""
+    try:
+        if _settings.directory is not None:
+            _replace(_settings.directory / _file_name(seat), _text(seat, reason))
+        else:
+            text = _text(seat, reason, most=None if everything else SHORT)
+            # Not sys.stderr: a signal may come while that is being written to.
+            rest = memoryview(text.encode(errors="replace"))
+            while rest:
+                rest = rest[os.write(2, rest) :]
+    except Exception as error:
+        log.warning("the flight recorder could not be written: %s: %s", type(error).__name__, error)
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_suffix(f".new{threading.get_ident()}")
+    new.write_text(text, encoding="utf-8", errors="replace")
+    new.replace(path)
+
+
+def _file_name(seat: Observed) -> str:
+    group = urllib.parse.quote(seat.view.group, safe="")[:100]
+    return f"{group}-rank{_rank(seat)}-pid{os.getpid()}.txt"
+
+
+def _rank(seat: Observed) -> int:
+    """The rank in the newest epoch; in the first one, as long as it begins, the root is that."""
+    return seat.endpoint.rank if seat.context is None else seat.context.rank
+
+
+def _text(seat: Observed, reason: str, *, most: int | None = None) -> str:
+    """What is known of one rank, for people."""
+    now = seat.loop.time()
+    clock = time.time() - now
+    size = len(seat.view.members)
+    lines = [
+        f"aiodist flight recorder: group {seat.view.group!r} epoch {seat.view.epoch} rank "
+        f"{_rank(seat)} of {size}, pid {os.getpid()}, at {_time(clock + now)}: {reason}"
+    ]
+    recorded = list(seat.endpoint.recorder.entries(now, _pending(seat)))
+    waiting = _waiting(seat)
+    shown = _last(recorded, most)
+    if len(shown) < len(recorded):
+        lines.append(f"  ({len(recorded) - len(shown)} operations before are not shown)")
+    lines += [f"  {_line(seat, entry, clock, waiting)}" for entry in shown]
+    if not recorded:
+        lines.append("  no operation")
+    for title, places in _places(seat):
+        lines += [f"  {title} {place}" for place in places]
+    return "\n".join(lines) + "\n"
+
+
+def _last(entries: list[Entry], most: int | None) -> list[Entry]:
+    """The last ones, and those before that still wait."""
+    if most is None or len(entries) <= most:
+        return entries
+    before = [entry for entry in entries[:-most] if entry.state == "waits"]
+    return before + entries[-most:]
+
+
+def _line(
+    seat: Observed, entry: Entry, clock: float, waiting: dict[tuple[bytes, str], list[int]]
+) -> str:
+    root = seat.view.context
+    where = (
+        "" if entry.scope.id == root else f"  in {entry.scope.group!r} epoch {entry.scope.epoch}"
+    )
+    text = f"{_time(clock + entry.started)}  {_duration(entry.seconds):>9}  {entry.state:<9}"
+    text += f"  {entry.name}{where}"
+    if entry.call:
+        text += f"  {entry.call}"
+    if entry.nbytes:
+        text += f"  {entry.nbytes} bytes"
+    if entry.error:
+        text += f"  {entry.error}"
+    missing = waiting.get((entry.scope.id, entry.name)) if entry.state == "waits" else None
+    if missing:
+        text += f"  not heard of: {ranks_text(missing)}"
+    return text
+
+
+def _pending(seat: Observed) -> list[Work[Any]]:
+    contexts: Iterable[Any] = list(seat.endpoint.contexts.values())
+    with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
+        return [work for one in contexts for work in [*one.pending, *one.p2p.pending]]
+    return []
+
+
+def _waiting(seat: Observed) -> dict[tuple[bytes, str], list[int]]:
+    """Of the collectives that wait: which ranks have not entered them, as far as known."""
+    found = {}
+    with contextlib.suppress(RuntimeError):  # as above
+        contexts: Iterable[Any] = list(seat.endpoint.contexts.values())
+        for context in contexts:
+            one: Context = context
+            for op in list(one.ops.values()):
+                name = name_of(op.work.op, op.tag, op.seq)
+                found[one.scope.id, name] = deadlines.missing(one, op)
+    return found
+
+
+def _places(seat: Observed) -> list[tuple[str, tuple[str, ...]]]:
+    places = [("its event loop is at", whereabouts.of_thread(seat.thread))]
+    with contextlib.suppress(RuntimeError):
+        places.append(("a task waits at", whereabouts.of_tasks(seat.loop)))
+    return places
+
+
+def _time(seconds: float) -> str:
+    whole = time.strftime("%H:%M:%S", time.localtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds == 0.0:
+        return "at once"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_seats.clear)  # they are the parent's

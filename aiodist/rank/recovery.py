@@ -1,0 +1,247 @@
+"""Going on after a loss: what `Group.agree`, `shrink` and `rendezvous` do.
+
+The coordinator is the arbiter: each group counts its ballots, and each ballot has one outcome, for
+all who hear it. Ranks that the coordinator ruled lost have no say, so a ballot ends whoever dies
+meanwhile. The outcome is heard beside the call that asked for it: where a call was cancelled while
+the next epoch was on its way, the next call finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from aiodist.engine import failures
+from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    GroupRevokedError,
+)
+from aiodist.rank.actor import Seat
+from aiodist.rank.context import Context
+from aiodist.rank.deriving import another
+from aiodist.rank.revoking import revoke
+from aiodist.wire.frames import pack_fields
+from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
+from aiodist.wire.messages import Message, View
+from aiodist.wire.recovery import Cause, GiveUpVote, Purpose, Verdict, Void, Vote
+
+LAST_WORD_SECONDS = 2.0
+"""How long a vote that ran out of time waits for the coordinator to say who was missing."""
+
+Outcome = View | Verdict
+
+
+class Recovery:
+    """Recovery of one group in one epoch. `ids`: the member ids of its ranks."""
+
+    def __init__(self, seat: Seat, context: Context, ids: Sequence[str]) -> None:
+        self.is_root = seat.context is context
+        """Whether this is the group that `connect` gave, in its epoch; not one made of it."""
+        self._seat = seat
+        self._context = context
+        self._ids = tuple(ids)
+        self._number = 0
+        self._under_way: tuple[Vote, asyncio.Future[Outcome]] | None = None
+        self._has_gone_on = False
+
+    def check_root(self, method: str) -> None:
+        """Raises RuntimeError for a group that was made of another."""
+        if not self.is_root:
+            raise RuntimeError(
+                f"{method} is of the group that connect() gave, to which others can join; "
+                f"{self._context.group!r} was made of it"
+            )
+
+    async def agree(self, flag: bool, seconds: float) -> bool:
+        """The AND of the flags of all living ranks."""
+        self._check()
+        vote = self._new_vote(Purpose.AGREE, flag=flag)
+        outcome = await self._wait(vote, self._cast(vote), seconds)
+        assert isinstance(outcome, Verdict)
+        return outcome.flag
+
+    def refuse(self, error: BaseException) -> None:
+        """`agree` was called with what it cannot take, and raises `error`: that vote is void, for
+        all; or if all others have voted, there is no agreement."""
+        self._check()
+        vote = self._new_vote(Purpose.AGREE, flag=False)
+        self._cast(vote)
+        text = failures.verdict_of(error, self._context.rank).text
+        give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, text[:MAX_TEXT])
+        self._seat.control.tell(give_up)
+
+    async def go_on(
+        self,
+        purpose: Purpose,
+        seconds: float,
+        *,
+        least: int | None = None,
+        most: int | None = None,
+    ) -> Context:
+        """The context of the next epoch: of the survivors, and at a rendezvous of joiners."""
+        self._check()
+        revoke(self._context, self._context.rank)
+        if self._under_way is not None:  # by a call that was cancelled, or ran out of time
+            with contextlib.suppress(CollectiveAbortedError):
+                return await self._follow(seconds)
+        vote = self._new_vote(purpose, least=least, most=most)
+        self._under_way = (vote, self._cast(vote))
+        return await self._follow(seconds)
+
+    async def _follow(self, seconds: float) -> Context:
+        """Go where the vote that is under way leads to."""
+        assert self._under_way is not None
+        vote, outcome = self._under_way
+        try:
+            found = await self._wait(vote, outcome, seconds)
+        finally:
+            if outcome.done() and outcome.exception() is not None:
+                self._under_way = None
+        self._check()
+        self._has_gone_on = True
+        return self._of_view(found) if isinstance(found, View) else self._of_survivors(found)
+
+    # Votes.
+
+    def _check(self) -> None:
+        """Raises what makes votes impossible."""
+        ended = self._context.ended
+        if self._has_gone_on:
+            text = "this group has gone on: use the one that shrink() or rendezvous() gave"
+            raise self._context.error(GroupRevokedError, text)
+        if ended is not None and not isinstance(ended, GroupRevokedError):
+            raise ended
+
+    def _new_vote(
+        self,
+        purpose: Purpose,
+        *,
+        flag: bool = True,
+        least: int | None = None,
+        most: int | None = None,
+    ) -> Vote:
+        number, self._number = self._number, self._number + 1
+        voters = () if self.is_root else self._ids
+        return Vote(self._context.id, number, purpose, flag, voters, least, most)
+
+    def _cast(self, vote: Vote) -> asyncio.Future[Outcome]:
+        """Vote: the outcome, of which nobody has to take notice."""
+        outcome: asyncio.Future[Outcome] = self._seat.loop.create_future()
+        self._expect(vote, True)
+        reply = self._seat.control.begin(vote)
+        reply.add_done_callback(partial(self._hear, vote, outcome))
+        return outcome
+
+    def _expect(self, vote: Vote, is_expecting: bool) -> None:
+        if vote.purpose is Purpose.RENDEZVOUS:
+            self._seat.endpoint.expect(is_expecting)
+
+    def _hear(
+        self, vote: Vote, outcome: asyncio.Future[Outcome], reply: asyncio.Future[Message]
+    ) -> None:
+        """The outcome is there. A view becomes the newest whether or not somebody waits for it."""
+        try:
+            found = reply.result()
+            if isinstance(found, View):
+                self._seat.adopt(found)
+            elif isinstance(found, Void):
+                raise self._error(found, vote)
+            elif not isinstance(found, Verdict):
+                raise self._seat.control.unexpected(found)
+            outcome.set_result(found)
+        except Exception as error:
+            outcome.set_exception(error)
+            outcome.exception()  # seen
+        self._expect(vote, False)
+
+    async def _wait(self, vote: Vote, outcome: asyncio.Future[Outcome], seconds: float) -> Outcome:
+        """The outcome. Who waits no longer makes the vote void, unless it is decided already."""
+        give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, "the call was cancelled")
+        try:
+            done, _ = await asyncio.wait(
+                {outcome}, timeout=None if seconds == math.inf else seconds
+            )
+            if not done:
+                text = f"{vote.call} was not decided within {seconds:g} s"
+                give_up = GiveUpVote(vote.context, vote.number, Cause.TIMEOUT, text)
+                control = self._seat.control
+                control.tell(give_up)
+                if control.is_away:
+                    text += "; the coordinator is away"
+                else:
+                    done, _ = await asyncio.wait({outcome}, timeout=LAST_WORD_SECONDS)
+                    text += f"; the coordinator says nothing for {LAST_WORD_SECONDS:g} s"
+                if not done:
+                    raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
+        except asyncio.CancelledError:
+            self._seat.control.tell(give_up)
+            raise
+        return outcome.result()
+
+    def _error(self, void: Void, vote: Vote) -> AiodistError:
+        """What a void vote fails with."""
+        ranks = {one: rank for rank, one in enumerate(self._ids)}
+        if void.by not in ranks:
+            return self._seat.control.unexpected(void)
+        details = {ranks[one]: str(text) for one, text in void.details.items() if one in ranks}
+        text = void.text
+        if void.cause is Cause.TIMEOUT:
+            text += missing_text(details)
+        verdict = failures.Verdict(void.cause.value, text, ranks[void.by], details)
+        where = {
+            "group": self._context.group,
+            "epoch": self._context.epoch,
+            "op": vote.purpose.value,
+            "seq": vote.number,
+        }
+        return verdict.error(self._context.rank, vote.call, where)
+
+    # The next epoch.
+
+    def _of_view(self, view: View) -> Context:
+        seat = self._seat
+        if view.epoch != seat.view.epoch:
+            raise self._context.error(GroupRevokedError, f"epoch {seat.view.epoch} has begun")
+        seat.context = self._make(view.context, view.epoch, seat.roots)
+        return seat.context
+
+    def _of_survivors(self, verdict: Verdict) -> Context:
+        """Of a group that was made of another."""
+        roots = dict(zip(self._ids, self._context.ranks, strict=True))
+        if self._ids[self._context.rank] not in verdict.members or {*verdict.members} - {*roots}:
+            raise self._seat.control.unexpected(verdict)
+        own = _id(pack_fields(self._context.id, verdict.epoch, *verdict.members))
+        return self._make(own, verdict.epoch, [roots[one] for one in verdict.members])
+
+    def _make(self, id: bytes, epoch: int, roots: Sequence[int]) -> Context:
+        old, layout = self._context, self._seat.layout(roots)
+        return another(old, id=id, group=old.group, epoch=epoch, ranks=roots, layout=layout)
+
+
+def check_sizes(least: int | None, most: int | None) -> None:
+    """Raises TypeError and ValueError for arguments that no rendezvous takes."""
+    for label, size in (("min_size", least), ("max_size", most)):
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+            raise TypeError(f"{label} is an int or None, not {size!r}")
+        if size is not None and not 1 <= size <= MAX_MEMBERS:
+            raise ValueError(f"{label} is from 1 to {MAX_MEMBERS}, not {size}")
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"min_size={least} is over max_size={most}")
+
+
+def missing_text(missing: Mapping[int, str]) -> str:
+    """Who has not voted, and what each is doing."""
+    if not missing:
+        return ": all ranks have called it, and too few wait to join"
+    each = [f"rank {rank} ({text or 'no answer'})" for rank, text in sorted(missing.items())]
+    return f": not called by {', '.join(each)}"
+
+
+def _id(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()

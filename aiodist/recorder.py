@@ -1,0 +1,178 @@
+"""The last operations of one rank, in fixed memory: what the flight recorder shows.
+
+An operation that has to wait is noted when it starts, and again when it ends. What is done within
+its call is noted once, as a plain tuple.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from aiodist.errors import (
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+)
+from aiodist.trace import Scope
+from aiodist.work import Work
+
+KEPT = 500
+"""How many operations of a rank are remembered."""
+
+MESSAGES = frozenset({"send", "recv", "probe"})
+"""The operations of point to point: all others are collectives."""
+
+TELLING = (PeerLostError, CollectiveTimeoutError, MismatchError, ProtocolError)
+"""After these errors one wants to know what came before."""
+
+MOST_TEXT = 200
+"""Most characters of a call, and of an error, that are kept."""
+
+
+class Entry(NamedTuple):
+    """One operation. `started` is of the loop's clock; `seconds` it took, or takes until now.
+
+    `state`: "waits", "done", "failed" or "cancelled". `call`: what all ranks must agree on, with
+    dtype and shape ("": not known). `peer`: the other rank of a message; None: any.
+    """
+
+    scope: Scope
+    op: str
+    tag: Any
+    seq: int | None
+    call: str
+    peer: int | None
+    nbytes: int
+    started: float
+    seconds: float
+    state: str
+    error: str
+
+    @property
+    def name(self) -> str:
+        """What it is called: "all_reduce tag 'loss' #57", "send tag 0 to rank 3"."""
+        if self.op in MESSAGES:
+            whom = "any rank" if self.peer is None else f"rank {self.peer}"
+            return f"{self.op} tag {self.tag!r} {'to' if self.op == 'send' else 'from'} {whom}"
+        return name_of(self.op, self.tag, self.seq)
+
+
+AtOnce = tuple[Scope, str, Any, int | None, bytes, int | None, int, float]
+"""Done within the call: the fields of an `Entry` up to `started`."""
+
+
+_Ended = tuple[str, Any, int | None, int, float, float | None, int | None]
+"""Of a work that has ended: op, tag, seq, bytes, start, end, source."""
+
+
+class Record:
+    """An operation that was not done within its call."""
+
+    __slots__ = ("_error", "_recorder", "_work", "call", "ended", "peer", "scope", "state")
+
+    def __init__(
+        self, recorder: Recorder, scope: Scope, work: Work[Any], call: bytes, peer: int | None
+    ) -> None:
+        self.scope = scope
+        self.call = call
+        self.peer = peer
+        self.state = "waits"
+        self._error = ""
+        self._recorder = recorder
+        self._work: Work[Any] | None = work
+        self.ended: _Ended | None = None
+
+    def end(self, state: str, error: BaseException | None = None) -> None:
+        """It has ended: "done", "failed" or "cancelled"."""
+        assert self._work is not None
+        self.ended = _of(self._work)
+        self._work = None  # it may hold an array
+        self.state = state
+        if error is not None:
+            self._error = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TEXT]
+            if isinstance(error, TELLING):
+                self._recorder.failed(error)
+
+    def entry(self, now: float) -> Entry:
+        """What is known of it by now."""
+        work = self._work  # once: it may end meanwhile, where this is another thread
+        known = self.ended if work is None else _of(work)
+        assert known is not None
+        op, tag, seq, nbytes, started, ended, source = known
+        seconds = (now if ended is None else ended) - started
+        peer = self.peer if source is None else source
+        number = seq if seq is not None and seq >= 0 else None
+        return Entry(
+            self.scope, op, tag, number, _text(self.call), peer, nbytes, started,
+            max(0.0, seconds), self.state, self._error,
+        )  # fmt: skip
+
+
+def _of(work: Work[Any]) -> _Ended:
+    return work.op, work.tag, work.seq, work.nbytes, work._started, work._ended, work.source
+
+
+class Recorder:
+    """The ring of one rank, over all of its groups and epochs. `failed` is called after one of
+    the errors `TELLING`.
+
+    `add`: takes an `AtOnce`.
+    """
+
+    def __init__(self) -> None:
+        self.failed: Callable[[BaseException], None] = lambda error: None
+        self._ring: deque[AtOnce | Record] = deque(maxlen=KEPT)
+        self.add: Callable[[AtOnce], None] = self._ring.append
+
+    def begin(
+        self, scope: Scope, work: Work[Any], call: bytes = b"", peer: int | None = None
+    ) -> None:
+        """`work` was started, and says itself when it ends."""
+        work.record = record = Record(self, scope, work, call, peer)
+        self._ring.append(record)
+
+    def entries(self, now: float, pending: Iterable[Work[Any]] = ()) -> Iterator[Entry]:
+        """All that is remembered, in the order of the calls; before it those of the works `pending`
+        that started too long ago."""
+        ring = list(self._ring)
+        known = {id(one) for one in ring}
+        for work in {id(work): work for work in pending}.values():
+            if isinstance(work.record, Record) and id(work.record) not in known:
+                yield work.record.entry(now)
+        for one in ring:
+            yield one.entry(now) if isinstance(one, Record) else _at_once(one)
+
+    def last(self, scope: Scope) -> str:
+        """What became of the last collective that ended; safe to call from any thread."""
+        ended: tuple[Any, ...] | None
+        for one in reversed(list(self._ring)):
+            if isinstance(one, Record):
+                where, ended, state = one.scope, one.ended, one.state
+            else:
+                where, ended, state = one[0], one[1:4], "done"
+            # No entries are made: whoever asks again and again must not cost much.
+            if where is scope and state != "waits" and ended is not None:
+                op, tag, seq = ended[:3]
+                if op not in MESSAGES:
+                    return f"{name_of(op, tag, seq)} {state}"
+        return "nothing yet" if len(self._ring) < KEPT else f"none of the last {KEPT} operations"
+
+
+def name_of(op: str, tag: Any, seq: int | None) -> str:
+    """A collective, as errors and tables name it: "all_reduce tag 'loss' #57"."""
+    text = op if tag is None else f"{op} tag {tag!r}"
+    return text if seq is None else f"{text} #{seq}"
+
+
+def _at_once(one: AtOnce) -> Entry:
+    scope, op, tag, seq, call, peer, nbytes, started = one
+    return Entry(
+        scope, op, tag, seq, _text(call), peer, nbytes, started, 0.0, "done", ""
+    )  # fmt: skip
+
+
+def _text(call: bytes) -> str:
+    return call[:MOST_TEXT].decode(errors="replace")

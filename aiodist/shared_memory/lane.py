@@ -1,0 +1,435 @@
+"""A lane: where the collectives of a group whose ranks share a host run, one after the other.
+
+The lane holds operations in the order of their calls; the first of them runs. It waits by looking
+at the others' stamps for a short while; then it asks to be woken, and the event loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from aiodist.buffers.vector import Vector
+from aiodist.links.moved import Moved
+from aiodist.links.progress import Progress, cores
+from aiodist.schedules.teams import Teams
+from aiodist.shared_memory.board import (
+    A_PHASE,
+    AN_OPERATION,
+    AREAS,
+    MAX_PHASES,
+    STAMP,
+    Board,
+    stamp_of,
+)
+
+
+class Sharing(enum.Enum):
+    """How the collectives of some ranks may share memory."""
+
+    NONE = enum.auto()
+    POLLED = enum.auto()
+    """Who waits looks at memory, for a while."""
+    WOKEN = enum.auto()
+    """Who waits goes to sleep at once."""
+
+
+class Layout(NamedTuple):
+    """Which ranks of a group are on one host, and how they may share memory."""
+
+    sharing: Sharing
+    teams: Teams
+
+
+class Rider(Protocol):
+    """An operation on a lane."""
+
+    seq: int
+    digest: int
+    call: bytes
+    place: int
+    """Where its array lies, see `Board.announce`."""
+
+    def ride(self) -> None:
+        """It is its turn: go on as far as can be. Called again whenever what it waited for may be
+        there."""
+        ...
+
+
+class Ghost:
+    """An operation that was given up before its turn: its number has to be passed over."""
+
+    def __init__(self, lane: Lane, seq: int) -> None:
+        self.seq = seq
+        self._lane = lane
+
+    def ride(self) -> None:
+        self._lane.pass_over(self.seq)
+
+
+class DifferentCallsError(Exception):
+    """Others called something else: `calls` by rank."""
+
+    def __init__(self, calls: dict[int, bytes]) -> None:
+        super().__init__(calls)
+        self.calls = calls
+
+
+class Lane:
+    """One rank's end of a lane. `first`: the number of the first operation that runs on it; `size`:
+    the ranks of the group, of whom those on this host are on the board."""
+
+    def __init__(
+        self,
+        board: Board,
+        loop: asyncio.AbstractEventLoop,
+        progress: Progress,
+        kick: Callable[[int], None],
+        first: int,
+        moved: Moved,
+        *,
+        size: int,
+        polls: bool,
+    ) -> None:
+        self.board = board
+        self.first = first
+        self.moved = moved
+        self.others: Sequence[int] = tuple(board.words)
+        self._polls = polls
+        self._size = size
+        # Between hosts a yield of the core costs little of the time that is waited anyway.
+        self._crowded = len(self.others) + 1 > cores() or size > len(self.others) + 1
+        self.current: Rider | Ghost | None = None
+        self.is_broken = False
+        self._queue: deque[Rider | Ghost] = deque()
+        self._loop = loop
+        self._progress = progress
+        self._kick = kick
+        self._free = [0] * len(AREAS)  # the stamp with which the others are done with an area
+        # Of the current operation:
+        self._entered = False
+        self._agreed = False
+        self._seq = -1
+        self._digest = 0
+        self._phase = -1
+        self._base = 0
+        self._publishes = 0
+        self._asleep = False
+        self._resuming = False
+        self._hurries = False
+        self._known = 0  # all others have reached this stamp, perhaps a later one
+        self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}
+
+    # -- the order of operations ------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether an operation could run at once."""
+        return self.current is None and not self._queue
+
+    def add(self, rider: Rider | Ghost) -> None:
+        """Run `rider` once it is its turn; perhaps at once."""
+        if self.idle:
+            self.current = rider
+            rider.ride()
+        else:
+            self._queue.append(rider)
+
+    def leave(self, rider: Rider, *, failed: bool) -> None:
+        """`rider` has ended. If it failed, nobody completes with what it writes from here on."""
+        if rider is self.current and self._entered:
+            if failed:
+                self.board.abort(rider.seq)
+            if self._asleep:
+                self._wake()
+            self._next()
+            return
+        # Its turn has not come. Then the others have to be told that it is passed over, unless
+        # nobody will come to hear of it.
+        ghost = None if self.is_broken else Ghost(self, rider.seq)
+        if rider is self.current:
+            self.current = ghost
+            self._resume_soon()
+        elif rider in self._queue and ghost is not None:
+            self._queue[self._queue.index(rider)] = ghost
+        elif ghost is not None:
+            self.add(ghost)
+
+    def _next(self) -> None:
+        """Nothing is left to do for the current operation."""
+        self.current = None
+        self._entered = self._agreed = False
+        self._phase = -1
+        if self._queue:
+            self._resume_soon()
+
+    def _resume_soon(self) -> None:
+        if not self._resuming:
+            self._resuming = True
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = False
+        if self.current is None and self._queue:
+            self.current = self._queue.popleft()
+        if self.current is not None:
+            self.current.ride()
+
+    def kicked(self) -> None:
+        """One of the others has come as far as we waited for."""
+        if self._asleep:
+            self._wake()
+            self._resume()
+
+    def _wake(self) -> None:
+        self._asleep = False
+        self.board.awake()
+
+    def hurry(self) -> None:
+        """Go on as far as what is there allows, without waiting: one of the others is gone."""
+        self._hurries = True
+        try:
+            while self.current is not None or self._queue:
+                if self.current is None:
+                    self.current = self._queue.popleft()
+                before = self.current
+                before.ride()
+                if self.current is before:
+                    break
+        finally:
+            self._hurries = False
+
+    def break_off(self) -> None:
+        """One of the ranks is lost: nothing that is called from here on can be done."""
+        self.is_broken = True
+        self._queue.clear()
+        if isinstance(self.current, Ghost):
+            self.current = None
+
+    def close(self) -> None:
+        """The group has ended: let go of all memory."""
+        self._queue.clear()
+        self.current = None
+        self._asleep = False
+        self._vectors.clear()
+        self.board.close()
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def area(self, rank: int, index: int) -> memoryview:
+        """The bytes of an area of `rank`; those of others are read-only."""
+        return self.board.area(rank, index)
+
+    def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
+        """The same of all ranks, by rank, as vectors of `dtype`; empty ones of those on other
+        hosts. They are kept."""
+        found = self._vectors.get((index, dtype))
+        if found is None:
+            count = AREAS[index][1] // dtype.itemsize
+            found = [Vector([], dtype)] * self._size
+            for rank in (self.board.rank, *self.others):
+                found[rank] = Vector.of(np.frombuffer(self.area(rank, index), dtype, count))
+            self._vectors[index, dtype] = found
+        return found
+
+    # -- what the current operation does ----------------------------------------------------------
+
+    def enter(self, rider: Rider) -> bool:
+        """Tell the others that `rider` was called here. False: wait, and `ride` again."""
+        if self._entered:
+            return True
+        if self._is_due():
+            self._resume_soon()
+            return False
+        if not self._wait(self.others, self._before(rider.seq)):
+            return False
+        self._enter(rider.seq, stamp_of(rider.seq), rider.digest, rider.call, rider.place)
+        self._write(self._base)
+        return True
+
+    def _before(self, seq: int) -> int:
+        """The stamp of others with which the operation `seq` may be entered. Then nobody needs the
+        words of the operation two before any more, whose parity this one has."""
+        return stamp_of(seq - 1) if seq > self.first else 0
+
+    def pass_over(self, seq: int) -> bool:
+        """Tell the others that `seq` was given up before its turn. False: wait, and call again."""
+        if not self._wait(self.others, self._before(seq)):
+            return False
+        self.board.abort(seq)
+        self._write(stamp_of(seq))
+        self._next()
+        return True
+
+    def dash(self, seq: int, area: int, digest: int, call: bytes, place: int) -> bool:
+        """Enter the operation `seq`, which is called now and needs `area`, if that takes no
+        waiting. It has to `arrive`, or to be adopted as an operation. False: nothing is done.
+
+        `place`: where its array lies, see `Board.announce`.
+        """
+        if self.current is not None or self._queue or self.is_broken or seq < self.first:
+            return False
+        base = (seq + 1) * AN_OPERATION
+        before = base - AN_OPERATION if seq > self.first else 0  # as in `_before`
+        free = self._free[area]
+        known = self._known
+        if (known < before or known < free) and not self.board.reached(
+            self.others, max(before, free)
+        ):
+            return False
+        self._enter(seq, base, digest, call, place)
+        self._phase = 0
+        if place:
+            # The others' arrays decide what comes next, so they have to hear that we are here.
+            self._write(base)
+        return True
+
+    def _enter(self, seq: int, base: int, digest: int, call: bytes, place: int) -> None:
+        self.board.announce(seq, digest, call, place)
+        self._seq = seq
+        self._base = base
+        self._digest = digest
+        self._publishes = 0
+        self._entered = True
+
+    def arrive(self, shown: int, taken: int) -> None:
+        """The operation that dashed is done, having moved so many bytes."""
+        self.moved.add(shown, taken)
+        self._entered = self._agreed = False
+        self._phase = -1
+
+    def adopt(self, rider: Rider) -> None:
+        """`rider` is the operation that dashed, from here on."""
+        self.current = rider
+        rider.ride()
+
+    def entered(self, seq: int) -> list[int]:
+        """The others that have entered operation `seq`."""
+        return [peer for peer in self.others if self.board.words[peer][STAMP] >= stamp_of(seq)]
+
+    def next_phase(self) -> int:
+        """The number of the phase that begins: nothing of the one before is read here any more."""
+        self._phase += 1
+        self._publishes = 0
+        if self._phase >= MAX_PHASES:
+            raise RuntimeError(f"an operation has at most {MAX_PHASES} phases")
+        if self._phase:
+            self._base = stamp_of(self._seq, self._phase)
+            self._write(self._base)
+        return self._phase
+
+    def skip_phase(self) -> None:
+        """The first phase is over, if it has not begun."""
+        if self._phase < 0:
+            self.next_phase()
+
+    def begin(self, area: int) -> bool:
+        """Wait until the own `area` may be written. False: wait, and call again."""
+        return self._wait(self.others, self._free[area])
+
+    def places(self) -> dict[int, int] | None:
+        """Where the arrays of the others lie, see `Board.places`."""
+        return self.board.places(self._seq)
+
+    def publish(self) -> None:
+        """What was written to the area so far may be read."""
+        self._publishes += 1
+        for peer in self.board.reach(self._base + self._publishes):
+            self._kick(peer)
+
+    def wait_for(self, peers: Sequence[int], publishes: int) -> bool:
+        """Wait until `peers` have published that often in this phase. False: wait, and call again.
+
+        Raises DifferentCallsError.
+        """
+        if (publishes > 1 or not peers) and self._is_due():
+            # Between two pieces, though they may be there: a large array takes many.
+            self._resume_soon()
+            return False
+        there = self._wait(peers, self._base + publishes)
+        if not self._agreed:
+            calls = self._compare()
+            if calls:
+                raise DifferentCallsError(calls)
+        return there
+
+    def watch(self, peers: Sequence[int], publishes: int) -> bool:
+        """Wait for that for a moment only. False also for what `wait_for` raises."""
+        if publishes > 1 and self._is_due():
+            return False
+        stamp = self._base + publishes
+        board = self.board
+        if not board.reached(peers, stamp) and not self._poll(peers, stamp):
+            return False
+        if len(peers) == len(self.others):
+            self._known = stamp
+            if not self._agreed:
+                self._agreed = board.agree(self._seq, self._digest)
+                return self._agreed
+        return True
+
+    def _compare(self) -> dict[int, bytes]:
+        """Those of the others that have called something else."""
+        entered = self.entered(self._seq)
+        calls = self.board.different(entered, self._seq, self._digest)
+        self._agreed = not calls and len(entered) == len(self.others)
+        return calls
+
+    def has_published(self, peer: int, publishes: int) -> bool:
+        """Whether `peer` has published that often in this phase."""
+        return self.board.reached((peer,), self._base + publishes)
+
+    def is_void(self) -> bool:
+        """Whether one of the others has given the current operation up, or turned (see
+        `Board.is_void`): what was read of it may be anything."""
+        return self.board.is_void(self._seq)
+
+    def end(self, area: int) -> bool:
+        """The phase is over. False: one of the others gave the operation up, or turned, while we
+        read from it; its word comes over the link."""
+        if (not self._agreed and self._compare()) or self.board.is_void(self._seq):
+            return False
+        over = self._base + A_PHASE
+        self._free[area] = over
+        if area == len(AREAS) - 1:
+            # Used by one operation after the other: let others go on before our next one.
+            self._write(over)
+        return True
+
+    def _write(self, stamp: int) -> None:
+        for peer in self.board.reach(stamp):
+            self._kick(peer)
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def _wait(self, peers: Sequence[int], stamp: int) -> bool:
+        """Poll until `peers` have reached `stamp`. False: not yet; the current operation will be
+        resumed."""
+        board = self.board
+        if board.reached(peers, stamp):
+            return True
+        if self._hurries:
+            return False
+        if self._poll(peers, stamp):
+            return True
+        if self._is_due():
+            self._resume_soon()
+            return False
+        board.sleep(stamp)
+        if board.reached(peers, stamp):
+            board.awake()
+            return True
+        self._asleep = True
+        return False
+
+    def _is_due(self) -> bool:
+        """Whether the loop is due for a turn."""
+        return not self._hurries and self._progress.is_due()
+
+    def _poll(self, peers: Sequence[int], stamp: int) -> bool:
+        return self._polls and self._progress.watch(self.board, peers, stamp, crowded=self._crowded)

@@ -1,0 +1,187 @@
+"""`Work`: the future of one operation."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from aiodist.trace import Trace
+
+T = TypeVar("T")
+
+
+class Record(Protocol):
+    """What is noted of an operation, see `aiodist.recorder`."""
+
+    def end(self, state: str, error: BaseException | None = None) -> None: ...
+
+
+class Work(asyncio.Future[T], Generic[T]):
+    """An operation that has started: an `asyncio.Future` of its result.
+
+    Await it (repeatedly, from several tasks), or use it in `asyncio.gather`, `wait`, `wait_for`,
+    `as_completed`, `timeout`. Cancelling it withdraws the operation: the other ranks are told, and
+    once `cancel()` has returned the buffers given to the operation are not touched any more.
+
+    Attributes:
+        op: name of the operation, "all_reduce".
+        tag: its tag; of a completed receive, that of the message.
+        seq: its number within the tag (None for point to point).
+        nbytes: bytes of the value as far as known when it started; of a completed receive, those
+            of the message.
+        source: the rank a completed receive came from, else None.
+    """
+
+    # Slots, and no `__init__`: that makes one in 0.25 instead of 0.65 microseconds.
+    __slots__ = (
+        "_ended", "_on_cancel", "_started", "nbytes", "op", "record", "seq", "source", "tag",
+        "trace",
+    )  # fmt: skip
+
+    op: str
+    tag: Any
+    seq: int | None
+    nbytes: int
+    source: int | None
+    trace: Trace | None
+    """The hook that hears of this operation. For the engine."""
+    record: Record | None
+    """Told when it ends. For the engine."""
+    _on_cancel: Callable[[Work[Any]], None] | None
+    _started: float
+    _ended: float | None
+
+    @classmethod
+    def begin(
+        cls,
+        loop: asyncio.AbstractEventLoop,
+        op: str,
+        tag: object = None,
+        seq: int | None = None,
+        nbytes: int = 0,
+        on_cancel: Callable[[Work[Any]], None] | None = None,
+    ) -> Work[T]:
+        """One that starts now. For the engine."""
+        work = cls(loop=loop)
+        work.op = op
+        work.tag = tag
+        work.seq = seq
+        work.nbytes = nbytes
+        work.source = work.trace = work.record = None
+        work._on_cancel = on_cancel
+        work._started = loop.time()
+        work._ended = None
+        return work
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the call to the completion, or to now while pending."""
+        ended = self._ended if self._ended is not None else self.get_loop().time()
+        return ended - self._started
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it failed with, if it did. Unlike `exception()`, this leaves its report to whoever
+        awaits it. For the engine."""
+        return self._exception
+
+    def finish(self, result: T) -> None:
+        """Complete with `result`; no effect when done. For the engine."""
+        if not self.done():
+            if self.trace is not None:
+                self.trace("before_complete", self, result)
+            self._ended = self.get_loop().time()
+            self._on_cancel = None
+            if self.record is not None:
+                self.record.end("done")
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Complete with `error`; no effect when done. For the engine."""
+        if not self.done():
+            if isinstance(error, StopIteration):  # futures cannot raise it
+                error = RuntimeError(f"StopIteration({error.value!r}) was raised")
+            if self.trace is not None:
+                self.trace("failed", self, error)
+            self._end("failed", error)
+            self.set_exception(error)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Withdraw the operation. False when it was done already."""
+        if self.done():
+            return False
+        if self._on_cancel is not None:
+            # The engine lets go of the buffers and tells the others before anyone learns of it.
+            self._on_cancel(self)
+        if self.trace is not None:
+            self.trace("cancelled", self, None)
+        self._end("cancelled")
+        return super().cancel(msg)
+
+    async def wait(self, timeout: float | None = None) -> T:
+        """Wait at most `timeout` seconds for the result, without cancelling the operation.
+
+        Raises TimeoutError when it is still pending then.
+        """
+        if timeout is None or timeout == math.inf:
+            return await asyncio.shield(self)
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(self)
+
+    def synchronize(self) -> None:
+        """Block until the result is ready on its device, as that of a torch Work.
+
+        A Work on devices is done when the device is, so after ``await work`` there is nothing to
+        wait for. Raises RuntimeError while it is pending: it goes on only while the loop turns.
+        """
+        if not self.done():
+            raise RuntimeError(f"{self!r} is pending: await it before you synchronize")
+
+    def _end(self, state: str, error: BaseException | None = None) -> None:
+        self._ended = self.get_loop().time()
+        self._on_cancel = None
+        if self.record is not None:
+            self.record.end(state, error)
+
+    def __repr__(self) -> str:
+        state = "pending"
+        if self.cancelled():
+            state = "cancelled"
+        elif self.done():
+            state = "failed" if self._exception is not None else "done"
+        number = "" if self.seq is None else f" #{self.seq}"
+        return f"<Work {self.op} tag={self.tag!r}{number} {state}>"
+
+
+def both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[Any]) -> Work[Any]:
+    """A Work that is done when both are, and fails with the first that does."""
+
+    def withdraw(work: Work[Any]) -> None:
+        sending.cancel()
+        receiving.cancel()
+
+    both: Work[Any] = Work.begin(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
+
+    def check(work: asyncio.Future[Any]) -> None:
+        if both.done():
+            if not work.cancelled():
+                work.exception()
+            return
+        if work.cancelled():
+            both.cancel()
+        elif (error := work.exception()) is not None:
+            sending.cancel()
+            receiving.cancel()
+            both.fail(error)
+        elif sending.done() and receiving.done():
+            both.source = receiving.source
+            both.finish(receiving.result())
+
+    for work in (sending, receiving):
+        if work.done():
+            check(work)
+        else:
+            work.add_done_callback(check)
+    return both

@@ -1,0 +1,91 @@
+"""What ranks say of the places that they give, and what is made of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from aiodist.buffers.values import encode
+from aiodist.collectives import fitting
+from aiodist.collectives.fitting import (
+    LOOK,
+    NOTHING,
+    given,
+    joined,
+    parted,
+    wanted,
+    wanted_of_each,
+)
+from aiodist.errors import MismatchError, ProtocolError
+
+X = np.ones((2, 3), "f4")
+FROZEN = np.ones((2, 3), "f4")
+FROZEN.flags.writeable = False
+
+
+def meta(value: object) -> bytes:
+    return encode(value).meta
+
+
+def test_what_is_wanted_is_what_is_given() -> None:
+    assert wanted(X) == given([meta(X), meta(X)])
+    assert wanted(X.T) == given([meta(X.T)]) != wanted(X)
+    assert wanted(X.astype("f8")) not in (wanted(X), LOOK)
+    assert wanted(None) == NOTHING
+    for out in (FROZEN, np.broadcast_to(X, (5, 2, 3)), [X], {"a": X}, 7, np.float32(1), object()):
+        assert wanted(out) == LOOK
+    for metas in ([meta(X), meta(X.T)], [meta([X])], [meta(7)], [100_000], [meta("a" * 500)]):
+        assert given(metas) == LOOK
+
+
+def test_what_is_wanted_of_each() -> None:
+    own = wanted(X)
+    for out in (np.ones((4, 2, 3), "f4"), np.ones((8, 3), "f4"), [X, X, None, X], [FROZEN] * 0):
+        assert wanted_of_each(out, X, 4) == own
+    for out in (np.ones((4, 2, 3)), np.ones((9, 3), "f4"), np.ones(24, "f4"), [X, FROZEN], 7):
+        assert wanted_of_each(out, X, 4) == LOOK
+    assert wanted_of_each(None, X, 4) == NOTHING
+    assert wanted_of_each([X], [X], 1) == wanted_of_each([X], 7, 1) == LOOK
+    number = np.ones((), "f4")
+    assert wanted_of_each(np.ones(4, "f4"), number, 4) == wanted(number)
+
+
+def test_words_are_parted_as_they_were_joined() -> None:
+    words = msgpack.packb([1, 2])
+    blobs = [joined(NOTHING, words), joined(wanted(X), words), joined(LOOK, b""), b""]
+    assert blobs[0] is words
+    wants, rest = parted(blobs)
+    assert wants == [NOTHING, wanted(X), LOOK, NOTHING]
+    assert [bytes(each) for each in rest] == [words, words, b"", b""]
+    for blob in (b"\xc1", b"\xc1\x00", b"\xc1\x05abc"):
+        with pytest.raises(ProtocolError, match="rank 0"):
+            parted([blob])
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, blobs: list[bytes]) -> None:
+    def share(place: Any, own: bytes, on_lane: bool) -> Any:
+        return blobs
+        yield
+
+    monkeypatch.setattr(fitting, "share", share)
+
+    def error(cls: Any, text: str, **fields: Any) -> Exception:
+        made: Exception = cls(text, **fields)
+        return made
+
+    for _ in fitting.settle(SimpleNamespace(error=error), None, False, False):  # type: ignore[arg-type]
+        pass
+
+
+def test_what_others_say_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(monkeypatch, [b"", b""])
+    with pytest.raises(MismatchError, match="too long") as caught:
+        settled(monkeypatch, [b"", msgpack.packb(("too long", {0: "a", 1: "b"}))])
+    assert caught.value.calls == {0: "a", 1: "b"}
+    for words in (b"\xc1", msgpack.packb(7), msgpack.packb((1, {})), msgpack.packb(("a", [1]))):
+        with pytest.raises(ProtocolError, match="rank 1"):
+            settled(monkeypatch, [b"", words])

@@ -1,0 +1,114 @@
+"""The environment of a rank, and how its end is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from aiodist.launching import spawn
+
+JOB = spawn.Job(
+    address="tcp://127.0.0.1:4711",
+    run_id="abc",
+    local_size=4,
+    master_addr="10.0.0.1",
+    master_port=4712,
+)
+
+
+def test_environment_of_one_node() -> None:
+    assert spawn.rank_environment(JOB, 2, cores=2) == {
+        "AIODIST_ADDRESS": "tcp://127.0.0.1:4711",
+        "AIODIST_RANK": "2",
+        "AIODIST_SIZE": "4",
+        "AIODIST_RUN_ID": "abc",
+        "RANK": "2",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "2",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4712",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_environment_of_the_second_node() -> None:
+    job = spawn.Job("tcp://x:1", "abc", 4, "x", 2, nodes=2, node=1, group="g", token="secret")
+    env = spawn.rank_environment(job, 1, cores=16)
+    assert (env["AIODIST_RANK"], env["AIODIST_SIZE"], env["LOCAL_RANK"]) == ("5", "8", "1")
+    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("1", "2")
+    assert (env["AIODIST_GROUP"], env["AIODIST_TOKEN"]) == ("g", "secret")
+    assert env["OMP_NUM_THREADS"] == "4"
+
+
+def test_environment_keeps_what_it_should() -> None:
+    base = {"HOME": "/root", "RANK": "9", "OMP_NUM_THREADS": "3", "TORCHELASTIC_RUN_ID": "old"}
+    env = spawn.with_rank_environment(base, JOB, 0, cores=8)
+    assert env["HOME"] == "/root"
+    assert env["RANK"] == "0"
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert "TORCHELASTIC_RUN_ID" not in env
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "status"),
+    [
+        (0, "exit code 0", 0),
+        (3, "exit code 3", 3),
+        (-9, "signal SIGKILL", 137),
+        (-40, "signal 40", 168),
+    ],
+)
+def test_how_a_process_ended(code: int, text: str, status: int) -> None:
+    assert spawn.describe_exit(code) == text
+    assert spawn.shell_status(code) == status
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([2, 0], "ranks 0 and 2"), ([5, 1, 4], "ranks 1, 4 and 5")],
+)
+def test_names_of_ranks(ranks: list[int], text: str) -> None:
+    assert spawn.name_ranks(ranks) == text
+
+
+def test_free_port_is_free() -> None:
+    port = spawn.free_port()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+
+
+def test_cores_are_those_this_process_may_use() -> None:
+    assert spawn.cores() == len(os.sched_getaffinity(0))
+
+
+def test_only_posix_has_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn.require_posix("aiodist.run")
+    monkeypatch.setattr(spawn.os, "name", "nt")
+    with pytest.raises(OSError, match=r"aiodist\.run needs process groups.*by hand"):
+        spawn.require_posix("aiodist.run")
+
+
+def test_loop_is_uvloops_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = spawn.new_event_loop()
+    loop.close()
+    assert type(loop).__module__.startswith("uvloop")
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = spawn.new_event_loop()
+    loop.close()
+    assert isinstance(loop, asyncio.SelectorEventLoop)
+
+
+def test_signals_reach_the_group_while_there_is_one() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, process_group=0) as process:
+        assert spawn.signal_group(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not spawn.signal_group(process.pid, signal.SIGKILL)

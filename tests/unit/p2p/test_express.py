@@ -1,0 +1,342 @@
+"""Small arrays by the short way: what it gives, and that it stays out of the way of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError, ProtocolError
+from aiodist.links import progress
+from aiodist.p2p.credit import COST, EAGER, WINDOW
+from aiodist.p2p.express import P2PExpress
+from aiodist.p2p.frames import EAGER as EAGER_FRAME
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
+
+torch = pytest.importorskip("torch")
+
+TRANSPORTS = ["shm", "tcp"]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request):
+    return request.param
+
+
+@asynccontextmanager
+async def pair(transport, **options):
+    """Two ranks that have a link."""
+    async with aiodist.local(2, transports=(transport,), op_timeout=30.0, **options) as ranks:
+        a, b = [group._context.p2p for group in ranks]
+        a.send(None, 1)
+        await b.recv()
+        yield ranks
+
+
+async def until(holds):
+    """Let the loop turn until it is so; the test has a timeout."""
+    for _ in itertools.count():
+        if holds():
+            return
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """By call: the name of what went the short way, or None."""
+    seen = []
+    monkeypatch.setattr(progress, "TURN", 60.0)  # a slow test is not due for a turn of the loop
+    for name in ("send", "recv"):
+        real = getattr(P2PExpress, name)
+
+        def noted(self, *args, real=real, name=name):
+            work = real(self, *args)
+            seen.append(None if work is None else name)
+            return work
+
+        monkeypatch.setattr(P2PExpress, name, noted)
+    return seen
+
+
+ARRAYS = {
+    "numpy": np.arange(5, dtype=np.float32),
+    "0-d": np.array(7, np.int64),
+    "2-d": np.arange(6, dtype=np.complex128).reshape(2, 3),
+    "bool": np.array([True, False]),
+    "torch": torch.arange(5, dtype=torch.float32),
+    "torch 0-d": torch.tensor(3.5, dtype=torch.float64),
+    "half": torch.ones(3, dtype=torch.float16),
+    "64 KiB": np.arange(1 << 14, dtype=np.float32),
+}
+
+
+def same(a, b):
+    return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+async def test_an_array_arrives(transport, short, name):
+    x = ARRAYS[name]
+    async with pair(transport) as (a, b):
+        for tag in (0, 5, "rows", 2**40):
+            out = x * 0 if x.dtype not in (np.bool_, torch.bool) else np.zeros_like(x)
+            if np.ndim(out) == 0 and not isinstance(out, torch.Tensor):
+                out = np.array(out)
+            sent = a.send(x, 1, tag=tag)
+            assert sent.done() and (sent.op, sent.tag) == ("send", tag)
+            received = b.recv(src=0, tag=tag, out=out)
+            assert await received is out
+            assert same(out, x)
+            assert (received.source, received.tag, received.op) == (0, tag, "recv")
+            assert received.nbytes == sent.nbytes == x.nbytes
+    assert short == ["send", "recv"] * 4
+
+
+async def test_the_short_way_is_byte_for_byte_the_ordinary_one(transport, monkeypatch):
+    """Whoever receives the ordinary way cannot tell, and the other way round."""
+    real_send, real_recv = P2PExpress.send, P2PExpress.recv
+    x, out = np.arange(4.0), np.zeros(4)
+    async with pair(transport) as (a, b):
+        for send, recv in ((real_send, None), (None, real_recv), (None, None)):
+            for name, way in (("send", send), ("recv", recv)):
+                monkeypatch.setattr(P2PExpress, name, way or (lambda *_: None))
+            moved = a.bytes_moved[0], b.bytes_moved[1]
+            a.send(x, 1, tag="t")
+            await b.recv(src=0, tag="t", out=out)
+            assert same(out, x)
+            out[:] = 0
+            # Metadata counts, alike for all.
+            meta = a.bytes_moved[0] - moved[0] - x.nbytes
+            assert 0 < meta < 32 and b.bytes_moved[1] - moved[1] == x.nbytes + meta
+
+
+async def test_what_was_written_to_counts_for_autograd():
+    async with pair("shm") as (a, b):
+        out = torch.zeros(3)
+        before = out._version
+        a.send(torch.ones(3), 1)
+        await b.recv(src=0, out=out)
+        assert out._version > before
+
+
+async def test_without_out_what_came_before_is_expected(short):
+    async with pair("shm") as (a, b):
+        for round in range(3):
+            x = torch.full((2, 2), float(round))
+            a.send(x, 1, tag=7)
+            assert same(await b.recv(src=0), x)
+    assert short == ["send", None, *["send", "recv"] * 2]
+
+
+async def test_arrays_of_another_kind_fit(short):
+    """A sender's tensors may go to numpy arrays, as ever."""
+    async with pair("shm") as (a, b):
+        for round in range(3):
+            out = np.zeros(3, np.float32)
+            a.send(torch.full((3,), float(round)), 1)
+            assert (await b.recv(src=0, out=out) == round).all()
+    assert short == ["send", None, *["send", "recv"] * 2]
+
+
+async def test_one_that_is_not_contiguous_spoils_nothing(short):
+    async with pair("shm") as (a, b):
+        wide, out = np.arange(8.0), np.zeros(4)
+        for x in (wide[::2], wide[:4]):
+            a.send(x, 1)
+            assert same(await b.recv(src=0, out=out), x)
+    assert short[0] is None and short[2:] == ["send", "recv"]
+
+
+async def test_messages_do_not_overtake_those_that_wait(transport):
+    async with pair(transport) as (a, b):
+        a.send(np.array([1]), 1)
+        await until(lambda: b.iprobe() is not None)  # it is taken in, and waits
+        a.send(np.array([2]), 1)
+        assert [(await b.recv(src=0, out=np.zeros(1, int)))[0] for _ in range(2)] == [1, 2]
+
+
+@pytest.mark.parametrize("earlier", [{}, {"src": 0}, {"tag": 4}, {"src": 0, "tag": 4}])
+async def test_a_receive_that_was_posted_before_has_the_message(transport, earlier):
+    async with pair(transport) as (a, b):
+        first = b.recv(**earlier)
+        a.send(np.array([1]), 1, tag=4)
+        second = b.recv(src=0, tag=4, out=np.zeros(1, int))
+        a.send(np.array([2]), 1, tag=4)
+        assert ((await first)[0], (await second)[0]) == (1, 2)
+
+
+async def test_other_tags_stay_queued(transport):
+    async with pair(transport) as (a, b):
+        a.send(np.array([1]), 1, tag="x")
+        a.send(np.array([2]), 1, tag="y")
+        assert (await b.recv(src=0, tag="y", out=np.zeros(1, int)))[0] == 2
+        assert (await b.recv(src=0, tag="x", out=np.zeros(1, int)))[0] == 1
+
+
+async def test_an_out_that_does_not_fit_leaves_the_message(transport):
+    async with pair(transport) as (a, b):
+        for round in range(2):
+            a.send(np.array([round, 2]), 1)
+            with pytest.raises(MismatchError, match="out= does not fit"):
+                await b.recv(src=0, out=np.zeros(3, int))
+            assert (await b.recv(src=0))[0] == round
+
+
+async def test_sends_wait_for_credit_and_nothing_is_left_behind(transport, short):
+    """A rank that does not receive holds its sender back; what was taken in is given back."""
+    x = np.zeros(60_000, np.uint8)
+    async with pair(transport) as (a, b):
+        works = []
+        for number in range(20):
+            x[0] = number
+            works.append(a.send(x.copy(), 1, tag="t"))
+        at_once = sum(work.done() for work in works)
+        assert at_once <= WINDOW // (COST + x.nbytes)
+        assert short.count("send") == at_once
+        for number in range(20):
+            assert (await b.recv(src=0, tag="t", out=x))[0] == number
+        await asyncio.gather(*works)
+        engines = [group._context.p2p for group in (a, b)]
+        await until(lambda: all(engine.idle for engine in engines))
+
+
+async def test_credit_that_comes_first_is_no_hindrance(short):
+    """There and back again, with so much that credit travels beside."""
+    x, out = np.zeros(EAGER - 1024, np.uint8), np.zeros(EAGER - 1024, np.uint8)
+    async with pair("shm") as (a, b):
+        a.send(x, 1)
+        await b.recv(src=0, out=out)
+        b.send(x, 0)  # credit is before it
+        await a.recv(src=1, out=out)
+    assert short == ["send", "recv"] * 2
+
+
+async def test_a_message_over_max_message_bytes_goes_the_ordinary_way(transport, short):
+    async with pair(transport, max_message_bytes=1024) as (a, b):
+        a.send(np.zeros(1024, np.uint8), 1)
+        with pytest.raises(MessageTooLargeError):
+            await b.recv(src=0, out=np.zeros(1024, np.uint8))
+    assert short == [None, None]
+
+
+async def test_a_lost_rank_is_not_waited_for(transport):
+    x = np.zeros(1)
+    async with pair(transport) as (a, b):
+        b.abort("gone")
+        await until(lambda: bool(a._context.lost()))
+        for work in (a.send(x, 1), a.recv(src=1, out=x)):
+            with pytest.raises(PeerLostError):
+                await work
+
+
+async def test_arguments_are_checked_as_ever():
+    x = np.zeros(1)
+    async with pair("shm") as (a, b):
+        for bad in (True, 1.0, "1"):
+            with pytest.raises(TypeError, match="dst is a rank"):
+                a.send(x, bad)
+            with pytest.raises(TypeError, match="src is a rank"):
+                a.recv(src=bad, out=x)
+        with pytest.raises(ValueError, match="2 is no rank"):
+            a.send(x, 2)
+        with pytest.raises(TypeError, match="a tag is"):
+            a.send(x, 1, tag=1.5)
+        with pytest.raises(ValueError, match="64 bits"):
+            a.recv(src=1, tag=2**63, out=x)
+        with pytest.raises(ValueError, match="timeout"):
+            a.send(x, 1, timeout=0)
+        for tag, value in ((1, 1.0), ("1", 2.0), (np.int64(1), 3.0)):
+            a.send(np.full(1, value), 1, tag=tag)
+        got = [(await b.recv(src=0, tag=tag, out=x))[0] for tag in ("1", 1, 1)]
+        assert got == [2.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_all_ways_together_keep_the_order(transport, seed):
+    """Sizes and tags at random, received at random places, in order within each tag."""
+    rng = random.Random(seed)
+    sizes = [1, 100, 5000, EAGER // 8 + 1, 40_000]
+    async with pair(transport) as ranks:
+
+        async def send(group):
+            count = {}
+            for _ in range(60):
+                tag = rng.choice([0, 1, "a"])
+                number = count[tag] = count.get(tag, -1) + 1
+                x = np.full(rng.choice(sizes), number, np.int64)
+                work = group.send(x, 1 - group.rank, tag=tag)
+                if rng.random() < 0.3:
+                    await work
+            return count
+
+        async def receive(group, tag):
+            got = []
+            while True:
+                value = await group.recv(src=1 - group.rank, tag=tag)
+                if value is None:
+                    return got
+                assert (value == value[0]).all()
+                got.append(int(value[0]))
+                if rng.random() < 0.3:
+                    await asyncio.sleep(0)
+
+        receiving = {
+            (group.rank, tag): asyncio.ensure_future(receive(group, tag))
+            for group in ranks
+            for tag in (0, 1, "a")
+        }
+        counts = await asyncio.gather(*[send(group) for group in ranks])
+        for group in ranks:
+            for tag in (0, 1, "a"):
+                await group.send(None, 1 - group.rank, tag=tag)
+        for (rank, tag), task in receiving.items():
+            assert await task == list(range(counts[1 - rank].get(tag, -1) + 1))
+
+
+async def test_the_loop_gets_its_turn_with_a_send(transport, short, monkeypatch):
+    """The message is on its way already."""
+    async with pair(transport) as ranks:
+        x = np.arange(4.0)
+        for _ in range(2):
+            await ranks[0].send(x, 1)
+            await ranks[1].recv(src=0)
+        monkeypatch.setattr(progress, "TURN", -1.0)
+        polling = ranks[0]._context.endpoint.progress
+        polling._turned()
+        assert not polling.is_due()
+        work = ranks[0].send(x, 1)
+        assert short[-1] == "send"
+        assert not work.done()
+        await asyncio.sleep(0)
+        assert work.done()
+        assert (await ranks[1].recv(src=0) == x).all()
+
+        # Withdrawn meanwhile, it has been sent all the same.
+        polling._turned()
+        assert not polling.is_due()
+        work = ranks[0].send(x, 1)
+        assert work.cancel()
+        assert (await ranks[1].recv(src=0) == x).all()
+        assert work.cancelled()
+
+
+def test_metadata_that_is_garbage_fails_the_receive_that_takes_it_alone(run, transport):
+    async def main():
+        async with pair(transport) as (a, b):
+            context = a._context
+            header = pack_fields(kinds.P2P, context.id, EAGER_FRAME, 0, False, 10)
+            context.endpoint.send(context.ranks[1], header, [memoryview(b"\xc1" * 10)])
+            with pytest.raises(ProtocolError, match="metadata"):
+                await b.recv(src=0)
+            first, second = b.recv(src=0), b.recv(src=0)
+            await asyncio.gather(a.send(np.ones(3), 1), a.send("fine", 1))
+            assert (await first == 1).all()
+            assert await second == "fine"
+
+    run(main())

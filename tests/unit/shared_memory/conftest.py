@@ -1,0 +1,428 @@
+"""Several ranks of one lane in one thread: the engine on made-up loops and links, in any order.
+
+The test chooses who calls, whose callbacks run, which frames arrive (kicks and aborts among them),
+and when an operation is given up. Whatever it chooses: what nobody gave up completes everywhere,
+with the right values; what somebody gave up completes with these or fails; then the next ones work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import mmap
+import random
+from collections import deque
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.collectives import reductions, values
+from aiodist.errors import CollectiveAbortedError
+from aiodist.links.moved import Moved
+from aiodist.phases import base
+from aiodist.rank.context import Context
+from aiodist.recorder import Recorder
+from aiodist.schedules.teams import Teams
+from aiodist.shared_memory.board import SEGMENT, Board
+from aiodist.shared_memory.lane import Lane, Layout, Sharing
+from aiodist.types import SUM, ReduceOp
+from aiodist.wire.frames import unpack_fields
+
+POISON = -1e9
+"""What a user writes to an array after giving up the operation on it."""
+
+
+class Loop:
+    """What the engine asks of an event loop."""
+
+    def __init__(self) -> None:
+        self.ready: deque[tuple[Any, tuple[Any, ...]]] = deque()
+
+    def get_debug(self) -> bool:
+        return False
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> None:
+        self.ready.append((callback, args))
+
+    def run_one(self) -> None:
+        callback, args = self.ready.popleft()
+        callback(*args)
+
+
+class Chance:
+    """Choices by a random generator."""
+
+    def __init__(self, seed: Any) -> None:
+        self._random = random.Random(str(seed))
+
+    def pick(self, options: list[Any]) -> Any:
+        return self._random.choice(options)
+
+    def rarely(self) -> bool:
+        return self._random.random() < 0.1
+
+
+class Path:
+    """Choices that follow `prefix`, then take the first option; `taken`: (option, of how many)."""
+
+    def __init__(self, prefix: list[int]) -> None:
+        self._prefix = prefix
+        self.taken: list[tuple[int, int]] = []
+
+    def pick(self, options: list[Any]) -> Any:
+        at = len(self.taken)
+        index = self._prefix[at] if at < len(self._prefix) else 0
+        self.taken.append((index, len(options)))
+        return options[index]
+
+    def rarely(self) -> bool:
+        return False
+
+    def following(self) -> list[int] | None:
+        """The prefix of the next path; None after the last."""
+        taken = list(self.taken)
+        while taken:
+            index, count = taken.pop()
+            if index + 1 < count:
+                return [before for before, _ in taken] + [index + 1]
+        return None
+
+
+class Progress:
+    """`aiodist.links.progress.Progress` without a clock: it looks once."""
+
+    def __init__(self, chooser: Any) -> None:
+        self._chooser = chooser
+
+    def is_due(self) -> bool:
+        return self._chooser.rarely()
+
+    def inline(self, is_done: Any, link_of: Any) -> None: ...
+
+    def watch(self, board: Board, peers: Any, stamp: int, *, crowded: bool) -> bool:
+        return board.reached(peers, stamp)
+
+
+class Endpoint:
+    """Links that deliver when the test says so."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.loop = Loop()
+        self.rank = rank
+        self.progress = Progress(world.chooser)
+        self.recorder = Recorder()
+        self.lost: dict[int, str] = {}
+        self.called = 0
+        self.reads_devices = False
+        self._world = world
+
+    def send(self, rank, header, payload=(), *, done=None, token=None, urgent=False):
+        self._world.wires[self.rank, rank].append((header, b"".join(payload)))
+        if done is not None:
+            done()
+
+    def add(self, context): ...
+    def remove(self, context, reason=""): ...
+    def poll(self): ...
+    def link(self, rank): ...
+    def discard(self, rank, token): ...
+    def settle(self, rank, token): ...
+    def divert(self, rank, into): ...
+
+
+class World:
+    """`size` ranks that share memory: all of them, or those of each of `teams`."""
+
+    def __init__(
+        self,
+        size: int,
+        chooser: Any,
+        *,
+        polls: bool = False,
+        first: int = 0,
+        teams: Teams | None = None,
+    ) -> None:
+        self.chooser = chooser
+        self.teams = teams or (tuple(range(size)),)
+        self.size = size
+        self.ranks = range(size)
+        self.dead: set[int] = set()
+        self.wires: dict[tuple[int, int], deque[tuple[bytes, bytes]]] = {
+            pair: deque() for pair in itertools.permutations(self.ranks, 2)
+        }
+        self.memories = [memoryview(mmap.mmap(-1, SEGMENT)) for _ in self.ranks]
+        self.contexts = [self._context(rank, polls, first) for rank in self.ranks]
+
+    def _context(self, rank: int, polls: bool, first: int) -> Context:
+        endpoint: Any = Endpoint(self, rank)
+        context = Context(
+            endpoint,
+            id=b"12345678",
+            group="world",
+            epoch=1,
+            ranks=self.ranks,
+            op_timeout=math.inf,
+            max_message_bytes=1 << 30,
+            allow_pickle=False,
+            layout=Layout(Sharing.NONE, self.teams),
+        )
+        others = {r: self.memories[r].toreadonly() for r in context.mates}
+        board = Board(rank, self.memories[rank], others)
+        lane = Lane(
+            board,
+            endpoint.loop,
+            endpoint.progress,
+            context.kick,
+            first,
+            Moved(),
+            size=self.size,
+            polls=polls,
+        )
+        context.share_memory(lane)
+        return context
+
+    def events(self) -> list[tuple[Any, ...]]:
+        """What can happen next by itself."""
+        alive = [rank for rank in self.ranks if rank not in self.dead]
+        ready = [("run", rank) for rank in alive if self.contexts[rank].loop.ready]
+        ready += [("wire", *pair) for pair, queue in self.wires.items() if queue]
+        return ready
+
+    def do(self, event: tuple[Any, ...]) -> None:
+        match event:
+            case ("run", rank):
+                self.contexts[rank].loop.run_one()
+            case ("wire", src, dst):
+                header, data = self.wires[src, dst].popleft()
+                if dst not in self.dead:
+                    self._deliver(self.contexts[dst], src, header, data)
+
+    def _deliver(self, context: Context, src: int, header: bytes, data: bytes) -> None:
+        view = context.frame(src, unpack_fields(header), len(data))
+        if view is not None:
+            view[:] = data
+            context.payload(src)
+        elif not data:
+            context.payload(src)
+
+    def settle(self) -> None:
+        """Let happen all that can."""
+        for _ in range(100_000):
+            events = self.events()
+            if not events:
+                return
+            self.do(self.chooser.pick(events))
+        raise AssertionError("it goes on for ever")
+
+    def kill(self, rank: int) -> None:
+        """`rank` does nothing any more; the others have not heard yet."""
+        self.dead.add(rank)
+
+    def tell_of(self, dead: int) -> None:
+        for rank, context in enumerate(self.contexts):
+            if rank not in self.dead:
+                while self.wires[dead, rank]:
+                    self.do(("wire", dead, rank))
+                context.endpoint.lost[dead] = "killed"
+                context.rank_lost(dead, "killed")
+
+
+class Call:
+    """One collective, the same on all ranks, and what became of it on each."""
+
+    def __init__(self, number: int, kind: str, length: int, canceller: int | None = None) -> None:
+        self.number = number
+        self.kind = kind
+        self.length = length
+        self.canceller = canceller
+        self.works: dict[int, Any] = {}
+        self._arrays: dict[int, list[Any]] = {}
+
+    def value(self, rank: int) -> float:
+        return 10.0 * self.number + rank + 1
+
+    def start(self, context: Context) -> None:
+        rank = context.rank
+        x = np.full(self.length, self.value(rank))
+        arrays = self._arrays[rank] = [x]
+        match self.kind:
+            case "express" if context.express is not None:
+                work = context.express.all_reduce(x, SUM, math.inf)
+                if work is not None:
+                    self.works[rank] = work
+                    return
+                call = reductions.all_reduce(context, x, SUM, None)
+            case "express" | "all_reduce":
+                call = reductions.all_reduce(context, x, SUM, None)
+            case "reduce":
+                call = reductions.reduce(context, x, self.number % context.size, SUM, None)
+            case "reduce_scatter":
+                slots = [x + slot for slot in range(context.size)]
+                call = reductions.reduce_scatter(context, slots, SUM, None)
+            case "max":  # of another dtype, in another array
+                arrays[0] = x = x.astype(np.int32)
+                arrays.append(np.empty_like(x))
+                call = reductions.all_reduce(context, x, ReduceOp.MAX, arrays[1])
+            case "list":
+                arrays.append(x.astype(np.float32))
+                call = reductions.all_reduce(context, list(arrays), SUM, None)
+            case "exscan":
+                call = reductions.scan(context, x, SUM, None, exclusive=True)
+            case "all_gather":
+                call = values.all_gather(context, x, None)
+            case "broadcast":
+                mine = x if rank == self.number % context.size else None
+                call = values.broadcast(context, mine, self.number % context.size)
+            case _:
+                call = base.barrier(context)
+        self.works[rank] = context.launch(call.op, call.text, call.start)
+
+    def cancel(self, rank: int) -> None:
+        if self.works[rank].cancel():
+            for array in self._arrays[rank]:
+                array[...] = POISON
+
+    def is_right(self, rank: int, size: int) -> bool:
+        result = self.works[rank].result()
+        everyone = [self.value(r) for r in range(size)]
+        match self.kind:
+            case "express" | "all_reduce":
+                parts = [(result, sum(everyone))]
+            case "reduce":
+                if rank != self.number % size:
+                    return result is None
+                parts = [(result, sum(everyone))]
+            case "reduce_scatter":
+                parts = [(result, sum(everyone) + size * rank)]
+            case "max":
+                parts = [(result, max(everyone))]
+            case "list":
+                parts = [(part, sum(everyone)) for part in result]
+            case "exscan":
+                parts = [(result, sum(everyone[:rank]) if rank else everyone[0])]
+            case "all_gather":
+                parts = list(zip(result, everyone, strict=True))
+            case "broadcast":
+                parts = [(result, everyone[self.number % size])]
+            case _:
+                return result is None
+        return all(len(part) == self.length and (part == due).all() for part, due in parts)
+
+
+class Users:
+    """What the ranks' programs do: the same calls in the same order, at their own speed."""
+
+    def __init__(self, world: World, calls: list[Call]) -> None:
+        self.world = world
+        self.calls = calls
+        self._next = [0] * world.size
+        self._cancels = {call.number: call for call in calls if call.canceller is not None}
+
+    def events(self) -> list[tuple[Any, ...]]:
+        calls = [
+            ("call", rank)
+            for rank, number in enumerate(self._next)
+            if number < len(self.calls) and rank not in self.world.dead
+        ]
+        cancels = [
+            ("cancel", number)
+            for number, call in self._cancels.items()
+            if call.canceller in call.works and call.canceller not in self.world.dead
+        ]
+        return calls + cancels + self.world.events()
+
+    def do(self, event: tuple[Any, ...]) -> None:
+        match event:
+            case ("call", rank):
+                call = self.calls[self._next[rank]]
+                self._next[rank] += 1
+                call.start(self.world.contexts[rank])
+            case ("cancel", number):
+                call = self._cancels.pop(number)
+                assert call.canceller is not None
+                call.cancel(call.canceller)
+            case _:
+                self.world.do(event)
+
+    def run(self) -> None:
+        for _ in range(100_000):
+            events = self.events()
+            if not events:
+                return
+            self.do(self.world.chooser.pick(events))
+        raise AssertionError("it goes on for ever")
+
+    def check(self) -> None:
+        """All has happened that can."""
+        size = self.world.size
+        for call in self.calls:
+            for rank, work in call.works.items():
+                assert work.done(), f"rank {rank} hangs in {call.kind} #{call.number}"
+                if work.cancelled():
+                    assert call.canceller == rank
+                elif (error := work.exception()) is not None:
+                    assert call.canceller not in (None, rank), error
+                    assert isinstance(error, CollectiveAbortedError)
+                    assert error.rank == call.canceller
+                else:
+                    assert call.is_right(rank, size), (call.kind, call.number, rank, work.result())
+        for context in self.world.contexts:
+            assert not context.pending
+            assert not context.arrivals.verdicts
+            assert context.lane is not None
+            assert context.lane.idle
+
+
+KINDS = ["express"] * 4 + ["all_reduce", "max", "list", "exscan", "all_gather", "broadcast", "bar"]
+LENGTHS = [1, 3, 3, 3, 0, 7000, 9000, 40_000]
+"""In one small area for all, in the large one, in several pieces."""
+
+
+def random_calls(
+    chooser: random.Random, size: int, count: int, more: Sequence[str] = ()
+) -> list[Call]:
+    """`more`: kinds beside the usual ones."""
+    kinds = [*KINDS, *more]
+    return [
+        Call(
+            number,
+            chooser.choice(kinds),
+            chooser.choice(LENGTHS),
+            chooser.choice([*[None] * 3, *range(size)]) if chooser.random() < 0.5 else None,
+        )
+        for number in range(count)
+    ]
+
+
+def every_path(make: Any) -> int:
+    """Runs what `make(path)` gives for all paths: how many there are."""
+    prefix: list[int] | None = []
+    for count in itertools.count():
+        if prefix is None:
+            return count
+        path = Path(prefix)
+        users = make(path)
+        users.run()
+        users.check()
+        prefix = path.following()
+    raise AssertionError
+
+
+@pytest.fixture
+def lanes() -> SimpleNamespace:
+    """What tests of lanes are made of."""
+    return SimpleNamespace(
+        World=World,
+        Users=Users,
+        Call=Call,
+        Chance=Chance,
+        Path=Path,
+        random_calls=random_calls,
+        every_path=every_path,
+    )

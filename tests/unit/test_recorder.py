@@ -1,0 +1,149 @@
+"""The ring of a rank's last operations."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+import aiodist
+from aiodist.recorder import KEPT, Entry, Recorder
+from aiodist.trace import Scope
+from aiodist.work import Work
+
+WORLD = Scope("world", 1, 0, 2, b"12345678")
+OTHER = Scope("world/dup", 1, 0, 2, b"abcdefgh")
+
+
+class Clock:
+    """As much of a loop as a Work needs."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def time(self) -> float:
+        return self.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None: ...
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def begin(clock: Any, recorder: Recorder, op: str = "all_reduce", seq: int = 0) -> Work[Any]:
+    work: Work[Any] = Work.begin(clock, op, None, seq, 8)
+    recorder.begin(WORLD, work, b"all_reduce(SUM, float64[1])")
+    return work
+
+
+def entries(recorder: Recorder, clock: Clock, *pending: Work[Any]) -> list[Entry]:
+    return list(recorder.entries(clock.now, pending))
+
+
+def test_an_operation_from_start_to_end(clock: Clock) -> None:
+    recorder = Recorder()
+    work = begin(clock, recorder, seq=7)
+    clock.now += 2
+    [entry] = entries(recorder, clock)
+    assert (entry.name, entry.state, entry.seconds) == ("all_reduce #7", "waits", 2.0)
+    clock.now += 1
+    work.finish("value")
+    clock.now += 10
+    [entry] = entries(recorder, clock)
+    assert (entry.state, entry.seconds, entry.nbytes) == ("done", 3.0, 8)
+    assert entry.call == "all_reduce(SUM, float64[1])"
+
+
+def test_failures_and_cancellations_are_told_apart(clock: Clock) -> None:
+    recorder = Recorder()
+    failed, cancelled = begin(clock, recorder, seq=0), begin(clock, recorder, seq=1)
+    failed.fail(ValueError("no\nsecond line"))
+    failed.exception()
+    cancelled.cancel()
+    first, second = entries(recorder, clock)
+    assert (first.state, first.error) == ("failed", "ValueError: no")
+    assert (second.state, second.error) == ("cancelled", "")
+
+
+def test_only_telling_errors_are_reported(clock: Clock) -> None:
+    recorder = Recorder()
+    seen: list[BaseException] = []
+    recorder.failed = seen.append
+    errors = [
+        ValueError(),
+        aiodist.CollectiveAbortedError("x", rank=0, reason="r"),
+        aiodist.PeerLostError("x", ranks=[1]),
+        aiodist.MismatchError("x", calls={}),
+        aiodist.CollectiveTimeoutError("x"),
+        aiodist.ProtocolError("x"),
+    ]
+    for error in errors:
+        work = begin(clock, recorder)
+        work.fail(error)
+        work.exception()
+    assert seen == errors[2:]
+
+
+def test_results_are_not_kept_alive(clock: Clock) -> None:
+    class Value:
+        pass
+
+    recorder = Recorder()
+    value = Value()
+    gone = weakref.ref(value)
+    work = begin(clock, recorder)
+    work.finish(value)
+    del work, value
+    gc.collect()
+    assert gone() is None
+    assert [entry.state for entry in entries(recorder, clock)] == ["done"]
+
+
+def test_the_memory_is_fixed_and_what_waits_is_still_seen(clock: Clock) -> None:
+    recorder = Recorder()
+    old = begin(clock, recorder, "barrier", 0)
+    for seq in range(KEPT + 10):
+        recorder.add((WORLD, "all_reduce", None, seq, b"call", None, 4, clock.now))
+    found = entries(recorder, clock)
+    assert len(found) == KEPT
+    assert found[-1].seq == KEPT + 9
+    assert entries(recorder, clock, old)[0].name == "barrier #0"
+    assert len(entries(recorder, clock, old)) == KEPT + 1
+    old.finish(None)
+
+
+def test_messages_say_with_whom(clock: Clock) -> None:
+    recorder = Recorder()
+    loop: Any = clock
+    work: Work[Any] = Work.begin(loop, "recv", "t")
+    recorder.begin(WORLD, work)
+    assert [entry.name for entry in entries(recorder, clock)] == ["recv tag 't' from any rank"]
+    work.source = 3
+    work.finish(None)
+    recorder.add((WORLD, "send", 0, None, b"", 1, 4, clock.now))
+    assert [entry.name for entry in entries(recorder, clock)] == [
+        "recv tag 't' from rank 3",
+        "send tag 0 to rank 1",
+    ]
+
+
+def test_the_last_collective_of_a_group(clock: Clock) -> None:
+    recorder = Recorder()
+    assert recorder.last(WORLD) == "nothing yet"
+    recorder.add((WORLD, "all_reduce", None, 4, b"", None, 4, clock.now))
+    begin(clock, recorder, "barrier", 5)  # has not ended
+    recorder.add((OTHER, "all_reduce", None, 9, b"", None, 4, clock.now))
+    recorder.add((WORLD, "send", 0, None, b"", 1, 4, clock.now))
+    assert recorder.last(WORLD) == "all_reduce #4 done"
+    for _ in range(KEPT):
+        recorder.add((OTHER, "all_reduce", None, 9, b"", None, 4, clock.now))
+    assert recorder.last(WORLD) == f"none of the last {KEPT} operations"
