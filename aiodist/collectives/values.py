@@ -560,11 +560,13 @@ def check_slots(out: Any, size: int) -> None:
 
 
 def _shape_of(out: Any) -> Sequence[int]:
+    """The shape of `out`; () for what has none, as a nested tensor, or none that is made of numbers
+    alone, as a jagged one."""
     try:
         shape: Sequence[int] = getattr(out, "shape", ())
-    except RuntimeError:  # a nested tensor has none
+    except RuntimeError:
         return ()
-    return shape
+    return shape if all(isinstance(n, int) for n in shape) else ()
 
 
 def slots_of(out: Any, x: Any, nbytes: Sequence[int]) -> dict[int, Any]:

@@ -50,11 +50,16 @@ class Draining:
             is_over = self._loop.time() >= deadline
             await self._pause(min(pause, max(0.0, deadline - self._loop.time())))
             pause = min(2 * pause, LONGEST_PAUSE)
-        answers = asyncio.gather(*self._coming.values())
-        answers.add_done_callback(lambda _: self.hurry())
-        await self._pause(ANSWER_TIMEOUT)
-        answers.cancel()
+        if self._coming:
+            for came in self._coming.values():
+                came.add_done_callback(self._answered)
+            await self._pause(ANSWER_TIMEOUT)
         return {}
+
+    def _answered(self, _: asyncio.Future[None]) -> None:
+        """One of those who were asked has all. When all of them have, nothing is waited for."""
+        if all(came.done() for came in self._coming.values()):
+            self.hurry()
 
     def _held(self) -> dict[int, int]:
         """How much is not with whom. Asks them what they have, also after what was sent since."""
