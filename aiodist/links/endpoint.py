@@ -25,7 +25,7 @@ from aiodist.recorder import Recorder
 from aiodist.transports.base import Done, Link, Receiver
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import is_virtual
-from aiodist.transports.unproven import Strangers
+from aiodist.transports.unproven import UnprovenConnections
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS
@@ -51,7 +51,7 @@ LATER_PAUSES = [1.0] * 10
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
-MIN_STRANGERS = 256
+MIN_UNPROVEN = 256
 """So many connections that have not shown who they are there may always be."""
 
 Dial = Callable[[int, Receiver, float], Awaitable[Link]]
@@ -106,7 +106,9 @@ class Endpoint:
         self._numbers = itertools.count()
         self._dial: Dial | None = None
         self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
-        self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
+        self._unproven: UnprovenConnections[Greeter] = UnprovenConnections(
+            log, max(MIN_UNPROVEN, 2 * expected)
+        )
         self.sparing = Sparing(log)
         self._strays: dict[bytes, list[Stray]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -135,7 +137,7 @@ class Endpoint:
         """The members `ids` are answered and can be reached from now on: their roots."""
         assert self._identity is not None
         self._expected = max(self._expected, len(ids))
-        self._strangers.most = max(MIN_STRANGERS, 2 * len(ids))
+        self._unproven.most = max(MIN_UNPROVEN, 2 * len(ids))
         roots = []
         for member_id in ids:
             root = self._roots.get(member_id)
@@ -270,7 +272,7 @@ class Endpoint:
         greeter = Greeter(self, link)
         link.receiver = greeter
         self._greeters[greeter] = None
-        self._strangers.add(greeter, self.loop.time())
+        self._unproven.add(greeter, self.loop.time())
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")
@@ -348,8 +350,8 @@ class Endpoint:
 
     def holds(self, greeter: Greeter) -> bool:
         """A peer has sent its proof: whether it may wait until the membership is known."""
-        self._strangers.discard(greeter)
-        return len(self._greeters) - len(self._strangers) <= self._expected
+        self._unproven.discard(greeter)
+        return len(self._greeters) - len(self._unproven) <= self._expected
 
     def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
         """Rank `rank` has connected to us."""
@@ -379,7 +381,7 @@ class Endpoint:
 
     def dismiss(self, greeter: Greeter) -> None:
         self._greeters.pop(greeter, None)
-        self._strangers.discard(greeter)
+        self._unproven.discard(greeter)
 
     # -- ends -------------------------------------------------------------------------------------
 

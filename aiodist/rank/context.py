@@ -24,7 +24,7 @@ from aiodist.engine.early import Key
 from aiodist.engine.hearsay import Hearsay
 from aiodist.engine.operation import Failure, Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
-from aiodist.engine.telling import Telling
+from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import (
     AiodistError,
     CollectiveAbortedError,
@@ -93,7 +93,7 @@ class Context:
         self.deferred: list[Operation] = []
         """The collectives that wait for a number, in the order of their calls."""
         self.arrivals = Arrivals(self)
-        self.telling = Telling(self)
+        self.verdict_relay = VerdictRelay(self)
         self.hearsay = Hearsay(self)
         self._fetching: set[int] = set()
         """The ranks of whom the payload of a message is under way."""
@@ -367,7 +367,7 @@ class Context:
         self, op: Operation, verdict: failures.Verdict, error: BaseException | None
     ) -> None:
         self._withdraw(op)
-        self.telling.tell((op.tag, op.seq), verdict)
+        self.verdict_relay.tell((op.tag, op.seq), verdict)
         if error is not None:
             op.work.fail(error)
 
@@ -503,7 +503,7 @@ class Context:
                 deadlines.ask_whether_entered(self, op)
         if self.lane is not None:
             self.lane.break_off()
-        self.telling.lose(src)
+        self.verdict_relay.lose(src)
         self.plane.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
         self.hearsay.review()
@@ -552,7 +552,7 @@ class Context:
         self.lane = self.express = None
         self.p2p.close(error)
         self.arrivals.clear()
-        self.telling.clear()
+        self.verdict_relay.clear()
         self._fetching.clear()
         if abort:
             self.endpoint.remove(self, error.message)
