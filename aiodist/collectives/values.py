@@ -22,7 +22,7 @@ from aiodist.devices.values import device_among
 from aiodist.engine.operation import Phase, Program, prepared
 from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases import lanes, pulls
-from aiodist.phases.base import MANY_RANKS, Call, Part, Place, check_root, share
+from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Call, Part, Place, check_root, share
 from aiodist.phases.memories import Regions
 from aiodist.schedules import chain, direct_exchange
 from aiodist.schedules.teams import spans_hosts
@@ -66,7 +66,7 @@ def offers_of_all(
 ) -> Part[tuple[Offers, bool]]:
     """What each rank offers to each other one: all of it, or what concerns this rank. And whether
     all that fits where it goes."""
-    if place.size > MANY_RANKS:
+    if place.size > MAX_RANKS_IN_SMALL_AREA:
         yield from passage.to_host()
         return (yield from _offers_apart(place, own, want))
     words = pack_offers(place, passage, own, ROOM // place.size)

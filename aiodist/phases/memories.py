@@ -233,8 +233,9 @@ class Partials(Reductions):
             np.copyto(into, self._kernel.load(source))
 
 
-class Wholes:
-    """Whole values for `recursive_doubling.all_reduce`: each cell holds one array a group.
+class SmallReductions:
+    """Small values, reduced whole by `recursive_doubling.all_reduce`: each cell holds one array a
+    group.
 
     X and OUT are vectors of users' arrays, TMP cells hold partial results in the kernels'
     accumulator dtypes. Cells are replaced, never written to, so they may be on their way.
