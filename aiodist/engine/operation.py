@@ -80,7 +80,7 @@ class Running(Protocol):
     """A phase in shared memory that is under way."""
 
     def run(self) -> bool:
-        """Go on. True: done. False: it has to wait; `Operation.ride` is called in due course."""
+        """Go on. True: done. False: it has to wait; `Operation.resume` is called in due course."""
         ...
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class Operation:
         """On its lane all have entered, and some give arrays of the host."""
         self._host.turn(self)
 
-    def ride(self) -> None:
+    def resume(self) -> None:
         """It is its turn on its lane."""
         assert self.lane is not None
         if self.done:

@@ -614,7 +614,7 @@ class Context:
         work._on_cancel = partial(self._cancelled, op)
         self.ops[None, op.seq] = op
         assert self.lane is not None
-        self.lane.adopt(op)
+        self.lane.continue_as_operation(op)
         if not op.done and seconds != math.inf:
             deadlines.arm(self, op, seconds)
 
