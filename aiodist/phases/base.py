@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.devices.memory import Plane
+from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.operation import Phase, Program, Running, Start, prepared
 from aiodist.engine.pull import PullPhase, planned
 from aiodist.errors import AiodistError
@@ -52,7 +52,7 @@ class Place(Protocol):
     def heap(self) -> SharedArrays: ...
 
     @property
-    def plane(self) -> Plane: ...
+    def device_memory(self) -> DeviceMemory: ...
 
     max_message_bytes: int
     allow_pickle: bool

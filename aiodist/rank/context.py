@@ -17,7 +17,7 @@ from aiodist import trace
 from aiodist.collectives.express import Express, LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
-from aiodist.devices.memory import Plane
+from aiodist.devices.memory import DeviceMemory
 from aiodist.engine import deadlines, failures, variants
 from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.early import Key
@@ -82,8 +82,8 @@ class Context:
         self.scope = trace.Scope(group, epoch, self.rank, self.size, id)
         self.trace = trace.bound(self.scope)
         self.recorder = endpoint.recorder
-        self.plane = Plane(self)
-        self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.plane)
+        self.device_memory = DeviceMemory(self)
+        self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.device_memory)
         self.p2p_express = P2PExpress(self)
         self._local = {root: local for local, root in enumerate(self.ranks)}
         self.ops: dict[Key, Operation] = {}
@@ -429,7 +429,7 @@ class Context:
             self._about_tags(src, fields[2:])
             return None
         if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP, kinds.DEVICE):
-            (self.plane if kind == kinds.DEVICE else self.heap).heard(src, fields)
+            (self.device_memory if kind == kinds.DEVICE else self.heap).heard(src, fields)
             return None
         if kind == kinds.REVOKE:
             revoking.heard(self, fields)
@@ -504,7 +504,7 @@ class Context:
         if self.lane is not None:
             self.lane.break_off()
         self.verdict_relay.lose(src)
-        self.plane.rank_lost(src)
+        self.device_memory.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
         self.hearsay.review()
 
@@ -543,7 +543,7 @@ class Context:
                 self._withdraw(op)
                 op.work.fail(error)
         self.hearsay.close(error)
-        self.plane.close()  # it may have a last word
+        self.device_memory.close()  # it may have a last word
         self.endpoint.called += self.called
         self.ended = error
         self.heap.close()
