@@ -320,7 +320,8 @@ class Group:
         work = self._context.p2p.recv(src=src, tag=tag, out=out)
         missing = () if src is ANY_SOURCE else (src,)
         context = self._context
-        # Not for each of many receives: the one before it has just polled.
+        # Do not poll where this call has done so in vain, or where several receives wait: the one
+        # before has polled already.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
             context.inline(work, missing)
         return deadlines.arm_message(self._context, work, timeout, math.inf, missing)

@@ -216,7 +216,7 @@ class Express(ABC, Generic[G, R]):
         """Reduce `x`, whose memory is `flat`, by `recipe`. None: nothing has happened."""
 
     def all_reduce(self, x: Any, op: Any, seconds: float) -> Work[Any] | None:
-        """Reduce `x` in place. None: this is nothing for here, and nothing has happened."""
+        """Reduce `x` in place. None: the fast path does not apply, nothing has happened."""
         cls = type(x)
         if cls is not np.ndarray and cls is not tensors.plain_type():
             return None

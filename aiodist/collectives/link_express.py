@@ -1,4 +1,4 @@
-"""The same for ranks that are joined by sockets: small all-reduces, done within the call.
+"""All-reduce of small arrays within the call, for ranks that are joined by sockets.
 
 What travels are the frames of `recursive_doubling.all_reduce`, byte for byte those of an ordinary
 operation, so that nobody can tell. Kept are the prefixes of these frames, but for the number of the

@@ -302,7 +302,7 @@ class Operation:
             self.advance()
 
     def receiving_from(self) -> list[int]:
-        """The peers of whom a payload is under way."""
+        """The peers whose current frame has come only in part: its payload is not complete."""
         return list(self._staging)
 
     def needs(self, peer: int) -> bool:

@@ -204,7 +204,8 @@ class Peer:
         if not isinstance(link, LastingLink) or link.is_closed:
             return False
         if not link.is_severed:
-            # It may never have heard our answer, and not know of the link that it has made itself.
+            # If our HELLO_ACK was lost, the peer does not know that its connection attempt
+            # succeeded: it still names the number of links that it had before, `_unheard`.
             if theirs.generation < self._generation and theirs.generation != self._unheard:
                 return False  # it was begun before there was this link
             self.broken = "the peer has made another connection; "

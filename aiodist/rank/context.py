@@ -96,7 +96,7 @@ class Context:
         self.verdict_relay = VerdictRelay(self)
         self.hearsay = Hearsay(self)
         self._fetching: set[int] = set()
-        """The ranks of whom the payload of a message is under way."""
+        """The ranks whose current point-to-point frame has come only in part."""
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}

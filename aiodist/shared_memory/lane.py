@@ -110,7 +110,8 @@ class Lane:
         self._loop = loop
         self._progress = progress
         self._kick = kick
-        self._free = [0] * len(AREAS)  # the stamp with which the others are done with an area
+        self._free = [0] * len(AREAS)
+        """By area: the stamp that the others must reach before it may be reused."""
         # Of the current operation:
         self._entered = False
         self._agreed = False
