@@ -559,7 +559,7 @@ class Group:
     # -- threads ----------------------------------------------------------------------------------
 
     def blocking(self) -> BlockingGroup:
-        """The same operations as ordinary calls, for other threads than the event loop's."""
+        """The operations of this group as ordinary calls, for other threads than the loop's."""
         return BlockingGroup(self, self._loop)
 
     # -- the end ----------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ def offers_of_all(
 
 
 def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tuple[Offers, bool]]:
-    """The same where the offers of all to all fill more than a frame: sizes alone, to each."""
+    """`offers_of_all` for so many ranks that the offers of all would fill more than a frame: each
+    rank tells each other one the sizes of what it has for it, and nothing else."""
     wants, _ = fitting.parted((yield from share(place, fitting.joined(want, b""), False)))
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]

@@ -262,7 +262,7 @@ class Coordinator:
         return {"address": self.address, **self._machine.status()}
 
     async def survey(self) -> dict[str, Any]:
-        """The same, with what the members are doing: each is asked, and has a second to answer.
+        """What `status` tells, and what the members are doing: each has a second to answer.
 
         Every member has "silent" and "doing", and every group "findings", as in ``aiodist status
         --json``. Raises CoordinatorLostError where the coordinator stops meanwhile.

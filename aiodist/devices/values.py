@@ -105,7 +105,7 @@ class Sources:
             return b""
 
     def own(self) -> Found:
-        """The same, for this rank itself."""
+        """What `words` tells others, for this rank itself: its event, and its arrays."""
         assert self.device_work is not None
         return Found([self.device_work.events[READY][1]], self.flats)
 

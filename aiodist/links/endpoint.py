@@ -38,7 +38,7 @@ FAREWELL_TIMEOUT = 1.0
 REACH_TIMEOUT = 10.0
 """Seconds for the system of a peer to take a connection."""
 REACH_AGAIN_TIMEOUT = 3.0
-"""The same, where there was a connection that broke."""
+"""Seconds for the system of a peer to take a connection in place of one that broke."""
 LEASE = 15.0
 LONGEST_SILENCE = 3600.0
 """Seconds after which a connection without an answer is broken, however long the lease."""
@@ -47,7 +47,8 @@ PAUSES = [0.001 * 2**attempt for attempt in range(9)]
 peer that has left, or trusts another authority, does not always say more than that: so not for
 ever."""
 LATER_PAUSES = [1.0] * 10
-"""The same, where the peer may refuse because it calls as well, and its connection is kept."""
+"""Further such pauses, where the peer may refuse because it calls as well, and of two connections
+its own is kept."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 

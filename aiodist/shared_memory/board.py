@@ -55,9 +55,9 @@ A_PHASE: Final = 1 << 20
 
 
 ON_DEVICE: Final = -1
-"""As a place: the array is on a device."""
+"""A place that says: the array is on a device."""
 _TURNED: Final = -2
-"""As a place: the array is on a device, but all do as ranks with arrays of the host do."""
+"""A place that says: the array is on a device, but all do as ranks with arrays of the host do."""
 _ON_DEVICE_WORD: Final = {ON_DEVICE: 1, _TURNED: 2}
 
 

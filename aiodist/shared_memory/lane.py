@@ -227,7 +227,7 @@ class Lane:
         return self.board.area(rank, index)
 
     def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
-        """The same of all ranks, by rank, as vectors of `dtype`; empty ones of those on other
+        """That area of all ranks, by rank, as vectors of `dtype`; empty ones for ranks of other
         hosts. They are kept."""
         found = self._vectors.get((index, dtype))
         if found is None:

@@ -229,7 +229,7 @@ async def test_what_was_sent_is_kept_while_it_may_be_read(devices: Devices) -> N
 
 
 async def test_events_and_memory_come_back(devices: Devices) -> None:
-    """As many messages as one likes need no more events, and nothing is opened twice."""
+    """Any number of messages needs no more events, and nothing is opened twice."""
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
