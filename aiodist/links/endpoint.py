@@ -74,21 +74,21 @@ class Endpoint:
         self.loop = loop
         self.lease = min(lease, LONGEST_SILENCE)
         self._expected = expected
-        self.progress = Progress(loop)
-        self.recorder = Recorder()
-        self.moved = Moved()
+        self.progress = Progress(loop)  # polls within calls
+        self.recorder = Recorder()  # the flight recorder of all groups of this membership
+        self.moved = Moved()  # bytes of payload
         self.called = 0
         """Collectives that were called in contexts that have ended."""
-        self.contexts: dict[bytes, Inbox] = {}
-        self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
-        self.lost: dict[int, str] = {}
+        self.contexts: dict[bytes, Inbox] = {}  # those that take frames, by the id in frames
+        self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()  # the last MAX_CLOSED
+        self.lost: dict[int, str] = {}  # peers that are gone for this rank, and why
         self.doubted: set[int] = set()
         """Those of them that may live: there is no link to them any more, and that is all that is
         known here."""
-        self.closing = False
+        self.closing = False  # this rank leaves: peers are not lost any more
         self.reads_devices = True
         """Whether this rank may read the devices of others, and they its own."""
-        self._is_over = False
+        self._is_over = False  # no connection is taken any more
         self.rank = -1
         """This rank's own root."""
         self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
@@ -99,21 +99,23 @@ class Endpoint:
         self.ask: Ask = lambda roots, tell, seconds: None
         """Asks the coordinator what peers are doing, where there is one: it tells, by root, after
         so many seconds at most."""
-        self._identity: Identity | None = None
-        self._expecting = False
+        self._identity: Identity | None = None  # how this rank shows that it is a member
+        self._expecting = False  # see `expect`
+        # A root is the number of a member here, over all epochs: by it there are the peers, and it
+        # is found by a member's id, or by the mark with which the member connects.
         self._peers: dict[int, Peer] = {}
         self._roots: dict[str, int] = {}
         self._marks: dict[bytes, int] = {}
-        self._numbers = itertools.count()
-        self._dial: Dial | None = None
+        self._numbers = itertools.count()  # the roots of those that come
+        self._dial: Dial | None = None  # makes links, see `activate`
         self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
         self._unproven: UnprovenConnections[Greeter] = UnprovenConnections(
             log, max(MIN_UNPROVEN, 2 * expected)
         )
-        self.sparing = Sparing(log)
-        self._strays: dict[bytes, list[Stray]] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._look: asyncio.TimerHandle | None = None
+        self.sparing = Sparing(log)  # warns of what strangers do, but not without end
+        self._strays: dict[bytes, list[Stray]] = {}  # frames for contexts that are not there yet
+        self._tasks: dict[asyncio.Task[None], None] = {}  # what is cancelled at the end, in order
+        self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
         self._draining = Draining(loop, self._peers, self.lost)
 
     def activate(self, identity: Identity, dial: Dial) -> None:

@@ -67,45 +67,47 @@ class Context:
         allow_pickle: bool,
         layout: Layout,
     ) -> None:
-        self.endpoint = endpoint
+        self.endpoint = endpoint  # the links to the peers
         self.loop = endpoint.loop
-        self.id = id
-        self.group = group
+        self.id = id  # names it in frames
+        self.group = group  # the name of the group
         self.epoch = epoch
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(endpoint.rank)
+        self.ranks = tuple(ranks)  # the roots of its members, by rank
+        self.rank = self.ranks.index(endpoint.rank)  # this one, among them
         self.size = len(self.ranks)
-        self.op_timeout = op_timeout
-        self.max_message_bytes = max_message_bytes
-        self.allow_pickle = allow_pickle
-        self.ended: AiodistError | None = None
-        self.scope = trace.Scope(group, epoch, self.rank, self.size, id)
-        self.trace = trace.bound(self.scope)
-        self.recorder = endpoint.recorder
-        self.device_memory = DeviceMemory(self)
+        self.op_timeout = op_timeout  # seconds for a collective that was given no timeout
+        self.max_message_bytes = max_message_bytes  # most of a message as a whole
+        self.allow_pickle = allow_pickle  # whether values may be any Python objects
+        self.ended: AiodistError | None = None  # why nothing can be called any more
+        self.scope = trace.Scope(group, epoch, self.rank, self.size, id)  # names it in records
+        self.trace = trace.bound(self.scope)  # hears of each operation; None: nobody listens
+        self.recorder = endpoint.recorder  # the flight recorder
+        self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.device_memory)
-        self.p2p_express = P2PExpress(self)
-        self._local = {root: local for local, root in enumerate(self.ranks)}
+        self.p2p_express = P2PExpress(self)  # the fast path of point to point
+        self._local = {root: local for local, root in enumerate(self.ranks)}  # the rank of a root
         self.ops: dict[Key, Operation] = {}
         """The collectives that are pending and have a number."""
-        self.tags = TagCounts(self.rank, self.size)
-        self._unsolicited = [0] * self.size
+        self.tags = TagCounts(self.rank, self.size)  # the numbers of collectives
+        self._unsolicited = [0] * self.size  # bytes by peer, see MAX_UNSOLICITED
         self.deferred: list[Operation] = []
         """The collectives that wait for a number, in the order of their calls."""
-        self.arrivals = Arrivals(self)
-        self.verdict_relay = VerdictRelay(self)
-        self.hearsay = Hearsay(self)
+        self.arrivals = Arrivals(self)  # takes what comes for collectives
+        self.verdict_relay = VerdictRelay(self)  # tells who gave which up
+        self.hearsay = Hearsay(self)  # Works that wait until it is known who is lost
         self._fetching: set[int] = set()
         """The ranks whose current point-to-point frame has come only in part."""
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
-        self._gone: dict[int, str] = {}
-        self.lane: Lane | None = None
-        self.express: Express[Any, Any] | None = None
-        sharing, self.teams = layout
-        self.mates = post(self.teams, self.rank).mates
+        self._gone: dict[int, str] = {}  # ranks that are lost or left, and why
+        self.lane: Lane | None = None  # where collectives share memory, once that is agreed on
+        self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
+        sharing, self.teams = layout  # the ranks of each host
+        self.mates = post(self.teams, self.rank).mates  # the other ranks of this host
+        # Whether arrays can be had in memory that all ranks see.
         self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
-        self.heap = Heap(self)
+        self.heap = Heap(self)  # those arrays
+        # Has a lane made, beside the first collective; None: there will be none.
         self._setup = None if sharing is Sharing.NONE else LaneSetup(self, sharing)
         if self._setup is None:
             self.use_links()

@@ -96,35 +96,35 @@ class Lane:
         size: int,
         polls: bool,
     ) -> None:
-        self.board = board
+        self.board = board  # the words and areas of the ranks
         self.first = first
-        self.moved = moved
-        self.others: Sequence[int] = tuple(board.words)
-        self._polls = polls
+        self.moved = moved  # bytes that were shown to others, or read of them
+        self.others: Sequence[int] = tuple(board.words)  # the other ranks of this host
+        self._polls = polls  # whether waiting begins with a look at memory, again and again
         self._size = size
         # Between hosts a yield of the core costs little of the time that is waited anyway.
         self._crowded = len(self.others) + 1 > cores() or size > len(self.others) + 1
-        self.current: Rider | SkippedCall | None = None
-        self.is_broken = False
-        self._queue: deque[Rider | SkippedCall] = deque()
+        self.current: Rider | SkippedCall | None = None  # whose turn it is
+        self.is_broken = False  # a rank is lost, see `break_off`
+        self._queue: deque[Rider | SkippedCall] = deque()  # what comes after `current`, in order
         self._loop = loop
-        self._progress = progress
-        self._kick = kick
+        self._progress = progress  # how long to poll
+        self._kick = kick  # wakes a rank that sleeps
         self._free = [0] * len(AREAS)
         """By area: the stamp that the others must reach before it may be reused."""
         # Of the current operation:
-        self._entered = False
-        self._agreed = False
-        self._seq = -1
-        self._digest = 0
-        self._phase = -1
-        self._base = 0
-        self._publishes = 0
-        self._asleep = False
-        self._resuming = False
-        self._hurries = False
+        self._entered = False  # its words are on the board
+        self._agreed = False  # all others are known to have called the same
+        self._seq = -1  # its number
+        self._digest = 0  # of what was called
+        self._phase = -1  # the number of its phase; -1: none has begun
+        self._base = 0  # the stamp with which that began
+        self._publishes = 0  # how often this rank has published in it
+        self._asleep = False  # the board says that this rank sleeps, and what it waits for
+        self._resuming = False  # the loop will call `_resume`
+        self._hurries = False  # see `hurry`
         self._known = 0  # all others have reached this stamp, perhaps a later one
-        self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}
+        self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}  # see `vectors`
 
     # -- the order of operations ------------------------------------------------------------------
 
