@@ -18,7 +18,7 @@ from aiodist.errors import GroupClosedError, GroupRevokedError
 from aiodist.p2p.point_to_point import Envelope, as_tag
 from aiodist.phases import base
 from aiodist.rank import deriving
-from aiodist.rank.actor import Seat, as_member
+from aiodist.rank.actor import RankActor, as_member
 from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
 from aiodist.rank.revoking import revoke
@@ -61,17 +61,17 @@ class Group:
     `GroupClosedError`.
     """
 
-    def __init__(self, seat: Seat, context: Context, *, name: str) -> None:
-        self._seat = seat
+    def __init__(self, actor: RankActor, context: Context, *, name: str) -> None:
+        self._actor = actor
         self._context = context
-        self._loop = seat.loop
+        self._loop = actor.loop
         self._name = name
         self._members = tuple(
-            as_member(seat.people[root], rank) for rank, root in enumerate(context.ranks)
+            as_member(actor.people[root], rank) for rank, root in enumerate(context.ranks)
         )
-        self._recovery = Recovery(seat, context, [member.id for member in self._members])
+        self._recovery = Recovery(actor, context, [member.id for member in self._members])
         self._successor: Group | None = None
-        self._local_rank, self._local_size = seat.neighbours(context.ranks, context.rank)
+        self._local_rank, self._local_size = actor.neighbours(context.ranks, context.rank)
         self._closing: asyncio.Task[None] | None = None
 
     # -- what it is -------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Group:
     @property
     def address(self) -> str:
         """The coordinator's address."""
-        return self._seat.address
+        return self._actor.address
 
     @property
     def closed(self) -> bool:
@@ -124,12 +124,12 @@ class Group:
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """Payload bytes sent to and received from all peers so far, over all transports."""
-        return self._seat.endpoint.payload_bytes
+        return self._actor.endpoint.payload_bytes
 
     @property
     def store(self) -> Store:
         """The group's key-value store, kept by the coordinator."""
-        return self._seat.store
+        return self._actor.store
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
@@ -320,7 +320,8 @@ class Group:
         work = self._context.p2p.recv(src=src, tag=tag, out=out)
         missing = () if src is ANY_SOURCE else (src,)
         context = self._context
-        # Not for each of many receives: the one before it has just polled.
+        # Do not poll where this call has done so in vain, or where several receives wait: the one
+        # before has polled already.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
             context.inline(work, missing)
         return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
@@ -412,7 +413,7 @@ class Group:
 
     def _decline(self, part: deriving.Part, error: BaseException) -> None:
         kind, ranks = part
-        layout = self._seat.layout([self._context.ranks[rank] for rank in ranks])
+        layout = self._actor.layout([self._context.ranks[rank] for rank in ranks])
         deriving.decline(self._context, self._name, kind, ranks, layout, error)
 
     async def dup(self, *, timeout: float | None = None) -> Group:
@@ -428,10 +429,10 @@ class Group:
         except (TypeError, ValueError, GroupRevokedError) as error:
             self._decline((kind, ranks), error)
             raise
-        layout = self._seat.layout([parent.ranks[rank] for rank in ranks])
+        layout = self._actor.layout([parent.ranks[rank] for rank in ranks])
         name = f"{self._name}/{kind.split()[0]}"
         context = await deriving.derive(parent, name, kind, ranks, layout, timeout)
-        return Group(self._seat, context, name=name)
+        return Group(self._actor, context, name=name)
 
     # -- going on after a loss --------------------------------------------------------------------
 
@@ -503,11 +504,11 @@ class Group:
         gave alone. Changes that come faster than they are asked for are seen in one."""
         self._check_loop()
         self._recovery.check_root("views")
-        async for view in views(self._seat):
+        async for view in views(self._actor):
             yield view
 
     def _gone_on(self, context: Context) -> Group:
-        self._successor = Group(self._seat, context, name=self._name)
+        self._successor = Group(self._actor, context, name=self._name)
         return self._successor
 
     def _newest(self) -> Group:
@@ -558,7 +559,7 @@ class Group:
     # -- threads ----------------------------------------------------------------------------------
 
     def blocking(self) -> BlockingGroup:
-        """The same operations as ordinary calls, for other threads than the event loop's."""
+        """The operations of this group as ordinary calls, for other threads than the loop's."""
         return BlockingGroup(self, self._loop)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -584,12 +585,12 @@ class Group:
             while pending := self._pending():
                 await asyncio.wait(pending)
             context.close(self._context.error(GroupClosedError, "the group was closed"))
-        if context is self._seat.context:
-            await self._seat.leave()
+        if context is self._actor.context:
+            await self._actor.leave()
 
     def _pending(self) -> list[Work[Any]]:
-        is_root = self._context is self._seat.context
-        contexts = self._seat.endpoint.contexts.values() if is_root else [self._context]
+        is_root = self._context is self._actor.context
+        contexts = self._actor.endpoint.contexts.values() if is_root else [self._context]
         return [work for context in contexts for work in context.pending if not work.done()]
 
     def abort(self, reason: str = "aborted") -> None:
@@ -597,8 +598,8 @@ class Group:
         self._check_loop()
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)
-        if self._context is self._seat.context:
-            self._seat.abort(reason)
+        if self._context is self._actor.context:
+            self._actor.abort(reason)
 
     async def __aenter__(self) -> Group:
         return self
@@ -613,7 +614,7 @@ class Group:
             await self.close()
         else:
             self.abort(f"{type(error).__name__}: {error}")
-            await self._seat.gone()
+            await self._actor.gone()
 
     # -- checks -----------------------------------------------------------------------------------
 

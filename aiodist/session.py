@@ -22,7 +22,7 @@ from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
-from aiodist.rank.actor import Memory, Seat
+from aiodist.rank.actor import Memory, RankActor
 from aiodist.rank.context import Context
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
@@ -238,7 +238,7 @@ async def _met(options: _Options) -> Group:
     try:
         while True:
             try:
-                seat = await _join(options, address, coordinator, deadline - loop.time())
+                actor = await _join(options, address, coordinator, deadline - loop.time())
                 break
             except CoordinatorLostError as error:
                 # Perhaps that of a run that was just ending, and ours is about to come up.
@@ -251,23 +251,23 @@ async def _met(options: _Options) -> Group:
             await coordinator.stop()
         raise
     context = Context(
-        seat.endpoint,
-        id=seat.view.context,
-        group=seat.view.group,
-        epoch=seat.view.epoch,
-        ranks=seat.roots,
+        actor.endpoint,
+        id=actor.view.context,
+        group=actor.view.group,
+        epoch=actor.view.epoch,
+        ranks=actor.roots,
         op_timeout=options.op_timeout,
         max_message_bytes=options.max_message_bytes,
         allow_pickle=options.allow_pickle,
-        layout=seat.layout(seat.roots),
+        layout=actor.layout(actor.roots),
     )
-    seat.context = context
-    return Group(seat, context, name=seat.view.group)
+    actor.context = context
+    return Group(actor, context, name=actor.view.group)
 
 
 async def _join(
     options: _Options, address: str, coordinator: Coordinator | None, timeout: float
-) -> Seat:
+) -> RankActor:
     """Become a member, reachable by the others."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -307,7 +307,7 @@ async def _join(
             patience,
         ),
     )
-    return Seat(
+    return RankActor(
         people=people,
         memory_of=_memory,
         address=address,
@@ -486,4 +486,4 @@ async def _joined(connecting: Connecting) -> Group:
 
 async def _aborted(group: Group, reason: str) -> None:
     group._newest().abort(reason)
-    await group._seat.gone()
+    await group._actor.gone()

@@ -107,7 +107,7 @@ async def run(names: Iterable[str], effort: Effort) -> list[Outcome]:
 
 
 def as_json(report: Report, outcomes: Iterable[Outcome]) -> dict[str, object]:
-    """As that of `aiodist bench`, but with results and facts by benchmark."""
+    """The report: that of `aiodist bench`, but with results and facts by benchmark."""
     found = report.as_json(machine())
     del found["results"]
     found["benchmarks"] = {

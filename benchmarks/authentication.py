@@ -62,7 +62,8 @@ def one_side(way: Way, nbytes: int, total: int) -> float:
 
 
 def through(out: Any, into: Any, nbytes: int, total: int) -> float:
-    """The same for both ends of a connection together. No more is on its way than one write."""
+    """Seconds of the processor for `total` bytes in payloads of `nbytes`, of both ends of a
+    connection together. No more is on its way than one write."""
     data, room = memoryview(os.urandom(nbytes)), memoryview(bytearray(nbytes))
     start = time.process_time()
     for _ in range(total // nbytes):
@@ -90,7 +91,8 @@ def tcp() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @contextlib.contextmanager
 def tls(cipher: str) -> Iterator[tuple[Any, Any]]:
-    """The same, encrypted. Raises ImportError without `cryptography`, which makes certificates."""
+    """Both ends of an encrypted connection. Raises ImportError without `cryptography`, which makes
+    certificates."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE

@@ -123,15 +123,16 @@ def plain(value: Any) -> Flat | None:
 
 
 def flat(value: Any, dtype: np.dtype[Any], length: int) -> Flat | None:
-    """The same of a numpy array or torch tensor, no subclass, of `length` elements whose carrier
-    is `dtype`."""
+    """The memory of a numpy array or torch tensor (no subclass) of `length` elements whose carrier
+    is `dtype`, flat. None: take the long way."""
     if type(value) is np.ndarray:
         return value.reshape(-1) if value.flags.carray else None
     return tensors.flat(value, dtype, length)
 
 
 def window(value: Any, nbytes: int) -> memoryview | None:
-    """The same as `nbytes` bytes."""
+    """The memory of a numpy array or torch tensor (no subclass) as `nbytes` bytes. None: take the
+    long way."""
     if type(value) is np.ndarray:
         return value.reshape(-1).view(np.uint8).data if value.flags.carray else None
     found = tensors.flat(value, _BYTE, nbytes)

@@ -165,8 +165,8 @@ class Kernel:
             self.reduce_loudly(operands, out, size)
 
     def fold_loudly(self, operands: Sequence[Flat], out: Flat) -> None:
-        """The same of a few elements, where neither loading nor storing changes them. `out` is none
-        of the operands but the first two."""
+        """`reduce` of a few elements, where neither loading nor storing changes them, with whatever
+        warnings of numpy are on. `out` is none of the operands but the first two."""
         if len(out) == 1 and (new := self._new) is not None:
             total = new(operands[0], operands[1])
             for x in operands[2:]:

@@ -138,8 +138,8 @@ def plain(tensor: Any) -> NDArray[Any] | None:
 
 
 def flat(tensor: Any, dtype: np.dtype[Any], length: int) -> NDArray[Any] | None:
-    """The same of a tensor of `length` elements whose carrier is `dtype`. None for one that is not
-    contiguous, a lazy view, or has no memory of its own here."""
+    """The memory of a tensor of `length` elements whose carrier is `dtype`, flat. None for one that
+    is not contiguous, a lazy view, or has no memory of its own here."""
     try:
         if not tensor.is_contiguous() or not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
             return None

@@ -507,7 +507,8 @@ def copy_value(value: object, *, allow_pickle: bool = False) -> Any:
 
 
 def into(value: object, out: object, *, allow_pickle: bool = False, name: str = "out") -> Any:
-    """As if the value had gone over the wire into `out`. Raises as `encode` and `allocate`."""
+    """Copy a value into `out` (None: into new memory), as if it had gone over the wire. Raises as
+    `encode` and `allocate`."""
     encoded = encode(value, allow_pickle=allow_pickle)
     incoming = parse(encoded.meta, allow_pickle=allow_pickle)
     incoming.allocate(out, name=name)

@@ -77,7 +77,7 @@ class Vector:
         return [self.arrays[i][a:b] for i, a, b in self._cut(start, stop)]
 
     def piece(self, start: int, stop: int) -> Flat | None:
-        """The same where it lies in one array, else None."""
+        """Elements `start` to `stop` as one flat view, where they lie in one array; else None."""
         arrays = self.arrays
         if len(arrays) == 1:
             return arrays[0][start:stop]

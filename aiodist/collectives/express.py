@@ -216,7 +216,7 @@ class Express(ABC, Generic[G, R]):
         """Reduce `x`, whose memory is `flat`, by `recipe`. None: nothing has happened."""
 
     def all_reduce(self, x: Any, op: Any, seconds: float) -> Work[Any] | None:
-        """Reduce `x` in place. None: this is nothing for here, and nothing has happened."""
+        """Reduce `x` in place. None: the fast path does not apply, nothing has happened."""
         cls = type(x)
         if cls is not np.ndarray and cls is not tensors.plain_type():
             return None
@@ -303,7 +303,7 @@ class LaneExpress(Express[LaneGroup, Recipe]):
         place = 0
         if recipe.direct is not None and context.heap.shows_any:
             place = context.heap.place_of([flat])
-        if not lane.dash(seq, area, recipe.digest, recipe.call, place):
+        if not lane.try_enter(seq, area, recipe.digest, recipe.call, place):
             return None
         work: Work[Any] = Work.begin(self._loop, "all_reduce", None, seq, recipe.nbytes)
         try:
@@ -318,7 +318,7 @@ class LaneExpress(Express[LaneGroup, Recipe]):
             context.take_over(work, recipe.call, _failing(error), seconds)
             return work
         if left is None:
-            lane.arrive(recipe.shown, recipe.taken)
+            lane.finish_inline(recipe.shown, recipe.taken)
             self._done(work, seq, recipe, x)
         else:
             run = Run(self, recipe, left, flat, area)

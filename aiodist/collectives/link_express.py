@@ -1,4 +1,4 @@
-"""The same for ranks that are joined by sockets: small all-reduces, done within the call.
+"""All-reduce of small arrays within the call, for ranks that are joined by sockets.
 
 What travels are the frames of `recursive_doubling.all_reduce`, byte for byte those of an ordinary
 operation, so that nobody can tell. Kept are the prefixes of these frames, but for the number of the
@@ -21,7 +21,7 @@ from aiodist.collectives.express import Express, ExpressGroup, Flat
 from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.operation import Phase, Program, Start, prepared
 from aiodist.links.progress import cores
-from aiodist.phases.memories import Wholes
+from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import recursive_doubling
 from aiodist.schedules.plan import OUT, TMP, Copy, Recv, Reduce, Send, Step
 from aiodist.schedules.selection import choose_all_reduce
@@ -199,7 +199,7 @@ class LinkExpress(Express[LinkGroup, Recipe]):
         """Make it an operation, which goes on with step `done`, the partial result in `cell`."""
         context = self._context
         vector = Vector.of(flat)
-        memory = Wholes([(recipe.kernel, vector, vector)], context.size)
+        memory = SmallReductions([(recipe.kernel, vector, vector)], context.size)
         memory.hold(cell, [total])
 
         def program(_: bool) -> Program:

@@ -21,7 +21,7 @@ from aiodist.engine.operation import Failure, Phase, Program, Start, prepared
 from aiodist.errors import ProtocolError
 from aiodist.phases import lanes
 from aiodist.phases.base import Call, Part, Place, check_root, share
-from aiodist.phases.memories import Partials, Reductions, Wholes
+from aiodist.phases.memories import Partials, Reductions, SmallReductions
 from aiodist.schedules import (
     chain,
     recursive_doubling,
@@ -37,7 +37,7 @@ from aiodist.schedules.selection import (
 )
 from aiodist.types import ReduceOp
 
-MANY_RANKS = 128
+MAX_RANKS_LISTING_NUMBERS = 128
 """With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
 
 
@@ -110,10 +110,10 @@ def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool)
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
     """The reduction of slot `rank` of `xs`."""
     operand = Operand.of_slots(xs, op, rank=place.rank, size=place.size, out=out)
-    if operand.kind == "scalars" and place.size > MANY_RANKS:
+    if operand.kind == "scalars" and place.size > MAX_RANKS_LISTING_NUMBERS:
         raise ValueError(
-            f"a list of numbers is for up to {MANY_RANKS} ranks, this group has {place.size}: "
-            "give one array, it is split among the ranks"
+            f"a list of numbers is for up to {MAX_RANKS_LISTING_NUMBERS} ranks, "
+            f"this group has {place.size}: give one array, it is split among the ranks"
         )
 
     def program(on_lane: bool) -> Program:
@@ -197,7 +197,9 @@ def _synchronise(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[N
 
 def _small(place: Place, groups: Sequence[Group]) -> Phase:
     plan = prepared(recursive_doubling.all_reduce, place.rank, place.size)
-    return Phase(plan, Wholes([(group.kernel, group.x, group.out) for group in groups], place.size))
+    return Phase(
+        plan, SmallReductions([(group.kernel, group.x, group.out) for group in groups], place.size)
+    )
 
 
 def _memory(place: Place, group: Group, scratch: int) -> Reductions:

@@ -17,12 +17,12 @@ import numpy as np
 from aiodist.buffers.foreign import Taker
 from aiodist.buffers.values import Encoded, Incoming, describe, parse
 from aiodist.collectives import fitting
-from aiodist.collectives.passages import Offer, Passage
+from aiodist.collectives.device_transfer import DeviceTransfer, Offer
 from aiodist.devices.values import device_among
 from aiodist.engine.operation import Phase, Program, prepared
 from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases import lanes, pulls
-from aiodist.phases.base import MANY_RANKS, Call, Part, Place, check_root, share
+from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Call, Part, Place, check_root, share
 from aiodist.phases.memories import Regions
 from aiodist.schedules import chain, direct_exchange
 from aiodist.schedules.teams import spans_hosts
@@ -35,7 +35,9 @@ ROOM = 64 * 1024
 _HEAD = struct.Struct(">QQ")
 
 
-def pack_offers(place: Place, passage: Passage, values: Sequence[Encoded], room: int) -> bytes:
+def pack_offers(
+    place: Place, transfer: DeviceTransfer, values: Sequence[Encoded], room: int
+) -> bytes:
     """The blob of one rank. The data of a value goes in while there is room, then metadata."""
 
     def place_of(value: Encoded) -> int:
@@ -47,14 +49,14 @@ def pack_offers(place: Place, passage: Passage, values: Sequence[Encoded], room:
         meta = value.meta if small else len(value.meta)
         room -= len(value.meta) if small else 0
         if value.gaps:
-            first = passage.first(value)
+            first = transfer.first(value)
             packed.append(Offer(meta, value.nbytes, None, 0, value.elsewhere, first))
         elif small and value.nbytes <= room:
             room -= value.nbytes
             packed.append(Offer(meta, value.nbytes, b"".join(value.buffers)))
         else:
             packed.append(Offer(meta, value.nbytes, None, place_of(value)))
-    return passage.pack(packed, room)
+    return transfer.pack(packed, room)
 
 
 Offers = list[list[Offer | None]]
@@ -62,17 +64,17 @@ Offers = list[list[Offer | None]]
 
 
 def offers_of_all(
-    place: Place, passage: Passage, own: Sequence[Encoded], want: bytes, on_lane: bool
+    place: Place, transfer: DeviceTransfer, own: Sequence[Encoded], want: bytes, on_lane: bool
 ) -> Part[tuple[Offers, bool]]:
     """What each rank offers to each other one: all of it, or what concerns this rank. And whether
     all that fits where it goes."""
-    if place.size > MANY_RANKS:
-        yield from passage.to_host()
+    if place.size > MAX_RANKS_IN_SMALL_AREA:
+        yield from transfer.to_host()
         return (yield from _offers_apart(place, own, want))
-    words = pack_offers(place, passage, own, ROOM // place.size)
+    words = pack_offers(place, transfer, own, ROOM // place.size)
     blobs = yield from share(place, fitting.joined(want, words), on_lane)
     wants, parts = fitting.parted(blobs)
-    agreed = yield from passage.agree(dict(enumerate(parts)), place.size, on_lane)
+    agreed = yield from transfer.agree(dict(enumerate(parts)), place.size, on_lane)
     offers: Offers = [[*agreed[src]] for src in range(place.size)]
     if not any(wants):
         return offers, True
@@ -81,7 +83,8 @@ def offers_of_all(
 
 
 def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tuple[Offers, bool]]:
-    """The same where the offers of all to all fill more than a frame: sizes alone, to each."""
+    """`offers_of_all` for so many ranks that the offers of all would fill more than a frame: each
+    rank tells each other one the sizes of what it has for it, and nothing else."""
     wants, _ = fitting.parted((yield from share(place, fitting.joined(want, b""), False)))
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]
@@ -133,7 +136,7 @@ def _bounds(size: int, views: Mapping[int, Sequence[memoryview]]) -> tuple[int, 
 
 def collect(
     place: Place,
-    passage: Passage,
+    transfer: DeviceTransfer,
     own: tuple[Encoded, Any] | None,
     sends: Mapping[int, tuple[Encoded, Offer]],
     receives: Mapping[int, Offer],
@@ -161,7 +164,7 @@ def collect(
         )
         if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
-        foreign = passage.places(src, offer.first, value)
+        foreign = transfer.places(src, offer.first, value)
         wrong = allocate(place, value, src, outs.get(src), "out", foreign)
         problem = problem or wrong
         incoming[src] = value
@@ -172,7 +175,7 @@ def collect(
         data = receives[src].data
         if data is not None:
             fill(value, data)
-    passage.read()
+    transfer.read()
     longest = max((o.nbytes for o in travelling if o is not None and o.data is None), default=0)
     outgoing = {
         dst: encoded.buffers for dst, (encoded, offer) in sends.items() if offer.data is None
@@ -188,9 +191,9 @@ def collect(
         source = next(iter(outgoing.values()), ())
         yield from lanes.all_gather(place, lengths, source, target)
     if own is not None:
-        incoming[place.rank] = passage.own(*own)
-        passage.read()
-    yield from passage.land(on_lane)
+        incoming[place.rank] = transfer.own(*own)
+        transfer.read()
+    yield from transfer.land(on_lane)
     return {src: value.finish() for src, value in incoming.items()}
 
 
@@ -266,19 +269,19 @@ def _try_own(place: Place, own: Encoded, out: Any) -> MismatchError | None:
 def broadcast(place: Place, x: Any, src: int) -> Call:
     """`x` of rank `src`; elsewhere `x` (if not None) is where it goes."""
     check_root(place, src, "src")
-    passage = Passage(place)
-    own = passage.encode(x) if place.rank == src else None
+    transfer = DeviceTransfer(place)
+    own = transfer.encode(x) if place.rank == src else None
     want = fitting.NOTHING
     if own is None:
-        passage.aim(x)
+        transfer.aim(x)
         want = fitting.wanted(x)
 
     def program(on_lane: bool) -> Program:
-        blob = pack_offers(place, passage, [own], ROOM) if own is not None else b""
+        blob = pack_offers(place, transfer, [own], ROOM) if own is not None else b""
         wants, blobs = fitting.parted(
             (yield from share(place, fitting.joined(want, blob), on_lane))
         )
-        offers = yield from passage.agree({src: blobs[src]}, 1, on_lane)
+        offers = yield from transfer.agree({src: blobs[src]}, 1, on_lane)
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
         fits = not any(wants) or _all_take(wants, offer)
@@ -286,24 +289,24 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
             yield from fitting.settle(place, None, fits, on_lane)
             if offer.data is None:
                 yield from _data(place, src, offer, own.buffers, [], on_lane)
-            yield from passage.land(on_lane)
+            yield from transfer.land(on_lane)
             return x
         value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
         if value.nbytes != offer.nbytes + offer.apart:
             raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
-        foreign = passage.places(src, offer.first, value)
+        foreign = transfer.places(src, offer.first, value)
         problem = allocate(place, value, src, x, "x", foreign)
         yield from fitting.settle(place, problem, fits, on_lane)
-        passage.read()
+        transfer.read()
         if offer.data is not None:
             fill(value, offer.data)
         else:
             yield from _data(place, src, offer, [], value.buffers, on_lane)
-        yield from passage.land(on_lane)
+        yield from transfer.land(on_lane)
         return value.finish()
 
     nbytes = 0 if own is None else own.nbytes + own.elsewhere
-    return Call("broadcast", f"broadcast(src={src})", passage.guard(program), nbytes)
+    return Call("broadcast", f"broadcast(src={src})", transfer.guard(program), nbytes)
 
 
 def _all_take(wants: Sequence[bytes], offer: Offer) -> bool:
@@ -362,19 +365,19 @@ def _chain(
 
 def all_gather(place: Place, x: Any, out: Any) -> Call:
     """`x` of every rank, by rank."""
-    passage = Passage(place)
-    own = passage.encode(x)
+    transfer = DeviceTransfer(place)
+    own = transfer.encode(x)
     check_slots(out, place.size)
-    passage.aim(out)
+    transfer.aim(out)
     want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
-        offers, fits = yield from _one_of_all(place, passage, own, want, on_lane)
+        offers, fits = yield from _one_of_all(place, transfer, own, want, on_lane)
         outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
-            passage,
+            transfer,
             (own, _slot(outs, place.rank)),
             dict.fromkeys(others, (own, offers[place.rank])),
             {src: offers[src] for src in others},
@@ -387,16 +390,16 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     nbytes = own.nbytes + own.elsewhere
-    return Call("all_gather", "all_gather()", passage.guard(program), nbytes)
+    return Call("all_gather", "all_gather()", transfer.guard(program), nbytes)
 
 
 def _one_of_all(
-    place: Place, passage: Passage, own: Encoded, want: bytes, on_lane: bool
+    place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool
 ) -> Part[tuple[list[Offer], bool]]:
     """What each rank offers to all who want it, and whether all that fits where it goes."""
-    blob = pack_offers(place, passage, [own], ROOM // place.size)
+    blob = pack_offers(place, transfer, [own], ROOM // place.size)
     wants, blobs = fitting.parted((yield from share(place, fitting.joined(want, blob), on_lane)))
-    agreed = yield from passage.agree(dict(enumerate(blobs)), 1, on_lane)
+    agreed = yield from transfer.agree(dict(enumerate(blobs)), 1, on_lane)
     offers = [agreed[src][0] for src in range(place.size)]
     if not any(wants):
         return offers, True
@@ -427,19 +430,19 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
     here = place.rank == dst
     if out is not None and not here:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
-    passage = Passage(place)
-    own = passage.encode(x)
+    transfer = DeviceTransfer(place)
+    own = transfer.encode(x)
     check_slots(out, place.size)
-    passage.aim(out)
+    transfer.aim(out)
     want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
-        offers, fits = yield from _one_of_all(place, passage, own, want, on_lane)
+        offers, fits = yield from _one_of_all(place, transfer, own, want, on_lane)
         outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
         values = yield from collect(
             place,
-            passage,
+            transfer,
             (own, _slot(outs, dst)) if here else None,
             {} if here else {dst: (own, offers[place.rank])},
             {src: offers[src] for src in others} if here else {},
@@ -453,7 +456,7 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     nbytes = own.nbytes + own.elsewhere
-    return Call("gather", f"gather(dst={dst})", passage.guard(program), nbytes)
+    return Call("gather", f"gather(dst={dst})", transfer.guard(program), nbytes)
 
 
 def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
@@ -462,17 +465,17 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     here = place.rank == src
     if not here and xs is not None:
         raise ValueError(f"xs is for rank src={src}; this is rank {place.rank}: pass None here")
-    passage = Passage(place)
-    own = _encode_slots(place, passage, xs, "scatter") if here else []
-    passage.aim(out)
+    transfer = DeviceTransfer(place)
+    own = _encode_slots(place, transfer, xs, "scatter") if here else []
+    transfer.aim(out)
     want = fitting.wanted(out)
 
     def program(on_lane: bool) -> Program:
-        blob = pack_offers(place, passage, own, ROOM) if here else b""
+        blob = pack_offers(place, transfer, own, ROOM) if here else b""
         wants, blobs = fitting.parted(
             (yield from share(place, fitting.joined(want, blob), on_lane))
         )
-        agreed = yield from passage.agree({src: blobs[src]}, place.size, on_lane)
+        agreed = yield from transfer.agree({src: blobs[src]}, place.size, on_lane)
         offers = agreed[src]
         fits = not any(wants) or all(
             _all_take([want], offer) for want, offer in zip(wants, offers, strict=True)
@@ -480,7 +483,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
         others = [dst for dst in range(place.size) if dst != src]
         values = yield from collect(
             place,
-            passage,
+            transfer,
             (own[src], out) if here else None,
             {dst: (own[dst], offers[dst]) for dst in others} if here else {},
             {} if here else {src: offers[place.rank]},
@@ -492,26 +495,26 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
         return values[src]
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
-    return Call("scatter", f"scatter(src={src})", passage.guard(program), nbytes)
+    return Call("scatter", f"scatter(src={src})", transfer.guard(program), nbytes)
 
 
 def all_to_all(place: Place, xs: Any, out: Any) -> Call:
     """``xs[rank]`` of every rank, by rank."""
-    passage = Passage(place)
-    own = _encode_slots(place, passage, xs, "all_to_all")
+    transfer = DeviceTransfer(place)
+    own = _encode_slots(place, transfer, xs, "all_to_all")
     check_slots(out, place.size)
-    passage.aim(out)
+    transfer.aim(out)
     want = fitting.wanted_of_each(out, xs[place.rank], place.size)
 
     def program(on_lane: bool) -> Program:
-        offers, fits = yield from offers_of_all(place, passage, own, want, on_lane)
+        offers, fits = yield from offers_of_all(place, transfer, own, want, on_lane)
         here = place.rank
         others = [rank for rank in range(place.size) if rank != here]
         mine = [known(row[here]) for row in offers]
         outs = _slots(place, out, xs[here], mine)
         values = yield from collect(
             place,
-            passage,
+            transfer,
             (own[here], _slot(outs, here)),
             {dst: (own[dst], known(offers[here][dst])) for dst in others},
             {src: known(offers[src][here]) for src in others},
@@ -528,7 +531,7 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
-    return Call("all_to_all", "all_to_all()", passage.guard(program), nbytes)
+    return Call("all_to_all", "all_to_all()", transfer.guard(program), nbytes)
 
 
 def known(offer: Offer | None) -> Offer:
@@ -537,12 +540,12 @@ def known(offer: Offer | None) -> Offer:
     return offer
 
 
-def _encode_slots(place: Place, passage: Passage, xs: Any, op: str) -> list[Encoded]:
+def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> list[Encoded]:
     if not isinstance(xs, (list, tuple)):
         raise TypeError(f"{op} takes a list of {place.size} values, one a rank, not {describe(xs)}")
     if len(xs) != place.size:
         raise ValueError(f"{op} takes {place.size} values, one a rank; got {len(xs)}")
-    return [passage.encode(x) for x in xs]
+    return [transfer.encode(x) for x in xs]
 
 
 def check_slots(out: Any, size: int) -> None:

@@ -290,7 +290,7 @@ class ControlClient:
         self._requests.unwatch(number)
 
     def unsubscribe_from_anywhere(self, number: int) -> None:
-        """The same, from any thread, a moment later."""
+        """End a subscription from any thread; it is over a moment later. Idempotent."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.unsubscribe, number)
 

@@ -41,7 +41,7 @@ from aiodist.membership import (
 from aiodist.transports import inproc_names
 from aiodist.transports.sockets import Acceptor
 from aiodist.transports.sparing import Sparing
-from aiodist.transports.unproven import Strangers
+from aiodist.transports.unproven import UnprovenConnections
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
@@ -123,7 +123,9 @@ class Coordinator:
         self._journal: Journal | None = None
         self._failure: asyncio.Future[OSError]
         self._stopping = False
-        self._strangers: Strangers[Connection] = Strangers(logger, moment=MOMENT_SECONDS)
+        self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
+            logger, moment=MOMENT_SECONDS
+        )
         self.sparing = Sparing(logger)
         self._machine: Membership
         self._loop: asyncio.AbstractEventLoop
@@ -260,7 +262,7 @@ class Coordinator:
         return {"address": self.address, **self._machine.status()}
 
     async def survey(self) -> dict[str, Any]:
-        """The same, with what the members are doing: each is asked, and has a second to answer.
+        """What `status` tells, and what the members are doing: each has a second to answer.
 
         Every member has "silent" and "doing", and every group "findings", as in ``aiodist status
         --json``. Raises CoordinatorLostError where the coordinator stops meanwhile.
@@ -295,7 +297,7 @@ class Coordinator:
         self._connections[connection.number] = connection
 
     def welcomed(self, connection: Connection) -> None:
-        self._strangers.discard(connection)
+        self._unproven.discard(connection)
 
     def received(self, connection: Connection, request: int, message: Message) -> None:
         self._step(Received(connection.number, request, message))
@@ -303,7 +305,7 @@ class Coordinator:
     def closed(self, connection: Connection, reason: str) -> None:
         if self._connections.pop(connection.number, None) is None:
             return
-        self._strangers.discard(connection)
+        self._unproven.discard(connection)
         self._step(Disconnected(connection.number, reason))
 
     # Inside.
@@ -322,7 +324,7 @@ class Coordinator:
             return
         sock.setblocking(False)
         connection = Connection(self, next(self._numbers), sock)
-        if not self._strangers.add(connection, self._loop.time()):
+        if not self._unproven.add(connection, self._loop.time()):
             turn_away(sock, encrypted=self._ssl is not None)
             return
         task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
@@ -338,7 +340,7 @@ class Coordinator:
             )
         except OSError as error:
             logger.debug("no connection with %s: %s", connection.peer, error)
-            self._strangers.discard(connection)
+            self._unproven.discard(connection)
             sock.close()
 
     def _adopted(
@@ -346,7 +348,7 @@ class Coordinator:
     ) -> None:
         del self._adopting[task]
         if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
-            self._strangers.discard(connection)
+            self._unproven.discard(connection)
             sock.close()
             if connection.number in self._connections:
                 # It was made just then. uvloop closes it, too, and tells nobody.

@@ -66,7 +66,7 @@ class Journal:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """The same, and let go of the file."""
+        """Wait until all is on disk and carried out, then let go of the file."""
         await self._idle.wait()
         self._thread.shutdown()
         self._file.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 from aiodist.device_programs.meeting import Meeting
 from aiodist.devices.base import Device
-from aiodist.devices.memory import EVENTS, RECORDED, Found, Lease, Settled
+from aiodist.devices.memory import EVENTS, RECORDED, DeviceWork, Found, Settled
 from aiodist.engine.operation import Program
 from aiodist.engine.variants import OnHostError, on_device
 from aiodist.errors import ProtocolError
@@ -52,7 +52,7 @@ class DeviceCall:
         self.result: Any = None
         self.shown: list[Any] = []
         """Flat arrays that the others may read."""
-        self.lease = Lease(place.plane, device)
+        self.device_work = DeviceWork(place.device_memory, device)
 
     def call(
         self,
@@ -65,7 +65,7 @@ class DeviceCall:
         ranks read each other's devices; `as_on_host` where some give arrays of the host."""
 
         def program(on_lane: bool) -> Program:
-            plane = self.place.plane
+            device_memory = self.place.device_memory
             found, mixed = None, False
             try:
                 try:
@@ -78,16 +78,16 @@ class DeviceCall:
                 except OnHostError:
                     mixed = True
                 if mixed:
-                    plane.mixed()
+                    device_memory.mixed()
                     if on_lane:
                         yield Meeting(turned=True)
                     yield from as_on_host(on_lane)
                 elif found is not None:
                     yield from run(found, on_lane)
             except BaseException:
-                plane.abandon(self.lease)
+                device_memory.abandon(self.device_work)
                 raise
-            plane.finished(self.lease)
+            device_memory.finished(self.device_work)
             for array in items_of(self.result):
                 if array is not None:
                     self.device.written(array)
@@ -97,49 +97,53 @@ class DeviceCall:
 
     def _meet(self, on_lane: bool) -> Part[list[Found] | None]:
         """What all ranks have, by rank; None if they cannot read each other's."""
-        place, plane, lease = self.place, self.place.plane, self.lease
+        place, device_memory, device_work = self.place, self.place.device_memory, self.device_work
         own = b""
-        if not plane.problem:
+        if not device_memory.problem:
             try:
-                own = plane.describe(lease, self.shown)
+                own = device_memory.describe(device_work, self.shown)
             except OSError as error:
-                plane.refuse(f"rank {place.rank}: {error}")
+                device_memory.refuse(f"rank {place.rank}: {error}")
         blobs = yield from share(place, own, on_lane)
         if not all(blobs):
-            plane.refuse(f"rank {blobs.index(b'')} has nothing on a device that others can read")
+            device_memory.refuse(
+                f"rank {blobs.index(b'')} has nothing on a device that others can read"
+            )
             return None
         found: list[Found] = []
         problem = ""
         for rank, blob in enumerate(blobs):
             if rank == place.rank:
-                events = [event for _, event in lease.events]
+                events = [event for _, event in device_work.events]
                 found.append(Found(events, self.shown))
                 continue
             try:
-                found.append(plane.open(rank, blob))
+                found.append(device_memory.open(rank, blob))
             except OSError as error:
                 problem = f"rank {place.rank}: {error}"
                 break
-        if any(plane.is_news(blob) for blob in blobs):
+        if any(device_memory.is_news(blob) for blob in blobs):
             problems = yield from share(place, problem.encode(), on_lane)
             if any(problems):
-                plane.refuse(next(text for text in problems if text).decode(errors="replace"))
+                device_memory.refuse(
+                    next(text for text in problems if text).decode(errors="replace")
+                )
                 return None
-            plane.told(own)
+            device_memory.told(own)
         if any(len(other.events) != EVENTS for other in found):
             raise ProtocolError(f"{EVENTS} events of each rank were due")
-        lease.kept.append(found)
+        device_work.kept.append(found)
         return found
 
     def wait(self, found: Sequence[Found], which: int) -> None:
         """What is queued from here on comes after that event of others."""
-        self.lease.mark.busy = True
+        self.device_work.mark.busy = True
         for other in found:
-            self.lease.stream.wait(other.events[which])
+            self.device_work.stream.wait(other.events[which])
 
     def recorded(self, on_lane: bool) -> Part[None]:
         """All have queued the first half."""
-        self.lease.stream.record(self.lease.events[RECORDED][1])
+        self.device_work.stream.record(self.device_work.events[RECORDED][1])
         yield from share(self.place, b"", on_lane)
 
     def complete(self, on_lane: bool) -> Part[None]:
@@ -155,7 +159,7 @@ class DeviceCall:
 
     def settle(self, *, last: bool = False) -> Part[None]:
         """Wait until all that was queued is done here; see `Pause.last`."""
-        yield Settled(self.place.loop, self.lease.done(), last=last)
+        yield Settled(self.place.loop, self.device_work.done(), last=last)
 
     # -- where devices are not seen ---------------------------------------------------------------
 
@@ -164,14 +168,14 @@ class DeviceCall:
         if isinstance(x, (list, tuple)):
             return [self.to_host(item) for item in x]
         copy = self.device.host(*self.device.describe(x))
-        self.device.copy(self.lease.stream, copy, x)
-        self.lease.kept.append(copy)
-        self.lease.mark.busy = True
+        self.device.copy(self.device_work.stream, copy, x)
+        self.device_work.kept.append(copy)
+        self.device_work.mark.busy = True
         return copy
 
     def from_host(self, targets: Sequence[Any], copies: Sequence[Any]) -> Part[None]:
         """Copy results to where they go."""
         for target, copy in zip(targets, copies, strict=True):
-            self.device.copy(self.lease.stream, target, copy)
-        self.lease.kept += copies
+            self.device.copy(self.device_work.stream, target, copy)
+        self.device_work.kept += copies
         yield from self.settle(last=True)

@@ -13,7 +13,7 @@ from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import encode, parse
 from aiodist.collectives import host_loans
-from aiodist.collectives.passages import Passage
+from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.values import ROOM, metadata, pack_offers
 from aiodist.devices import device_of
 from aiodist.devices.values import leaves_of
@@ -50,37 +50,37 @@ def loan(place: Place, x: Any, src: int) -> Call:
         raise ValueError(f"x is for rank src={src}; this is rank {place.rank}: pass None here")
     if here and not _is_on_device(x):
         return _of_host(place, x, src)
-    shares = place.plane.shares
-    passage = Passage(place)
+    shares = place.device_memory.shares
+    transfer = DeviceTransfer(place)
     own = None
     number = -1
     if here:
-        own = passage.encode(x)
+        own = transfer.encode(x)
         number = shares.lend(x, set(range(place.size)) - {src})
 
     def program(on_lane: bool) -> Program:
-        blob = b"" if own is None else pack_offers(place, passage, [own], ROOM)
+        blob = b"" if own is None else pack_offers(place, transfer, [own], ROOM)
         blobs = yield from share(place, blob, on_lane)
         if blobs[src] == _ON_HOST:
             return (yield from host_loans.borrow(place, src, on_lane))
-        offers = yield from passage.agree({src: blobs[src]}, 1, on_lane)
+        offers = yield from transfer.agree({src: blobs[src]}, 1, on_lane)
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
         numbers = yield from share(place, b"%d" % number if here else b"", on_lane)
-        if not passage.direct:
-            why = place.plane.problem or "there are too many arrays"
+        if not transfer.direct:
+            why = place.device_memory.problem or "there are too many arrays"
             raise OSError(f"not all ranks can map this: {why}; use broadcast, which copies")
         if own is not None:
-            yield from passage.land(on_lane)
+            yield from transfer.land(on_lane)
             return x
         value = parse(meta, max_bytes=place.max_message_bytes)
         holder = shares.borrow(src, int(numbers[src]))
-        value.allocate(foreign=_Mapper(passage.mapped(src, holder)))
-        yield from passage.land(on_lane)
+        value.allocate(foreign=_Mapper(transfer.mapped(src, holder)))
+        yield from transfer.land(on_lane)
         return value.finish()
 
     nbytes = 0 if own is None else own.elsewhere
-    start = passage.guard(program, partial(shares.ask, number))
+    start = transfer.guard(program, partial(shares.ask, number))
     return Call("share", f"share(src={src})", start, nbytes)
 
 

@@ -17,7 +17,7 @@ from aiodist.device_programs.calls import DeviceCall, count, items_of
 from aiodist.devices import device_of
 from aiodist.devices import memory as device_memory
 from aiodist.devices.base import Device
-from aiodist.devices.memory import READY, RECORDED, Found, Lease
+from aiodist.devices.memory import READY, RECORDED, DeviceWork, Found
 from aiodist.devices.values import device_among, leaves_of, several
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Call, Part, Place, check_root
@@ -91,7 +91,7 @@ def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
     own = slots[place.rank]
     listed = isinstance(own, (list, tuple))
     if out is None:
-        stream = place.plane.stream(device)
+        stream = place.device_memory.stream(device)
         made = [device.empty(stream, *device.describe(item)) for item in (own if listed else [own])]
         out = made if listed else made[0]
     items = [item for slot in slots for item in (slot if listed else [slot])]
@@ -142,9 +142,11 @@ class Joined:
     it is a copy, made in stream order.
     """
 
-    def __init__(self, lease: Lease, xs: Sequence[Any], outs: Sequence[Any] | None) -> None:
-        device = lease.device
-        self._lease = lease
+    def __init__(
+        self, device_work: DeviceWork, xs: Sequence[Any], outs: Sequence[Any] | None
+    ) -> None:
+        device = device_work.device
+        self._device_work = device_work
         self._outs = outs or ()
         self._parts: list[Any] = []
         self.name, _ = device.describe(xs[0])
@@ -153,26 +155,26 @@ class Joined:
             target = xs[0] if outs is None else outs[0]
             self.flat = device.flat(target)
             if self.flat is not None and target is not xs[0]:
-                device.copy(lease.stream, self.flat.reshape(device.describe(xs[0])[1]), xs[0])
-                lease.mark.busy = True
+                device.copy(device_work.stream, self.flat.reshape(device.describe(xs[0])[1]), xs[0])
+                device_work.mark.busy = True
         if self.flat is None:
             lengths = [count(device, x) for x in xs]
-            self.flat = device.flat(device.empty(lease.stream, self.name, (sum(lengths),)))
+            self.flat = device.flat(device.empty(device_work.stream, self.name, (sum(lengths),)))
             at = 0
             for x, length in zip(xs, lengths, strict=True):
                 part = self.flat[at : at + length].reshape(device.describe(x)[1])
                 self._parts.append(part)
-                device.copy(lease.stream, part, x)
+                device.copy(device_work.stream, part, x)
                 at += length
-            lease.mark.busy = True
+            device_work.mark.busy = True
         self.length = count(device, self.flat)
         self.nbytes = self.length * carrier(self.name).itemsize
-        lease.kept += [self.flat, *xs, *self._outs]
+        device_work.kept += [self.flat, *xs, *self._outs]
 
     def give_back(self) -> None:
         """Copy the result to where it goes, where it is not there already."""
         for part, out in zip(self._parts, self._outs, strict=False):
-            self._lease.device.copy(self._lease.stream, out, part)
+            self._device_work.device.copy(self._device_work.stream, out, part)
 
 
 class Reduction(DeviceCall):
@@ -203,11 +205,11 @@ class Reduction(DeviceCall):
             count(device, item) * carrier(name).itemsize
             for item, (name, _) in zip(items, described, strict=True)
         )
-        self.lease.kept += [x, into]
+        self.device_work.kept += [x, into]
         # The same on all ranks; whether they see each other's devices they have to agree on.
         self.direct = all(device.reduces(how, name) for name, _ in described)
         self.joined: list[Joined] = []
-        if self.direct and not place.plane.problem:
+        if self.direct and not place.device_memory.problem:
             self._join(items)
 
     def _check(self, items: list[Any]) -> None:
@@ -231,19 +233,19 @@ class Reduction(DeviceCall):
         """Have one flat array for each dtype; what is copied for that is copied by now."""
         names = [self.device.describe(item)[0] for item in items]
         outs = None if self.into is None else items_of(self.into)
-        self.lease.follow()
+        self.device_work.follow()
         for name in dict.fromkeys(names):
             chosen = [index for index, other in enumerate(names) if other == name]
             self.joined.append(
                 Joined(
-                    self.lease,
+                    self.device_work,
                     [items[index] for index in chosen],
                     None if outs is None else [outs[index] for index in chosen],
                 )
             )
         self.shown = [joined.flat for joined in self.joined]
-        if self.lease.mark.busy:
-            self.lease.shown_later()
+        if self.device_work.mark.busy:
+            self.device_work.shown_later()
 
     def start(
         self,
@@ -267,13 +269,13 @@ class Reduction(DeviceCall):
             if self.nbytes > device_memory.SECTION and elementwise and self.op != "reduce_scatter":
                 targets = None if self.result is None else items_of(self.result)
                 yield from staging.in_sections(
-                    self.lease, self.place.loop, items_of(self.x), targets, host, on_lane
+                    self.device_work, self.place.loop, items_of(self.x), targets, host, on_lane
                 )
             else:
                 yield from whole(on_lane)
 
         def whole(on_lane: bool) -> Part[None]:
-            self.lease.follow()
+            self.device_work.follow()
             copies = self.to_host(self.x)
             yield from self.settle()
             result = yield from host(copies).start(on_lane)
@@ -293,7 +295,7 @@ class Reduction(DeviceCall):
         piece = length if len(operands) <= 2 else max(1, PIECE // unit)
         for start, stop in pieces(0, length, piece):
             cut = [operand[start:stop] for operand in operands]
-            self.device.reduce(self.lease.stream, self.how, cut, into[start:stop], size)
+            self.device.reduce(self.device_work.stream, self.how, cut, into[start:stop], size)
 
     def all_reduce(self, found: list[Found], on_lane: bool) -> Part[None]:
         rank, size = self.place.rank, self.place.size
@@ -311,7 +313,9 @@ class Reduction(DeviceCall):
                 start, stop = bounds[index][peer : peer + 2]
                 if peer != rank and stop > start:
                     self.device.copy(
-                        self.lease.stream, joined.flat[start:stop], other.arrays[index][start:stop]
+                        self.device_work.stream,
+                        joined.flat[start:stop],
+                        other.arrays[index][start:stop],
                     )
             joined.give_back()
         yield from self.complete(on_lane)
@@ -330,10 +334,10 @@ class Reduction(DeviceCall):
         results = []
         for index, joined in enumerate(self.joined):
             result = self.device.flat(
-                self.device.empty(self.lease.stream, joined.name, (joined.length,))
+                self.device.empty(self.device_work.stream, joined.name, (joined.length,))
             )
             results.append(result)
-            self.lease.kept.append(result)
+            self.device_work.kept.append(result)
             operands = [other.arrays[index] for other in found[: max(1, stop)]]
             if stop == 0:
                 operands = [joined.flat]
@@ -342,7 +346,7 @@ class Reduction(DeviceCall):
         yield from self.complete(on_lane)
         if stop:
             for joined, result in zip(self.joined, results, strict=True):
-                self.device.copy(self.lease.stream, joined.flat, result)
+                self.device.copy(self.device_work.stream, joined.flat, result)
         for joined in self.joined:
             joined.give_back()
         yield from self.settle(last=True)
@@ -356,13 +360,13 @@ class Reduction(DeviceCall):
         into = self.device.flat(out)
         staged = None
         if into is None:
-            staged = self.device.empty(self.lease.stream, *self.device.describe(out))
+            staged = self.device.empty(self.device_work.stream, *self.device.describe(out))
             into = self.device.flat(staged)
-        self.lease.kept += [out, into]
+        self.device_work.kept += [out, into]
         self.wait(found, READY)
         operands = [other.arrays[0][start:stop] for other in found]
         unit = carrier(joined.name).itemsize
         self._reduce(operands, into, (stop - start) * unit, self.place.size)
         if staged is not None:
-            self.device.copy(self.lease.stream, out, staged)
+            self.device.copy(self.device_work.stream, out, staged)
         yield from self.complete(on_lane)

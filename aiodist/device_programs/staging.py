@@ -10,7 +10,7 @@ from typing import Any
 from aiodist.buffers.dtypes import carrier
 from aiodist.devices import memory as device_memory
 from aiodist.devices.base import Device
-from aiodist.devices.memory import DONE, RECORDED, Lease, Settled
+from aiodist.devices.memory import DONE, RECORDED, DeviceWork, Settled
 from aiodist.phases.base import Call, Part
 from aiodist.schedules.cuts import pieces
 
@@ -34,7 +34,7 @@ def sections(lengths: Sequence[int], sizes: Sequence[int], most: int) -> list[li
 
 
 def in_sections(
-    lease: Lease,
+    device_work: DeviceWork,
     loop: Any,
     xs: Sequence[Any],
     targets: Sequence[Any] | None,
@@ -42,9 +42,11 @@ def in_sections(
     on_lane: bool,
 ) -> Part[None]:
     """Reduce `xs` by ``reduce(copies on the host)``, into `targets` where there are any."""
-    device, stream = lease.device, lease.stream
-    flats = [lease.flat(x) for x in xs]
-    into = [] if targets is None else [_flat_target(device, lease, target) for target in targets]
+    device, stream = device_work.device, device_work.stream
+    flats = [device_work.flat(x) for x in xs]
+    into = (
+        [] if targets is None else [_flat_target(device, device_work, target) for target in targets]
+    )
     names = [device.describe(flat)[0] for flat in flats]
     cuts = sections(
         [device.describe(flat)[1][0] for flat in flats],
@@ -53,8 +55,8 @@ def in_sections(
     )
     # Section n is copied back before n + 2 is fetched; that n + 2 is there is known when n + 4 is.
     ring: deque[list[Any]] = deque(maxlen=4)
-    lease.kept += [ring, *into]
-    events = [lease.events[RECORDED][1], lease.events[DONE][1]]
+    device_work.kept += [ring, *into]
+    events = [device_work.events[RECORDED][1], device_work.events[DONE][1]]
 
     def fetch(number: int) -> None:
         ring.append([])
@@ -64,8 +66,8 @@ def in_sections(
             device.copy(stream, copy, flats[index][start:stop])
         stream.record(events[number % 2])
 
-    lease.mark.busy = True
-    lease.follow()
+    device_work.mark.busy = True
+    device_work.follow()
     fetch(0)
     for number, parts in enumerate(cuts):
         copies = ring[-1]
@@ -79,11 +81,11 @@ def in_sections(
     for target, flat in zip(targets or (), into, strict=True):
         if device.flat(target) is None:
             device.copy(stream, target, flat.reshape(device.describe(target)[1]))
-    yield Settled(loop, lease.done(), last=True)
+    yield Settled(loop, device_work.done(), last=True)
 
 
-def _flat_target(device: Device, lease: Lease, target: Any) -> Any:
+def _flat_target(device: Device, device_work: DeviceWork, target: Any) -> Any:
     flat = device.flat(target)
     if flat is None:
-        flat = device.flat(device.empty(lease.stream, *device.describe(target)))
+        flat = device.flat(device.empty(device_work.stream, *device.describe(target)))
     return flat

@@ -7,7 +7,7 @@ complete, and never wait for the device in the loop.
 **Who may read, and until when.** A rank reads others' arrays between two words: that they may be
 read, and that its reads are *complete*. A rank whose operation ended in between gives its memory
 back only when every other one has said that what it had queued till then is complete (FLUSH,
-answered by FLUSHED). Until then the plane keeps the arrays.
+answered by FLUSHED). Until then its `DeviceMemory` keeps the arrays.
 
 **What is open.** An allocation of another rank stays open here until its owner has noticed that it
 was freed, and says so (DROP), or the rank is lost, or the group ends.
@@ -34,7 +34,7 @@ from aiodist.errors import AiodistError, ProtocolError
 from aiodist.wire import kinds
 
 FLUSH, FLUSHED, DROP = range(3)
-"""Words between planes, with a number each. Higher ones are of `aiodist.devices.shares`."""
+"""Words between ranks, with a number each. Higher ones are of `aiodist.devices.shares`."""
 
 CLOSELY = 3e-3
 """Seconds for which every turn of the loop has a look whether the device is done."""
@@ -105,7 +105,7 @@ class Mark:
     busy = False
 
 
-class Lease:
+class DeviceWork:
     """What one operation has of its rank's device: a stream, and events by their numbers.
 
     It is made when the operation is called: what is queued on the current stream by then is what
@@ -113,10 +113,10 @@ class Lease:
     queued is complete here.
     """
 
-    def __init__(self, plane: Plane, device: Device) -> None:
+    def __init__(self, device_memory: DeviceMemory, device: Device) -> None:
         self.device = device
-        self.stream = plane.stream(device)
-        self.events = plane.events(device)
+        self.stream = device_memory.stream(device)
+        self.events = device_memory.events(device)
         self.kept: list[Any] = []
         """Arrays that work on the device reads and writes."""
         self.mark = Mark()
@@ -124,7 +124,7 @@ class Lease:
         self._user.record(self.events[CALLED][1])
         self._user.record(self.events[READY][1])
         weakref.finalize(
-            self, plane.dropped, device, self.events, self.kept, self.mark
+            self, device_memory.dropped, device, self.events, self.kept, self.mark
         ).atexit = False
 
     def follow(self) -> None:
@@ -165,7 +165,7 @@ class Lease:
         return done
 
 
-class Plane:
+class DeviceMemory:
     """The devices of one group, as seen by one rank."""
 
     def __init__(self, context: DeviceGroup) -> None:
@@ -179,7 +179,7 @@ class Plane:
         self._reviewing: asyncio.TimerHandle | None = None
         self._opened: dict[tuple[int, int], Any] = {}
         self._heard: dict[tuple[int, int], Event] = {}
-        self._limbo: dict[int, tuple[Lease, set[int]]] = {}
+        self._limbo: dict[int, tuple[DeviceWork, set[int]]] = {}
         self._closed = False
         self._mixed = False
         self.shares = Shares(context.loop, self._tell)
@@ -222,7 +222,7 @@ class Plane:
     def dropped(
         self, device: Device, events: list[tuple[int, Event]], kept: list[Any], mark: Mark
     ) -> None:
-        """A lease is gone; called by whichever thread has let go of it."""
+        """A `DeviceWork` is gone; called by whichever thread has let go of it."""
 
         def drained() -> None:
             kept.clear()
@@ -239,26 +239,30 @@ class Plane:
     # -- what is told of arrays and events --------------------------------------------------------
 
     def describe(
-        self, lease: Lease, arrays: Sequence[Any], events: int = EVENTS, peer: int | None = None
+        self,
+        device_work: DeviceWork,
+        arrays: Sequence[Any],
+        events: int = EVENTS,
+        peer: int | None = None,
     ) -> bytes:
         """What `peer` needs to read flat arrays (None: what all others do), and the first so many
-        events of a lease. Raises OSError where other processes cannot see them."""
+        events of an operation. Raises OSError where other processes cannot see them."""
         known = self._told
 
         def new(what: str, number: int, handle: bytes) -> bytes:
             told = (what, number, None) in known or (what, number, peer) in known
             return b"" if told else handle
 
-        own = [[n, new("event", n, event.handle)] for n, event in lease.events[:events]]
+        own = [[n, new("event", n, event.handle)] for n, event in device_work.events[:events]]
         places = []
         for array in arrays:
-            name, (length,) = lease.device.describe(array)
-            number, handle, offset = lease.device.locate(array)
+            name, (length,) = device_work.device.describe(array)
+            number, handle, offset = device_work.device.locate(array)
             if number not in self._shown:
-                self._shown[number] = lease.device
+                self._shown[number] = device_work.device
                 self._review()
             places.append([number, new("memory", number, handle), offset, name, length])
-        packed: bytes = msgpack.packb([lease.device.kind, own, places])
+        packed: bytes = msgpack.packb([device_work.device.kind, own, places])
         return packed
 
     @staticmethod
@@ -351,22 +355,22 @@ class Plane:
 
     # -- the end of an operation ------------------------------------------------------------------
 
-    def finished(self, lease: Lease) -> None:
+    def finished(self, device_work: DeviceWork) -> None:
         """All reads of all ranks are complete."""
-        lease.mark.busy = False
-        lease.kept.clear()
+        device_work.mark.busy = False
+        device_work.kept.clear()
 
-    def abandon(self, lease: Lease, peers: Iterable[int] | None = None) -> None:
+    def abandon(self, device_work: DeviceWork, peers: Iterable[int] | None = None) -> None:
         """The operation has failed: what it queued may be under way, here and on `peers` (None: all
         others). What the user queues from here on comes after what is queued here."""
-        lease.let_go()
+        device_work.let_go()
         context = self._context
         if self._closed:
-            self._linger(lease, peers is None or any(peer != context.rank for peer in peers))
+            self._linger(device_work, peers is None or any(peer != context.rank for peer in peers))
             return
         number = next(self._numbers)
         asked = set(range(context.size) if peers is None else peers) | {context.rank}
-        self._limbo[number] = lease, asked
+        self._limbo[number] = device_work, asked
         # Not before the verdict on the operation, with which the others stop queueing.
         context.loop.call_soon(self._ask, number)
 
@@ -419,11 +423,11 @@ class Plane:
     def _flushed(self, peer: int, number: int) -> None:
         if number not in self._limbo:
             return
-        lease, missing = self._limbo[number]
+        device_work, missing = self._limbo[number]
         missing.discard(peer)
         if not missing:
             del self._limbo[number]
-            self.finished(lease)
+            self.finished(device_work)
 
     def rank_lost(self, peer: int) -> None:
         """It reads nothing any more."""
@@ -444,15 +448,15 @@ class Plane:
         if self._reviewing is not None:
             self._reviewing.cancel()
         self._closed = True
-        for lease, missing in self._limbo.values():
-            self._linger(lease, bool(missing - {self._context.rank}))
+        for device_work, missing in self._limbo.values():
+            self._linger(device_work, bool(missing - {self._context.rank}))
         self._limbo.clear()
 
-    def _linger(self, lease: Lease, read: bool) -> None:
+    def _linger(self, device_work: DeviceWork, read: bool) -> None:
         """Keep the arrays for a while if others may `read` them: these cannot say so any more.
-        What this rank does with them is waited for when the lease is dropped."""
+        What this rank does with them is waited for when its `DeviceWork` is dropped."""
         if read:
-            self._context.loop.call_later(LINGER, list(lease.kept).clear)
+            self._context.loop.call_later(LINGER, list(device_work.kept).clear)
 
 
 class Looks:

@@ -22,7 +22,7 @@ from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP, Spec
 from aiodist.buffers.values import byte_view
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
-from aiodist.devices.memory import READY, Found, Lease, Plane
+from aiodist.devices.memory import READY, DeviceMemory, DeviceWork, Found
 
 _NOTHING: Flat = np.empty(0, np.uint8)
 
@@ -67,12 +67,12 @@ def several() -> TypeError:
 class Sources:
     """The arrays on devices of values that a rank gives: a `Giver`.
 
-    `lease`: what the operation has, made with the first such array.
+    `device_work`: what the operation has of its device, made with the first such array.
     """
 
-    def __init__(self, plane: Plane) -> None:
-        self.plane = plane
-        self.lease: Lease | None = None
+    def __init__(self, device_memory: DeviceMemory) -> None:
+        self.device_memory = device_memory
+        self.device_work: DeviceWork | None = None
         self.flats: list[Any] = []
 
     def give(self, value: Any, where: Where) -> tuple[str, tuple[int, ...]] | None:
@@ -83,59 +83,59 @@ class Sources:
             described = device.describe(value)
         except TypeError as error:
             raise TypeError(f"{where}: {error}") from error
-        self.flats.append(self.lease_on(device).flat(value))
+        self.flats.append(self.work_on(device).flat(value))
         return described
 
-    def lease_on(self, device: Device) -> Lease:
-        """The lease of the operation, which is on `device`. Raises TypeError if it is not."""
-        if self.lease is None:
-            self.lease = Lease(self.plane, device)
-        elif self.lease.device is not device:
+    def work_on(self, device: Device) -> DeviceWork:
+        """What the operation has of `device`. Raises TypeError if it is on another one."""
+        if self.device_work is None:
+            self.device_work = DeviceWork(self.device_memory, device)
+        elif self.device_work.device is not device:
             raise several()
-        return self.lease
+        return self.device_work
 
     def words(self, peer: int | None = None) -> bytes:
         """With which `peer` (None: all others) can read them; b"" where it cannot."""
-        if self.lease is None or self.plane.problem or len(self.flats) > MOST_SHOWN:
+        if self.device_work is None or self.device_memory.problem or len(self.flats) > MOST_SHOWN:
             return b""  # nothing, or through the host
         try:
-            return self.plane.describe(self.lease, self.flats, READY + 1, peer)
+            return self.device_memory.describe(self.device_work, self.flats, READY + 1, peer)
         except OSError as error:
-            self.plane.refuse(f"rank {self.plane.rank}: {error}")
+            self.device_memory.refuse(f"rank {self.device_memory.rank}: {error}")
             return b""
 
     def own(self) -> Found:
-        """The same, for this rank itself."""
-        assert self.lease is not None
-        return Found([self.lease.events[READY][1]], self.flats)
+        """What `words` tells others, for this rank itself: its event, and its arrays."""
+        assert self.device_work is not None
+        return Found([self.device_work.events[READY][1]], self.flats)
 
     def when_done(self, then: Callable[[], None]) -> None:
         """Call `then` when all that was queued is complete."""
-        assert self.lease is not None
-        self.plane.when_done([self.lease.done()], then)
+        assert self.device_work is not None
+        self.device_memory.when_done([self.device_work.done()], then)
 
     def finished(self) -> None:
         """Nobody reads them any more."""
-        if self.lease is not None:
-            self.plane.finished(self.lease)
-            self.lease = None
+        if self.device_work is not None:
+            self.device_memory.finished(self.device_work)
+            self.device_work = None
 
     def abandon(self, peers: Sequence[int] | None = None) -> None:
         """The operation has failed: `peers` (None: all) may be reading them."""
-        if self.lease is not None:
-            self.plane.abandon(self.lease, peers)
+        if self.device_work is not None:
+            self.device_memory.abandon(self.device_work, peers)
 
     def to_host(self) -> list[memoryview]:
         """Queue copies to memory of the host: their bytes, to be read `when_done`."""
-        lease = self.lease
-        assert lease is not None
-        lease.follow()
-        lease.mark.busy = True
+        device_work = self.device_work
+        assert device_work is not None
+        device_work.follow()
+        device_work.mark.busy = True
         copies = []
         for flat in self.flats:
-            copy = lease.device.host(*lease.device.describe(flat))
-            lease.device.copy(lease.stream, copy, flat)
-            lease.kept.append(copy)
+            copy = device_work.device.host(*device_work.device.describe(flat))
+            device_work.device.copy(device_work.stream, copy, flat)
+            device_work.kept.append(copy)
             copies.append(byte_view(host_bytes(copy)))
         return copies
 
@@ -172,16 +172,16 @@ class Leaf:
     def stage(self) -> tuple[Flat, Flat | None]:
         return (host_bytes(self.staging) if self.source is None else _NOTHING), None
 
-    def queue(self, lease: Lease) -> None:
+    def queue(self, device_work: DeviceWork) -> None:
         """Queue what is to be done on the device, and was not queued yet."""
         if self._passed:
-            self.pass_on(lease, self._length * self._itemsize)
+            self.pass_on(device_work, self._length * self._itemsize)
             return
         source = self.staging if self.source is None else self.source.reshape(self._shape)
-        lease.kept += [self.into, source]
-        lease.device.copy(lease.stream, self.into, source)
+        device_work.kept += [self.into, source]
+        device_work.device.copy(device_work.stream, self.into, source)
 
-    def pass_on(self, lease: Lease, nbytes: int) -> None:
+    def pass_on(self, device_work: DeviceWork, nbytes: int) -> None:
         """Its first `nbytes` have come to the host (or more, of others): queue the copies of those
         elements that were not queued yet. Nothing happens where they do not lie one behind the
         other on the device."""
@@ -191,9 +191,9 @@ class Leaf:
             return
         source = self.staging.reshape(-1)
         if not self._passed:
-            lease.kept += [flat, source]
+            device_work.kept += [flat, source]
         part = slice(self._passed, count)
-        lease.device.copy(lease.stream, flat[part], source[part])
+        device_work.device.copy(device_work.stream, flat[part], source[part])
         self._passed = count
 
     def commit(self, staged: Flat | None) -> None:
@@ -208,20 +208,20 @@ class Leaf:
 class Places:
     """Where the arrays of one value go that are on a device on either side: a `Taker`.
 
-    `holder`: has the lease of the operation. `found`: where they lie, in the order of the value;
-    None: all bytes come to the host.
+    `holder`: has the `device_work` of the operation. `found`: where they lie, in the order of the
+    value; None: all bytes come to the host.
     """
 
-    def __init__(self, plane: Plane, holder: Sources, found: Found | None) -> None:
-        self._plane = plane
+    def __init__(self, device_memory: DeviceMemory, holder: Sources, found: Found | None) -> None:
+        self._device_memory = device_memory
         self._holder = holder
         self._found = found
         self._next = 0
         self.leaves: list[Leaf] = []
 
     @property
-    def lease(self) -> Lease | None:
-        return self._holder.lease
+    def device_work(self) -> DeviceWork | None:
+        return self._holder.device_work
 
     @property
     def reads(self) -> bool:
@@ -239,18 +239,18 @@ class Places:
         device = device_of(out) if out is not None else None
         onto = device  # where it goes
         if out is None and spec.kind == "device":
-            onto = self._plane.device()
+            onto = self._device_memory.device()
         if onto is None and source is None:
             return None  # from host to host
         device = onto or device_of(source)
         assert device is not None
-        lease = self._holder.lease_on(device)
+        device_work = self._holder.work_on(device)
         if source is not None and device.describe(source) != (spec.name, (math.prod(spec.shape),)):
             raise ValueError(f"{where}: what its rank shows is not what it describes")
         host: Array | None = None
         array = out
         if out is None:
-            array = device.empty(lease.stream, spec.name, spec.shape)
+            array = device.empty(device_work.stream, spec.name, spec.shape)
         elif onto is None:
             host = arrays.writable(out, where)
             check_same("the incoming array", spec.name, spec.shape, host, where)
@@ -272,25 +272,25 @@ class Places:
         leaves = [leaf for leaf in self.leaves if (leaf.source is not None) is reads]
         if not leaves:
             return
-        lease = self.lease
-        assert lease is not None
-        lease.mark.busy = True
-        lease.follow()
+        device_work = self.device_work
+        assert device_work is not None
+        device_work.mark.busy = True
+        device_work.follow()
         if reads:
             assert self._found is not None
-            lease.stream.wait(self._found.events[READY])
+            device_work.stream.wait(self._found.events[READY])
         for leaf in leaves:
-            leaf.queue(lease)
+            leaf.queue(device_work)
 
     def pass_on(self, come: Sequence[tuple[Leaf, int]]) -> None:
         """So many bytes, from the first on, have come to the host for these: have them where they
         go."""
-        lease = self.lease
-        assert lease is not None
-        lease.mark.busy = True
-        lease.follow()
+        device_work = self.device_work
+        assert device_work is not None
+        device_work.mark.busy = True
+        device_work.follow()
         for leaf, nbytes in come:
-            leaf.pass_on(lease, nbytes)
+            leaf.pass_on(device_work, nbytes)
 
     def take_over(self, other: Places | None) -> None:
         """Queue copies of what `other`, of the same value, has read of another rank."""
@@ -300,19 +300,19 @@ class Places:
         mine = [leaf for leaf in self.leaves if leaf.source is not None]
         if not read:
             return
-        assert self.lease is not None and other.lease is not None
-        self.lease.mark.busy = True
-        self.lease.follow()
-        self.lease.stream.wait(other.lease.done())
+        assert self.device_work is not None and other.device_work is not None
+        self.device_work.mark.busy = True
+        self.device_work.follow()
+        self.device_work.stream.wait(other.device_work.done())
         for leaf, theirs in zip(mine, read, strict=True):
-            self.lease.kept += [leaf.into, theirs.into]
-            self.lease.device.copy(self.lease.stream, leaf.into, theirs.into)
+            self.device_work.kept += [leaf.into, theirs.into]
+            self.device_work.device.copy(self.device_work.stream, leaf.into, theirs.into)
 
     def let_go(self) -> None:
         """Nothing is written to the user's arrays any more that is not queued before what the user
         queues from here on."""
-        if self.lease is not None:
-            self.lease.let_go()
+        if self.device_work is not None:
+            self.device_work.let_go()
 
     def finished(self) -> None:
         """All that was queued is complete."""
@@ -320,7 +320,7 @@ class Places:
 
     def when_done(self, then: Callable[[], None]) -> None:
         """Call `then` when all that was queued is complete."""
-        if self.lease is None:
+        if self.device_work is None:
             then()
         else:
-            self._plane.when_done([self.lease.done()], then)
+            self._device_memory.when_done([self.device_work.done()], then)

@@ -12,7 +12,7 @@ from aiodist.engine.early import Ahead, Early, Key, entered_and_text, key_of, sl
 from aiodist.engine.hosting import Party
 from aiodist.engine.operation import Operation
 from aiodist.engine.tags import SETUP_TAG, TagCounts
-from aiodist.engine.telling import Telling
+from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import ProtocolError
 from aiodist.recorder import Recorder, name_of
 from aiodist.schedules.teams import Teams, spans_hosts
@@ -38,7 +38,7 @@ class Matching(Party, Protocol):
 
     ops: dict[Key, Operation]
     tags: TagCounts
-    telling: Telling
+    verdict_relay: VerdictRelay
     teams: Teams
     recorder: Recorder
     scope: Scope
@@ -144,7 +144,7 @@ class Arrivals:
         if kind == kinds.GRANT:
             self._grant(src, key, op, fields)
         elif kind == kinds.ABORT:
-            self._aborted(src, key, self._context.telling.hear(src, key, fields[4:]))
+            self._aborted(src, key, self._context.verdict_relay.hear(src, key, fields[4:]))
         elif kind == kinds.INQUIRE:
             entered = op is not None or not tags.is_ahead(*key)
             self._answer(src, key, entered=entered)

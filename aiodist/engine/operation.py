@@ -80,7 +80,7 @@ class Running(Protocol):
     """A phase in shared memory that is under way."""
 
     def run(self) -> bool:
-        """Go on. True: done. False: it has to wait; `Operation.ride` is called in due course."""
+        """Go on. True: done. False: it has to wait; `Operation.resume` is called in due course."""
         ...
 
     def close(self) -> None:
@@ -134,10 +134,10 @@ class Operation:
 
     __slots__ = (
         "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
-        "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_pull", "_receives",
-        "_running", "_sent", "_staging", "_start", "_to", "_unsent", "call", "digest",
-        "done", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited", "urgent",
-        "waiting_for", "work",
+        "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_receives",
+        "_running", "_running_phase", "_sent", "_staging", "_start", "_to", "_unsent", "call",
+        "digest", "done", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited",
+        "urgent", "waiting_for", "work",
     )  # fmt: skip
 
     def __init__(
@@ -150,44 +150,46 @@ class Operation:
         size: int,
         place: int = 0,
     ) -> None:
-        self.work = work
+        self.work = work  # what the caller awaits
         self.tag = tag
-        self.seq = -1  # no number yet
-        self.call = call
-        self.digest = 0
+        self.seq = -1  # its number among the collectives of its tag; -1: none yet
+        self.call = call  # what was called, in words: all ranks must agree on it
+        self.digest = 0  # on a lane: that of `call`, to be compared with the others'
         self.place = place  # where its array lies in memory that all ranks see
-        self.lane: Lane | None = None
-        self.done = False
+        self.lane: Lane | None = None  # where it runs; None: over links alone
+        self.done = False  # it has ended, well or not, and never runs again
         self.waiting_for: int | None = None
-        self.timer: Any = None
-        self.heard: set[int] = set()
-        self.unsolicited: dict[int, int] = {}
-        self.seen: dict[int, str] = {}
+        self.timer: Any = None  # of its deadline
+        self.heard: set[int] = set()  # peers that are known to have entered it
+        self.unsolicited: dict[int, int] = {}  # bytes that were sent to others than those, by peer
+        self.seen: dict[int, str] = {}  # what peers do that have not entered it, in words
         # Eager frames overtake bulk ones, but never those of their own operation.
         self.urgent = True
         self._host = host
-        self._start = start
-        self._program: Program | None = None
-        self._pull: Running | None = None
+        self._start = start  # makes the program
+        self._program: Program | None = None  # yields one phase after the other
+        self._running_phase: Running | None = None  # if it is one without a `_plan`
+        # Frames, by peer, counted over all phases: the slot of a frame is its number.
         self._sent = [0] * size
-        self._arrived = [0] * size
-        self._base = [0] * size
-        self._consumed = [0] * size
-        self._granted = [0] * size
-        self._allowed = [0] * size
-        self._early: dict[int, deque[bytearray]] = {}
-        self._staging: dict[int, bytearray | Spans] = {}
-        self._unsent = [0] * size
+        self._arrived = [0] * size  # whose payload is complete here
+        self._base = [0] * size  # that were due in the phases before this one
+        self._consumed = [0] * size  # of this phase alone: those that its steps have received
+        self._granted = [0] * size  # the peer takes ours with slots below
+        self._allowed = [0] * size  # we take the peer's with slots below
+        self._early: dict[int, deque[bytearray]] = {}  # payloads for a later phase, by peer
+        self._staging: dict[int, bytearray | Spans] = {}  # where the payload goes that comes now
+        self._unsent = [0] * size  # that were sent and have not left yet
         self._to: set[int] = set()  # to whom something was sent in this phase
-        self._running = False
-        self._draining = False
+        self._running = False  # its steps are being run: not to be done again within that
+        self._draining = False  # all steps of the phase are done, but not all frames have left
+        # Of the running phase:
         self._plan: Plan | None = None
-        self._receives: dict[int, list[Spans]] = {}
-        self._memory: Any = None
+        self._receives: dict[int, list[Spans]] = {}  # where the frames of a peer go, in order
+        self._memory: Any = None  # what the spans of the plan mean
         self._area: int | None = None  # in shared memory, of a mixed plan
-        self._bound = False
+        self._bound = False  # `_memory` uses that area now
         self._moved = (0, 0)  # bytes that it shows and takes there
-        self._pc = 0
+        self._pc = 0  # the number of the step that is next
 
     # -- entered by the context ---------------------------------------------------------------
 
@@ -225,10 +227,10 @@ class Operation:
             self._start = lambda on_lane: turned(start(on_lane), fresh=True)
             return
         self._program = turned(program, fresh=False)
-        if self._pull is not None:
-            self._pull.close()
+        if self._running_phase is not None:
+            self._running_phase.close()
         self._unbind()
-        self._pull = Over()
+        self._running_phase = Over()
         self._plan = self._memory = None
         self.advance()
 
@@ -236,7 +238,7 @@ class Operation:
         """On its lane all have entered, and some give arrays of the host."""
         self._host.turn(self)
 
-    def ride(self) -> None:
+    def resume(self) -> None:
         """It is its turn on its lane."""
         assert self.lane is not None
         if self.done:
@@ -302,17 +304,17 @@ class Operation:
             self.advance()
 
     def receiving_from(self) -> list[int]:
-        """The peers of whom a payload is under way."""
+        """The peers whose current frame has come only in part: its payload is not complete."""
         return list(self._staging)
 
     def needs(self, peer: int) -> bool:
         """Whether the rest of the current phase exchanges anything with `peer`."""
-        if isinstance(self._pull, Pause) and self._pull.last:
+        if isinstance(self._running_phase, Pause) and self._running_phase.last:
             return False
-        if self.lane is not None and (self._pull is not None or self._plan is None):
+        if self.lane is not None and (self._running_phase is not None or self._plan is None):
             return True
         # What has not left never will.
-        if self._plan is None or self._unsent[peer] or isinstance(self._pull, Pause):
+        if self._plan is None or self._unsent[peer] or isinstance(self._running_phase, Pause):
             return True
         receives = 0
         for step in self._plan.steps[self._pc :]:
@@ -364,17 +366,17 @@ class Operation:
         if self._program is not None:
             self._program.close()
         self._plan = None
-        if self._pull is not None:
-            self._pull.close()
-            self._pull = None
+        if self._running_phase is not None:
+            self._running_phase.close()
+            self._running_phase = None
         self._unbind()
         self._memory = None
         self._receives = {}
 
     def _run(self) -> bool:
         """Execute steps of the current plan. True: all are done."""
-        if self._pull is not None:
-            return self._pull.run()
+        if self._running_phase is not None:
+            return self._running_phase.run()
         if self._area is not None and not self._bind(self._area):
             return False
         plan = self._plan
@@ -516,9 +518,9 @@ class Operation:
         for peer, spans in self._receives.items():
             self._base[peer] += len(spans)
         self._receives = {}
-        if self._pull is not None:
-            self._pull.close()
-            self._pull = None
+        if self._running_phase is not None:
+            self._running_phase.close()
+            self._running_phase = None
         self._unbind()
         assert self._program is not None
         try:
@@ -527,9 +529,9 @@ class Operation:
             phase = next(self._program)
             if isinstance(phase, PullPhase):
                 assert self.lane is not None
-                self._pull = PullRun(self.lane, self, phase)
+                self._running_phase = PullRun(self.lane, self, phase)
             elif not isinstance(phase, Phase):
-                self._pull = phase
+                self._running_phase = phase
                 if isinstance(phase, Pause):
                     phase.belong(self)
         except StopIteration as stop:

@@ -79,7 +79,8 @@ class PullRun:
             )
         self._lane = lane
         self._set(phase)
-        # Where one rank has said no place, it knows what all will do.
+        # If this rank's array is not in shared memory, all ranks stage theirs: there is no need to
+        # wait until the others say where theirs are.
         self._chosen = phase.direct is None or not rider.place
         self._pc = 0
         self._bound = False

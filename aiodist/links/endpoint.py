@@ -25,7 +25,7 @@ from aiodist.recorder import Recorder
 from aiodist.transports.base import Done, Link, Receiver
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import is_virtual
-from aiodist.transports.unproven import Strangers
+from aiodist.transports.unproven import UnprovenConnections
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS
@@ -38,7 +38,7 @@ FAREWELL_TIMEOUT = 1.0
 REACH_TIMEOUT = 10.0
 """Seconds for the system of a peer to take a connection."""
 REACH_AGAIN_TIMEOUT = 3.0
-"""The same, where there was a connection that broke."""
+"""Seconds for the system of a peer to take a connection in place of one that broke."""
 LEASE = 15.0
 LONGEST_SILENCE = 3600.0
 """Seconds after which a connection without an answer is broken, however long the lease."""
@@ -47,11 +47,12 @@ PAUSES = [0.001 * 2**attempt for attempt in range(9)]
 peer that has left, or trusts another authority, does not always say more than that: so not for
 ever."""
 LATER_PAUSES = [1.0] * 10
-"""The same, where the peer may refuse because it calls as well, and its connection is kept."""
+"""Further such pauses, where the peer may refuse because it calls as well, and of two connections
+its own is kept."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
-MIN_STRANGERS = 256
+MIN_UNPROVEN = 256
 """So many connections that have not shown who they are there may always be."""
 
 Dial = Callable[[int, Receiver, float], Awaitable[Link]]
@@ -73,21 +74,21 @@ class Endpoint:
         self.loop = loop
         self.lease = min(lease, LONGEST_SILENCE)
         self._expected = expected
-        self.progress = Progress(loop)
-        self.recorder = Recorder()
-        self.moved = Moved()
+        self.progress = Progress(loop)  # polls within calls
+        self.recorder = Recorder()  # the flight recorder of all groups of this membership
+        self.moved = Moved()  # bytes of payload
         self.called = 0
         """Collectives that were called in contexts that have ended."""
-        self.contexts: dict[bytes, Inbox] = {}
-        self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()
-        self.lost: dict[int, str] = {}
+        self.contexts: dict[bytes, Inbox] = {}  # those that take frames, by the id in frames
+        self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()  # the last MAX_CLOSED
+        self.lost: dict[int, str] = {}  # peers that are gone for this rank, and why
         self.doubted: set[int] = set()
         """Those of them that may live: there is no link to them any more, and that is all that is
         known here."""
-        self.closing = False
+        self.closing = False  # this rank leaves: peers are not lost any more
         self.reads_devices = True
         """Whether this rank may read the devices of others, and they its own."""
-        self._is_over = False
+        self._is_over = False  # no connection is taken any more
         self.rank = -1
         """This rank's own root."""
         self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
@@ -98,19 +99,23 @@ class Endpoint:
         self.ask: Ask = lambda roots, tell, seconds: None
         """Asks the coordinator what peers are doing, where there is one: it tells, by root, after
         so many seconds at most."""
-        self._identity: Identity | None = None
-        self._expecting = False
+        self._identity: Identity | None = None  # how this rank shows that it is a member
+        self._expecting = False  # see `expect`
+        # A root is the number of a member here, over all epochs: by it there are the peers, and it
+        # is found by a member's id, or by the mark with which the member connects.
         self._peers: dict[int, Peer] = {}
         self._roots: dict[str, int] = {}
         self._marks: dict[bytes, int] = {}
-        self._numbers = itertools.count()
-        self._dial: Dial | None = None
+        self._numbers = itertools.count()  # the roots of those that come
+        self._dial: Dial | None = None  # makes links, see `activate`
         self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
-        self._strangers: Strangers[Greeter] = Strangers(log, max(MIN_STRANGERS, 2 * expected))
-        self.sparing = Sparing(log)
-        self._strays: dict[bytes, list[Stray]] = {}
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._look: asyncio.TimerHandle | None = None
+        self._unproven: UnprovenConnections[Greeter] = UnprovenConnections(
+            log, max(MIN_UNPROVEN, 2 * expected)
+        )
+        self.sparing = Sparing(log)  # warns of what strangers do, but not without end
+        self._strays: dict[bytes, list[Stray]] = {}  # frames for contexts that are not there yet
+        self._tasks: dict[asyncio.Task[None], None] = {}  # what is cancelled at the end, in order
+        self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
         self._draining = Draining(loop, self._peers, self.lost)
 
     def activate(self, identity: Identity, dial: Dial) -> None:
@@ -135,7 +140,7 @@ class Endpoint:
         """The members `ids` are answered and can be reached from now on: their roots."""
         assert self._identity is not None
         self._expected = max(self._expected, len(ids))
-        self._strangers.most = max(MIN_STRANGERS, 2 * len(ids))
+        self._unproven.most = max(MIN_UNPROVEN, 2 * len(ids))
         roots = []
         for member_id in ids:
             root = self._roots.get(member_id)
@@ -270,7 +275,7 @@ class Endpoint:
         greeter = Greeter(self, link)
         link.receiver = greeter
         self._greeters[greeter] = None
-        self._strangers.add(greeter, self.loop.time())
+        self._unproven.add(greeter, self.loop.time())
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")
@@ -348,8 +353,8 @@ class Endpoint:
 
     def holds(self, greeter: Greeter) -> bool:
         """A peer has sent its proof: whether it may wait until the membership is known."""
-        self._strangers.discard(greeter)
-        return len(self._greeters) - len(self._strangers) <= self._expected
+        self._unproven.discard(greeter)
+        return len(self._greeters) - len(self._unproven) <= self._expected
 
     def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
         """Rank `rank` has connected to us."""
@@ -379,7 +384,7 @@ class Endpoint:
 
     def dismiss(self, greeter: Greeter) -> None:
         self._greeters.pop(greeter, None)
-        self._strangers.discard(greeter)
+        self._unproven.discard(greeter)
 
     # -- ends -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.greeting import Claim
-from aiodist.links.process_watch import Vigil
+from aiodist.links.process_watch import ProcessWatch
 from aiodist.transports.base import Done, Link
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.stream import StreamLink
@@ -123,8 +123,8 @@ class Peer:
     """The link to one rank, and what it brings: the `Receiver` of that link."""
 
     __slots__ = (
-        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_queue",
-        "_silent", "_target", "_unheard", "_vigil", "broken", "calling", "dialing", "id", "link",
+        "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_process_watch",
+        "_queue", "_silent", "_target", "_unheard", "broken", "calling", "dialing", "id", "link",
         "rank",
     )  # fmt: skip
 
@@ -143,7 +143,8 @@ class Peer:
         self._came = 0
         self._in_vain = 0
         self._silent = 0  # looks, one after the other
-        self._vigil: Vigil | None = None  # over its process, whatever connection there is
+        self._process_watch: ProcessWatch | None = None
+        """Over the peer's process, whichever connection there is."""
         self._endpoint = endpoint
         self._queue: list[Outgoing] = []
         self._target: Inbox | Stray | None = None
@@ -203,7 +204,8 @@ class Peer:
         if not isinstance(link, LastingLink) or link.is_closed:
             return False
         if not link.is_severed:
-            # It may never have heard our answer, and not know of the link that it has made itself.
+            # If our HELLO_ACK was lost, the peer does not know that its connection attempt
+            # succeeded: it still names the number of links that it had before, `_unheard`.
             if theirs.generation < self._generation and theirs.generation != self._unheard:
                 return False  # it was begun before there was this link
             self.broken = "the peer has made another connection; "
@@ -229,8 +231,8 @@ class Peer:
             self._came = link.came
         if isinstance(link, StreamLink):
             link.listen_for(self._endpoint.lease)
-        if self._vigil is None:
-            self._vigil = Vigil.over(link, self._endpoint.loop, self._process_ended)
+        if self._process_watch is None:
+            self._process_watch = ProcessWatch.over(link, self._endpoint.loop, self._process_ended)
         self._made = self._endpoint.loop.time()
         queue, self._queue = self._queue, []
         # As on a link: what is urgent goes first.
@@ -286,8 +288,8 @@ class Peer:
 
     def close_in_child(self) -> None:
         """After a fork, in the child: drop its copies."""
-        if self._vigil is not None:
-            self._vigil.close_in_child()
+        if self._process_watch is not None:
+            self._process_watch.close_in_child()
         if self.link is not None:
             self.link.close_in_child()
 
@@ -349,8 +351,8 @@ class Peer:
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:
             self._target = None
-            if self._vigil is not None:
-                self._vigil.close()
+            if self._process_watch is not None:
+                self._process_watch.close()
             if error is None:
                 self._endpoint.lose(self.rank, "it left the group")
             else:

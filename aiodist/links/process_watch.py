@@ -14,7 +14,7 @@ from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink
 
 
-class Vigil:
+class ProcessWatch:
     """Calls `ended` from the loop, once, when the process behind `file` (a pidfd) has ended, unless
     `close` comes first."""
 
@@ -31,7 +31,7 @@ class Vigil:
     @classmethod
     def over(
         cls, link: Link, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]
-    ) -> Vigil | None:
+    ) -> ProcessWatch | None:
         """Watch the process at the other end of `link`; None where that is not possible. To be
         called when that process has just shown that it lives."""
         file = link.open_process() if isinstance(link, FramedLink) else None

@@ -50,7 +50,7 @@ SPINS = 8
 _PATIENCE: Sequence[float] = [max(SHORTEST, LONGEST / 2**k) for k in range(AGAIN)]
 """How long to poll, by the number of polls in vain before it."""
 _LATER: Sequence[float] = [LONGEST] + [SHORTEST] * (AGAIN - 1)
-"""The same after that, from then on again and again."""
+"""How long to poll after those, by the number of polls in vain modulo AGAIN."""
 
 
 def _no_yield() -> None:

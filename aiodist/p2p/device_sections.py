@@ -23,18 +23,18 @@ class Departure:
     the host."""
 
     def __init__(self, sources: Sources, encoded: Encoded) -> None:
-        lease = sources.lease
-        assert lease is not None
-        self._lease = lease
-        self._plane = sources.plane
+        device_work = sources.device_work
+        assert device_work is not None
+        self._device_work = device_work
+        self._device_memory = sources.device_memory
         self._parts = _cut(encoded, sources)
         # A section is done with on the device when it leaves, and then the next one is queued.
         self._copies: deque[list[Any]] = deque(maxlen=2)
-        self._events = deque([lease.events[RECORDED][1], lease.events[DONE][1]])
+        self._events = deque([device_work.events[RECORDED][1], device_work.events[DONE][1]])
         self._views: list[memoryview] = []
-        lease.kept.append(self._copies)
-        lease.mark.busy = True
-        lease.follow()
+        device_work.kept.append(self._copies)
+        device_work.mark.busy = True
+        device_work.follow()
         self.more = True
         """Whether there is a section that was not asked for."""
         self.fetch()
@@ -44,7 +44,7 @@ class Departure:
         self.more = bool(self._parts)
         if not self.more:
             return
-        device, stream = self._lease.device, self._lease.stream
+        device, stream = self._device_work.device, self._device_work.stream
         self._views = []
         self._copies.append([])
         for part in self._parts.popleft():
@@ -63,14 +63,14 @@ class Departure:
         """Call `then` with the bytes of the next section when they are on the host. It is to
         `fetch` the one after it, unless the message is given up."""
         views = self._views
-        self._plane.when_done([self._events[0]], lambda: then(views))
+        self._device_memory.when_done([self._events[0]], lambda: then(views))
 
 
 def _cut(encoded: Encoded, sources: Sources) -> deque[list[Part]]:
     """The data of a message in sections; at least one."""
     made: deque[list[Part]] = deque([[]])
-    assert sources.lease is not None
-    device = sources.lease.device
+    assert sources.device_work is not None
+    device = sources.device_work.device
     room = device_memory.SECTION
     at = 0
     for gap, flat in zip(encoded.gaps, sources.flats, strict=True):

@@ -100,7 +100,7 @@ class P2PExpress:
         self._scope = context.scope
         self._add = context.recorder.add
         self._most = min(EAGER, context.max_message_bytes)
-        # By dtype and shape. None: such arrays are nothing for here.
+        # By dtype and shape. None: the fast path does not take such arrays.
         self._sent: dict[tuple[Any, Any], Form | None] = {}
         self._due: dict[tuple[Any, Any], Form | None] = {}
         self._links: dict[int, FramedLink] = {}
@@ -109,7 +109,7 @@ class P2PExpress:
         self._came: dict[bytes, Form | None] = {}  # by metadata
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
-        """Send a small array. None: this is nothing for here, and nothing has happened.
+        """Send a small array. None: the fast path does not apply, and nothing has happened.
 
         Raises TypeError and ValueError for what is no tag.
         """
@@ -144,8 +144,8 @@ class P2PExpress:
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
-        """Receive a small array, if it is the next thing that comes from `src`. None: this is
-        nothing for here, or it did not come in time, or something else did."""
+        """Receive a small array, if it is the next thing that comes from `src`. None: the fast
+        path does not apply, or the array did not come in time, or something else did."""
         self.in_vain = False
         link = self._link(src)
         if link is None:
@@ -209,7 +209,7 @@ class P2PExpress:
         self._add((self._scope, work.op, work.tag, None, b"", peer, work.nbytes, work._started))
 
     def _link(self, peer: Any) -> FramedLink | None:
-        """The link to another rank, where it is one for here."""
+        """The link to another rank; None where the fast path cannot use it."""
         if type(peer) is not int:
             return None
         link = self._links.get(peer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from aiodist.buffers.values import Incoming
-from aiodist.devices.memory import Lease
+from aiodist.devices.memory import DeviceWork
 from aiodist.p2p.credit import Key, MessageTag
 from aiodist.p2p.pieces import Landing
 from aiodist.work import Work
@@ -26,7 +26,7 @@ class Receiving:
     """A receive whose Work is pending. Wildcards are None."""
 
     __slots__ = (
-        "lease", "message", "number", "out", "ready", "source", "tag", "target", "work",
+        "device_work", "message", "number", "out", "ready", "source", "tag", "target", "work",
     )  # fmt: skip
 
     def __init__(
@@ -36,14 +36,14 @@ class Receiving:
         source: int | None,
         tag: Key,
         out: object,
-        lease: Lease | None = None,
+        device_work: DeviceWork | None = None,
     ) -> None:
         self.number = number
         self.work = work
         self.source = source
         self.tag = tag
         self.out = out
-        self.lease = lease  # where `out` is on a device
+        self.device_work = device_work  # where `out` is on a device
         self.message: Message | None = None  # what it was matched with
         self.target: Incoming | None = None
         """Where the value comes together, once metadata is here."""

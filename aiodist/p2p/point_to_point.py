@@ -50,7 +50,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiodist.buffers import values
-from aiodist.devices.memory import Lease, Plane
+from aiodist.devices.memory import DeviceMemory, DeviceWork
 from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.p2p import frames as wire
@@ -73,13 +73,13 @@ class PointToPoint:
         loop: asyncio.AbstractEventLoop,
         trace: Trace | None = None,
         record: Callable[[Work[Any], int | None], None] = lambda work, peer: None,
-        plane: Plane | None = None,
+        device_memory: DeviceMemory | None = None,
     ) -> None:
         """`record`: takes note of an operation with a rank (None: any)."""
         self._channel = channel
         self._trace = trace
         self._record = record
-        self._plane = plane
+        self._device_memory = device_memory
         self._loop = loop
         self._rank = channel.rank
         self._size = channel.size
@@ -88,7 +88,9 @@ class PointToPoint:
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
         self._wire = wire.Wire(channel, self._loop_back)
         self._sender = Sender(self._wire, channel, loop, self._ended)
-        self._receiver = Receiver(self._wire, channel, loop, self._ended, self._lost_for, plane)
+        self._receiver = Receiver(
+            self._wire, channel, loop, self._ended, self._lost_for, device_memory
+        )
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
             wire.PULL: self._sender.pulled,
             wire.FIN: self._receiver.finished,
@@ -117,9 +119,9 @@ class PointToPoint:
             raise self._closed
         tag = as_tag(tag)
         dst = self._as_rank(dst, "dst")
-        sources = None if self._plane is None else Sources(self._plane)
+        sources = None if self._device_memory is None else Sources(self._device_memory)
         encoded = values.encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
-        if sources is not None and sources.lease is None:
+        if sources is not None and sources.device_work is None:
             sources = None
         nbytes = encoded.nbytes + encoded.elsewhere
         work: Work[None] = Work.begin(self._loop, "send", tag, None, nbytes, self._on_cancel)
@@ -151,12 +153,12 @@ class PointToPoint:
         """
         if self._closed is not None:
             raise self._closed
-        lease = None
-        if self._plane is not None and out is not None:
+        device_work = None
+        if self._device_memory is not None and out is not None:
             device = device_among(out)
-            lease = None if device is None else Lease(self._plane, device)
+            device_work = None if device is None else DeviceWork(self._device_memory, device)
         work, source, key = self._wait("recv", src, tag)
-        receiving = self._receiver.receive(work, source, key, out, lease)
+        receiving = self._receiver.receive(work, source, key, out, device_work)
         if not work.done():
             self._pending[work] = receiving
         if self._wire.waiting:

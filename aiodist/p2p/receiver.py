@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from aiodist.buffers.values import Incoming, describe, fill, parse
-from aiodist.devices.memory import Lease, Plane
+from aiodist.devices.memory import DeviceMemory, DeviceWork
 from aiodist.devices.values import Places, Sources
 from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.p2p import frames as wire
@@ -39,9 +39,9 @@ class Receiver:
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
         lost: Callable[[Receiving], AiodistError | None],
-        plane: Plane | None = None,
+        device_memory: DeviceMemory | None = None,
     ) -> None:
-        self._plane = plane
+        self._device_memory = device_memory
         self._wire = out
         self._channel = channel
         self._loop = loop
@@ -88,11 +88,11 @@ class Receiver:
         source: int | None,
         tag: Key,
         out: object,
-        lease: Lease | None = None,
+        device_work: DeviceWork | None = None,
     ) -> Receiving:
-        """Post a receive; it may be complete at once. `lease`: where `out` is on a device."""
+        """Post a receive; it may be complete at once. `device_work`: where `out` is on a device."""
         self._number += 1
-        receiving = Receiving(self._number, work, source, tag, out, lease)
+        receiving = Receiving(self._number, work, source, tag, out, device_work)
         self._post(receiving)
         return receiving
 
@@ -346,7 +346,7 @@ class Receiver:
                 raise ProtocolError(
                     f"metadata for {target.nbytes} bytes before {message.nbytes} bytes of data"
                 )
-            foreign = self._landing(message, target, receiving.lease)
+            foreign = self._landing(message, target, receiving.device_work)
         except Exception as error:  # these bytes are whatever the sender wanted them to be
             self._unreadable(message, receiving, error)
             return False
@@ -361,22 +361,24 @@ class Receiver:
         receiving.target = target
         return True
 
-    def _landing(self, message: Message, target: Incoming, lease: Lease | None) -> Places | None:
+    def _landing(
+        self, message: Message, target: Incoming, device_work: DeviceWork | None
+    ) -> Places | None:
         """Where those arrays of a message go that are on a device on either side."""
-        if self._plane is None or (lease is None and not target.has_foreign):
+        if self._device_memory is None or (device_work is None and not target.has_foreign):
             return None
         found = None
-        if self._plane.problem and message.body is None:
+        if self._device_memory.problem and message.body is None:
             message.words = b""
         if message.words:
             try:
-                found = self._plane.open(message.source, message.words)
+                found = self._device_memory.open(message.source, message.words)
             except OSError as error:
-                self._plane.refuse(f"rank {self._channel.rank}: {error}")
+                self._device_memory.refuse(f"rank {self._channel.rank}: {error}")
                 message.words = b""
-        holder = Sources(self._plane)
-        holder.lease = lease
-        return Places(self._plane, holder, found)
+        holder = Sources(self._device_memory)
+        holder.device_work = device_work
+        return Places(self._device_memory, holder, found)
 
     def _pull(self, message: Message, receiving: Receiving) -> None:
         assert message.sid is not None
@@ -478,7 +480,7 @@ class Receiver:
         waits = receiving.message is message and receiving.target is target
         if waits and not receiving.work.done():
             target.foreign.finished()
-            receiving.lease = None
+            receiving.device_work = None
             self._hand_over(message, receiving, target)
             self._wire.flush()
 

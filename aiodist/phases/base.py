@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.devices.memory import Plane
+from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.operation import Phase, Program, Running, Start, prepared
 from aiodist.engine.pull import PullPhase, planned
 from aiodist.errors import AiodistError
@@ -19,7 +19,7 @@ from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.board import BULK, SMALL
 
 T = TypeVar("T")
-MANY_RANKS = 64
+MAX_RANKS_IN_SMALL_AREA = 64
 """With more ranks, the small bytes of all may be too much for a small area of shared memory."""
 
 Part = Generator[Phase | PullPhase | Running, None, T]
@@ -52,7 +52,7 @@ class Place(Protocol):
     def heap(self) -> SharedArrays: ...
 
     @property
-    def plane(self) -> Plane: ...
+    def device_memory(self) -> DeviceMemory: ...
 
     max_message_bytes: int
     allow_pickle: bool
@@ -77,7 +77,9 @@ def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
     memory = Blobs(place.rank, place.size, own)
     if on_lane and spans_hosts(place.teams):
         plan = prepared(team_whole.share, place.rank, place.teams)
-        yield Phase(plan, memory, len(own), SMALL if place.size <= MANY_RANKS else BULK)
+        yield Phase(
+            plan, memory, len(own), SMALL if place.size <= MAX_RANKS_IN_SMALL_AREA else BULK
+        )
         memory.check()
     elif on_lane:
         # One cell a rank, which has all of a small area for it.

@@ -74,7 +74,8 @@ class Blobs:
                 raise ValueError(f"small values of {len(data)} bytes, over {len(area)}")
             area[: len(data)] = data
             return
-        # Without a judgement: who gives up lets others read anything, see `check`.
+        # Do not raise yet: the memory of a rank that gave up may hold anything. `check` raises once
+        # it is known that nobody did.
         source = step.source.buffer - SHARED
         area, at = self._areas[source], 0
         for rank in range(step.into.start, step.into.stop):
@@ -233,8 +234,9 @@ class Partials(Reductions):
             np.copyto(into, self._kernel.load(source))
 
 
-class Wholes:
-    """Whole values for `recursive_doubling.all_reduce`: each cell holds one array a group.
+class SmallReductions:
+    """Small values, reduced whole by `recursive_doubling.all_reduce`: each cell holds one array a
+    group.
 
     X and OUT are vectors of users' arrays, TMP cells hold partial results in the kernels'
     accumulator dtypes. Cells are replaced, never written to, so they may be on their way.

@@ -40,8 +40,8 @@ def piece_for(slots: int, itemsize: int, longest: int, rounds: int = 1) -> int:
 
 
 def _slice_piece(place: Place, group: Group, longest: int) -> int:
-    """The same for slices of up to `longest` elements, one a rank. What fits goes in one round: to
-    wait for the others costs more than smaller pieces gain."""
+    """Elements of a piece, where each rank reduces a slice of up to `longest` elements. What fits
+    goes in one round: to wait for the others costs more than smaller pieces gain."""
     itemsize = group.x.itemsize
     if place.size * longest * itemsize <= BULK:
         return max(1, longest)

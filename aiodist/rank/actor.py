@@ -1,6 +1,6 @@
-"""A rank's seat in a group: its connection to the coordinator, its endpoint, its listeners.
+"""The actor of a rank: its connection to the coordinator, its endpoint, its listeners.
 
-All groups made from one `connect` share a seat, over all epochs; it is given up when the group of
+All groups made from one `connect` share one actor, over all epochs; it ends when the group of
 the newest epoch is closed.
 """
 
@@ -25,7 +25,7 @@ from aiodist.errors import CollectiveTimeoutError, GroupClosedError
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.rank import flight_recorder
 from aiodist.rank.context import Context
-from aiodist.rank.doings import SeatDoings
+from aiodist.rank.doings import RankDoings
 from aiodist.schedules.teams import teams_of
 from aiodist.shared_memory.lane import Layout, Sharing
 from aiodist.transports.base import Listener
@@ -68,7 +68,7 @@ class Served(Protocol):
         ...
 
 
-class Seat:
+class RankActor:
     """Owner of everything a membership holds open."""
 
     def __init__(
@@ -112,13 +112,13 @@ class Seat:
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
-        control.doings = SeatDoings(self)
+        control.doings = RankDoings(self)
         endpoint.on_broken = self._on_broken
         endpoint.ask = self._ask
         endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
         """That of the loop."""
-        _seats.add(self)
+        _actors.add(self)
         flight_recorder.watch(self)
 
     def adopt(self, view: View) -> tuple[int, ...]:
@@ -272,7 +272,7 @@ class Seat:
         await self.control.closed()
         if self._coordinator is not None:
             await self._coordinator.stop(drain=self._op_timeout)
-        _seats.discard(self)
+        _actors.discard(self)
         if error is not None:
             raise error
 
@@ -324,7 +324,7 @@ class Seat:
         await self.control.closed()
         if self._coordinator is not None:
             await self._coordinator.stop(drain=0.0)
-        _seats.discard(self)
+        _actors.discard(self)
 
     async def gone(self) -> None:
         """Wait until everything is closed after `abort`."""
@@ -370,12 +370,12 @@ def _sharing(memories: Sequence[Memory]) -> Sharing:
     return Sharing.NONE if any(memory.inproc for memory in memories) else Sharing.WOKEN
 
 
-_seats: weakref.WeakSet[Seat] = weakref.WeakSet()
+_actors: weakref.WeakSet[RankActor] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    for seat in list(_seats):
-        seat.close_in_child()
+    for actor in list(_actors):
+        actor.close_in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,14 +17,14 @@ from aiodist import trace
 from aiodist.collectives.express import Express, LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
-from aiodist.devices.memory import Plane
+from aiodist.devices.memory import DeviceMemory
 from aiodist.engine import deadlines, failures, variants
 from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.early import Key
 from aiodist.engine.hearsay import Hearsay
 from aiodist.engine.operation import Failure, Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
-from aiodist.engine.telling import Telling
+from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import (
     AiodistError,
     CollectiveAbortedError,
@@ -67,45 +67,47 @@ class Context:
         allow_pickle: bool,
         layout: Layout,
     ) -> None:
-        self.endpoint = endpoint
+        self.endpoint = endpoint  # the links to the peers
         self.loop = endpoint.loop
-        self.id = id
-        self.group = group
+        self.id = id  # names it in frames
+        self.group = group  # the name of the group
         self.epoch = epoch
-        self.ranks = tuple(ranks)
-        self.rank = self.ranks.index(endpoint.rank)
+        self.ranks = tuple(ranks)  # the roots of its members, by rank
+        self.rank = self.ranks.index(endpoint.rank)  # this one, among them
         self.size = len(self.ranks)
-        self.op_timeout = op_timeout
-        self.max_message_bytes = max_message_bytes
-        self.allow_pickle = allow_pickle
-        self.ended: AiodistError | None = None
-        self.scope = trace.Scope(group, epoch, self.rank, self.size, id)
-        self.trace = trace.bound(self.scope)
-        self.recorder = endpoint.recorder
-        self.plane = Plane(self)
-        self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.plane)
-        self.p2p_express = P2PExpress(self)
-        self._local = {root: local for local, root in enumerate(self.ranks)}
+        self.op_timeout = op_timeout  # seconds for a collective that was given no timeout
+        self.max_message_bytes = max_message_bytes  # most of a message as a whole
+        self.allow_pickle = allow_pickle  # whether values may be any Python objects
+        self.ended: AiodistError | None = None  # why nothing can be called any more
+        self.scope = trace.Scope(group, epoch, self.rank, self.size, id)  # names it in records
+        self.trace = trace.bound(self.scope)  # hears of each operation; None: nobody listens
+        self.recorder = endpoint.recorder  # the flight recorder
+        self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
+        self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.device_memory)
+        self.p2p_express = P2PExpress(self)  # the fast path of point to point
+        self._local = {root: local for local, root in enumerate(self.ranks)}  # the rank of a root
         self.ops: dict[Key, Operation] = {}
         """The collectives that are pending and have a number."""
-        self.tags = TagCounts(self.rank, self.size)
-        self._unsolicited = [0] * self.size
+        self.tags = TagCounts(self.rank, self.size)  # the numbers of collectives
+        self._unsolicited = [0] * self.size  # bytes by peer, see MAX_UNSOLICITED
         self.deferred: list[Operation] = []
         """The collectives that wait for a number, in the order of their calls."""
-        self.arrivals = Arrivals(self)
-        self.telling = Telling(self)
-        self.hearsay = Hearsay(self)
+        self.arrivals = Arrivals(self)  # takes what comes for collectives
+        self.verdict_relay = VerdictRelay(self)  # tells who gave which up
+        self.hearsay = Hearsay(self)  # Works that wait until it is known who is lost
         self._fetching: set[int] = set()
-        """The ranks of whom the payload of a message is under way."""
+        """The ranks whose current point-to-point frame has come only in part."""
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
-        self._gone: dict[int, str] = {}
-        self.lane: Lane | None = None
-        self.express: Express[Any, Any] | None = None
-        sharing, self.teams = layout
-        self.mates = post(self.teams, self.rank).mates
+        self._gone: dict[int, str] = {}  # ranks that are lost or left, and why
+        self.lane: Lane | None = None  # where collectives share memory, once that is agreed on
+        self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
+        sharing, self.teams = layout  # the ranks of each host
+        self.mates = post(self.teams, self.rank).mates  # the other ranks of this host
+        # Whether arrays can be had in memory that all ranks see.
         self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
-        self.heap = Heap(self)
+        self.heap = Heap(self)  # those arrays
+        # Has a lane made, beside the first collective; None: there will be none.
         self._setup = None if sharing is Sharing.NONE else LaneSetup(self, sharing)
         if self._setup is None:
             self.use_links()
@@ -367,7 +369,7 @@ class Context:
         self, op: Operation, verdict: failures.Verdict, error: BaseException | None
     ) -> None:
         self._withdraw(op)
-        self.telling.tell((op.tag, op.seq), verdict)
+        self.verdict_relay.tell((op.tag, op.seq), verdict)
         if error is not None:
             op.work.fail(error)
 
@@ -429,7 +431,7 @@ class Context:
             self._about_tags(src, fields[2:])
             return None
         if kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP, kinds.DEVICE):
-            (self.plane if kind == kinds.DEVICE else self.heap).heard(src, fields)
+            (self.device_memory if kind == kinds.DEVICE else self.heap).heard(src, fields)
             return None
         if kind == kinds.REVOKE:
             revoking.heard(self, fields)
@@ -503,8 +505,8 @@ class Context:
                 deadlines.ask_whether_entered(self, op)
         if self.lane is not None:
             self.lane.break_off()
-        self.telling.lose(src)
-        self.plane.rank_lost(src)
+        self.verdict_relay.lose(src)
+        self.device_memory.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
         self.hearsay.review()
 
@@ -543,7 +545,7 @@ class Context:
                 self._withdraw(op)
                 op.work.fail(error)
         self.hearsay.close(error)
-        self.plane.close()  # it may have a last word
+        self.device_memory.close()  # it may have a last word
         self.endpoint.called += self.called
         self.ended = error
         self.heap.close()
@@ -552,7 +554,7 @@ class Context:
         self.lane = self.express = None
         self.p2p.close(error)
         self.arrivals.clear()
-        self.telling.clear()
+        self.verdict_relay.clear()
         self._fetching.clear()
         if abort:
             self.endpoint.remove(self, error.message)
@@ -614,7 +616,7 @@ class Context:
         work._on_cancel = partial(self._cancelled, op)
         self.ops[None, op.seq] = op
         assert self.lane is not None
-        self.lane.adopt(op)
+        self.lane.continue_as_operation(op)
         if not op.done and seconds != math.inf:
             deadlines.arm(self, op, seconds)
 

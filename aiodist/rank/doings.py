@@ -18,20 +18,20 @@ from aiodist.wire.limits import MAX_PLACES, MAX_WAITS
 from aiodist.work import Work
 
 
-class SeatDoings:
-    """What the rank with a seat is doing, in all of its groups."""
+class RankDoings:
+    """What the rank of an actor is doing, in all of its groups."""
 
-    def __init__(self, seat: Observed) -> None:
-        self._seat = seat
+    def __init__(self, actor: Observed) -> None:
+        self._actor = actor
 
     def now(self) -> Activity:
         pending = [
             one for context in self._contexts() for one in _pending(context) if not one.work.done()
         ]
         pending.sort(key=lambda one: -one.work.elapsed)
-        ranks = {root: rank for rank, root in enumerate(self._seat.roots)}
+        ranks = {root: rank for rank, root in enumerate(self._actor.roots)}
         return self._activity(
-            places=_places(whereabouts.of_tasks(self._seat.loop)),
+            places=_places(whereabouts.of_tasks(self._actor.loop)),
             waits=tuple([_wait(one, ranks) for one in pending[:MAX_WAITS]]),
         )
 
@@ -40,7 +40,7 @@ class SeatDoings:
 
     def _activity(self, **known: Any) -> Activity:
         """With what any thread may ask for."""
-        endpoint = self._seat.endpoint
+        endpoint = self._actor.endpoint
         called = endpoint.called + sum([context.called for context in self._contexts()])
         sent, received = endpoint.payload_bytes
         return Activity(
@@ -48,10 +48,10 @@ class SeatDoings:
         )
 
     def _contexts(self) -> Iterable[Any]:
-        return list(self._seat.endpoint.contexts.values())
+        return list(self._actor.endpoint.contexts.values())
 
     def _last(self) -> str:
-        context = self._seat.context
+        context = self._actor.context
         return "" if context is None else shortened(context.recorder.last(context.scope))
 
 

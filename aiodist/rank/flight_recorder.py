@@ -54,7 +54,7 @@ class _Settings:
 
 
 _settings = _Settings()
-_seats: weakref.WeakSet[Observed] = weakref.WeakSet()
+_actors: weakref.WeakSet[Observed] = weakref.WeakSet()
 
 
 def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) -> None:
@@ -94,17 +94,17 @@ def disable() -> None:
 
 def dump(file: TextIO | None = None) -> None:
     """Write what was recorded of all ranks of this process to `file` (None: sys.stderr)."""
-    text = "".join([_text(seat, "asked for") for seat in _all_seats()])
+    text = "".join([_text(actor, "asked for") for actor in _all_actors()])
     (sys.stderr if file is None else file).write(text or "no rank of aiodist in this process\n")
 
 
-def watch(seat: Observed) -> None:
-    """`seat` has a rank: from now on it is part of dumps. For the engine."""
-    _seats.add(seat)
+def watch(actor: Observed) -> None:
+    """`actor` has joined a group: from now on it is part of dumps. For the engine."""
+    _actors.add(actor)
     if not _settings.decided:
         _settings.decided = True
         _enable_by_environment(os.environ.get(VARIABLE, ""))
-    weak = weakref.ref(seat)
+    weak = weakref.ref(actor)
     last = -PAUSE
 
     def failed(error: BaseException) -> None:
@@ -115,7 +115,7 @@ def watch(seat: Observed) -> None:
         last = owner.loop.time()
         _write(owner, f"{type(error).__name__}: {error}")
 
-    seat.endpoint.recorder.failed = failed
+    actor.endpoint.recorder.failed = failed
 
 
 def _enable_by_environment(where: str) -> None:
@@ -129,25 +129,27 @@ def _enable_by_environment(where: str) -> None:
         enable("stderr", on_signal=in_main)
 
 
-def _all_seats() -> list[Observed]:
-    alive = [seat for seat in _seats if not seat.is_over]
-    return sorted(alive, key=lambda seat: (seat.view.group, seat.view.epoch, seat.endpoint.rank))
+def _all_actors() -> list[Observed]:
+    alive = [actor for actor in _actors if not actor.is_over]
+    return sorted(
+        alive, key=lambda actor: (actor.view.group, actor.view.epoch, actor.endpoint.rank)
+    )
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    for seat in _all_seats():
-        _write(seat, signal.Signals(number).name, everything=True)
+    for actor in _all_actors():
+        _write(actor, signal.Signals(number).name, everything=True)
     if callable(_settings.before):
         _settings.before(number, frame)
 
 
-def _write(seat: Observed, reason: str, *, everything: bool = False) -> None:
+def _write(actor: Observed, reason: str, *, everything: bool = False) -> None:
     """Never raises: the caller is in the middle of something else."""
     try:
         if _settings.directory is not None:
-            _replace(_settings.directory / _file_name(seat), _text(seat, reason))
+            _replace(_settings.directory / _file_name(actor), _text(actor, reason))
         else:
-            text = _text(seat, reason, most=None if everything else SHORT)
+            text = _text(actor, reason, most=None if everything else SHORT)
             # Not sys.stderr: a signal may come while that is being written to.
             rest = memoryview(text.encode(errors="replace"))
             while rest:
@@ -162,34 +164,34 @@ def _replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def _file_name(seat: Observed) -> str:
-    group = urllib.parse.quote(seat.view.group, safe="")[:100]
-    return f"{group}-rank{_rank(seat)}-pid{os.getpid()}.txt"
+def _file_name(actor: Observed) -> str:
+    group = urllib.parse.quote(actor.view.group, safe="")[:100]
+    return f"{group}-rank{_rank(actor)}-pid{os.getpid()}.txt"
 
 
-def _rank(seat: Observed) -> int:
+def _rank(actor: Observed) -> int:
     """The rank in the newest epoch; in the first one, as long as it begins, the root is that."""
-    return seat.endpoint.rank if seat.context is None else seat.context.rank
+    return actor.endpoint.rank if actor.context is None else actor.context.rank
 
 
-def _text(seat: Observed, reason: str, *, most: int | None = None) -> str:
+def _text(actor: Observed, reason: str, *, most: int | None = None) -> str:
     """What is known of one rank, for people."""
-    now = seat.loop.time()
+    now = actor.loop.time()
     clock = time.time() - now
-    size = len(seat.view.members)
+    size = len(actor.view.members)
     lines = [
-        f"aiodist flight recorder: group {seat.view.group!r} epoch {seat.view.epoch} rank "
-        f"{_rank(seat)} of {size}, pid {os.getpid()}, at {_time(clock + now)}: {reason}"
+        f"aiodist flight recorder: group {actor.view.group!r} epoch {actor.view.epoch} rank "
+        f"{_rank(actor)} of {size}, pid {os.getpid()}, at {_time(clock + now)}: {reason}"
     ]
-    recorded = list(seat.endpoint.recorder.entries(now, _pending(seat)))
-    waiting = _waiting(seat)
+    recorded = list(actor.endpoint.recorder.entries(now, _pending(actor)))
+    waiting = _waiting(actor)
     shown = _last(recorded, most)
     if len(shown) < len(recorded):
         lines.append(f"  ({len(recorded) - len(shown)} operations before are not shown)")
-    lines += [f"  {_line(seat, entry, clock, waiting)}" for entry in shown]
+    lines += [f"  {_line(actor, entry, clock, waiting)}" for entry in shown]
     if not recorded:
         lines.append("  no operation")
-    for title, places in _places(seat):
+    for title, places in _places(actor):
         lines += [f"  {title} {place}" for place in places]
     return "\n".join(lines) + "\n"
 
@@ -203,9 +205,9 @@ def _last(entries: list[Entry], most: int | None) -> list[Entry]:
 
 
 def _line(
-    seat: Observed, entry: Entry, clock: float, waiting: dict[tuple[bytes, str], list[int]]
+    actor: Observed, entry: Entry, clock: float, waiting: dict[tuple[bytes, str], list[int]]
 ) -> str:
-    root = seat.view.context
+    root = actor.view.context
     where = (
         "" if entry.scope.id == root else f"  in {entry.scope.group!r} epoch {entry.scope.epoch}"
     )
@@ -223,18 +225,18 @@ def _line(
     return text
 
 
-def _pending(seat: Observed) -> list[Work[Any]]:
-    contexts: Iterable[Any] = list(seat.endpoint.contexts.values())
+def _pending(actor: Observed) -> list[Work[Any]]:
+    contexts: Iterable[Any] = list(actor.endpoint.contexts.values())
     with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
         return [work for one in contexts for work in [*one.pending, *one.p2p.pending]]
     return []
 
 
-def _waiting(seat: Observed) -> dict[tuple[bytes, str], list[int]]:
+def _waiting(actor: Observed) -> dict[tuple[bytes, str], list[int]]:
     """Of the collectives that wait: which ranks have not entered them, as far as known."""
     found = {}
     with contextlib.suppress(RuntimeError):  # as above
-        contexts: Iterable[Any] = list(seat.endpoint.contexts.values())
+        contexts: Iterable[Any] = list(actor.endpoint.contexts.values())
         for context in contexts:
             one: Context = context
             for op in list(one.ops.values()):
@@ -243,10 +245,10 @@ def _waiting(seat: Observed) -> dict[tuple[bytes, str], list[int]]:
     return found
 
 
-def _places(seat: Observed) -> list[tuple[str, tuple[str, ...]]]:
-    places = [("its event loop is at", whereabouts.of_thread(seat.thread))]
+def _places(actor: Observed) -> list[tuple[str, tuple[str, ...]]]:
+    places = [("its event loop is at", whereabouts.of_thread(actor.thread))]
     with contextlib.suppress(RuntimeError):
-        places.append(("a task waits at", whereabouts.of_tasks(seat.loop)))
+        places.append(("a task waits at", whereabouts.of_tasks(actor.loop)))
     return places
 
 
@@ -262,4 +264,4 @@ def _duration(seconds: float) -> str:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_seats.clear)  # they are the parent's
+    os.register_at_fork(after_in_child=_actors.clear)  # they are the parent's

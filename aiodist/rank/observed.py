@@ -1,4 +1,4 @@
-"""What those who tell what a rank is doing need of its seat."""
+"""What is asked of the actor of a rank in order to tell what the rank is doing."""
 
 from __future__ import annotations
 

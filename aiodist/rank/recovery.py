@@ -22,7 +22,7 @@ from aiodist.errors import (
     CollectiveTimeoutError,
     GroupRevokedError,
 )
-from aiodist.rank.actor import Seat
+from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
 from aiodist.rank.deriving import another
 from aiodist.rank.revoking import revoke
@@ -40,10 +40,10 @@ Outcome = View | Verdict
 class Recovery:
     """Recovery of one group in one epoch. `ids`: the member ids of its ranks."""
 
-    def __init__(self, seat: Seat, context: Context, ids: Sequence[str]) -> None:
-        self.is_root = seat.context is context
+    def __init__(self, actor: RankActor, context: Context, ids: Sequence[str]) -> None:
+        self.is_root = actor.context is context
         """Whether this is the group that `connect` gave, in its epoch; not one made of it."""
-        self._seat = seat
+        self._actor = actor
         self._context = context
         self._ids = tuple(ids)
         self._number = 0
@@ -74,7 +74,7 @@ class Recovery:
         self._cast(vote)
         text = failures.verdict_of(error, self._context.rank).text
         give_up = GiveUpVote(vote.context, vote.number, Cause.CANCELLED, text[:MAX_TEXT])
-        self._seat.control.tell(give_up)
+        self._actor.control.tell(give_up)
 
     async def go_on(
         self,
@@ -132,15 +132,15 @@ class Recovery:
 
     def _cast(self, vote: Vote) -> asyncio.Future[Outcome]:
         """Vote: the outcome, of which nobody has to take notice."""
-        outcome: asyncio.Future[Outcome] = self._seat.loop.create_future()
+        outcome: asyncio.Future[Outcome] = self._actor.loop.create_future()
         self._expect(vote, True)
-        reply = self._seat.control.begin(vote)
+        reply = self._actor.control.begin(vote)
         reply.add_done_callback(partial(self._hear, vote, outcome))
         return outcome
 
     def _expect(self, vote: Vote, is_expecting: bool) -> None:
         if vote.purpose is Purpose.RENDEZVOUS:
-            self._seat.endpoint.expect(is_expecting)
+            self._actor.endpoint.expect(is_expecting)
 
     def _hear(
         self, vote: Vote, outcome: asyncio.Future[Outcome], reply: asyncio.Future[Message]
@@ -149,11 +149,11 @@ class Recovery:
         try:
             found = reply.result()
             if isinstance(found, View):
-                self._seat.adopt(found)
+                self._actor.adopt(found)
             elif isinstance(found, Void):
                 raise self._error(found, vote)
             elif not isinstance(found, Verdict):
-                raise self._seat.control.unexpected(found)
+                raise self._actor.control.unexpected(found)
             outcome.set_result(found)
         except Exception as error:
             outcome.set_exception(error)
@@ -170,7 +170,7 @@ class Recovery:
             if not done:
                 text = f"{vote.call} was not decided within {seconds:g} s"
                 give_up = GiveUpVote(vote.context, vote.number, Cause.TIMEOUT, text)
-                control = self._seat.control
+                control = self._actor.control
                 control.tell(give_up)
                 if control.is_away:
                     text += "; the coordinator is away"
@@ -180,7 +180,7 @@ class Recovery:
                 if not done:
                     raise self._context.error(CollectiveTimeoutError, text, op=vote.purpose.value)
         except asyncio.CancelledError:
-            self._seat.control.tell(give_up)
+            self._actor.control.tell(give_up)
             raise
         return outcome.result()
 
@@ -188,7 +188,7 @@ class Recovery:
         """What a void vote fails with."""
         ranks = {one: rank for rank, one in enumerate(self._ids)}
         if void.by not in ranks:
-            return self._seat.control.unexpected(void)
+            return self._actor.control.unexpected(void)
         details = {ranks[one]: str(text) for one, text in void.details.items() if one in ranks}
         text = void.text
         if void.cause is Cause.TIMEOUT:
@@ -205,22 +205,22 @@ class Recovery:
     # The next epoch.
 
     def _of_view(self, view: View) -> Context:
-        seat = self._seat
-        if view.epoch != seat.view.epoch:
-            raise self._context.error(GroupRevokedError, f"epoch {seat.view.epoch} has begun")
-        seat.context = self._make(view.context, view.epoch, seat.roots)
-        return seat.context
+        actor = self._actor
+        if view.epoch != actor.view.epoch:
+            raise self._context.error(GroupRevokedError, f"epoch {actor.view.epoch} has begun")
+        actor.context = self._make(view.context, view.epoch, actor.roots)
+        return actor.context
 
     def _of_survivors(self, verdict: Verdict) -> Context:
         """Of a group that was made of another."""
         roots = dict(zip(self._ids, self._context.ranks, strict=True))
         if self._ids[self._context.rank] not in verdict.members or {*verdict.members} - {*roots}:
-            raise self._seat.control.unexpected(verdict)
+            raise self._actor.control.unexpected(verdict)
         own = _id(pack_fields(self._context.id, verdict.epoch, *verdict.members))
         return self._make(own, verdict.epoch, [roots[one] for one in verdict.members])
 
     def _make(self, id: bytes, epoch: int, roots: Sequence[int]) -> Context:
-        old, layout = self._context, self._seat.layout(roots)
+        old, layout = self._context, self._actor.layout(roots)
         return another(old, id=id, group=old.group, epoch=epoch, ranks=roots, layout=layout)
 
 

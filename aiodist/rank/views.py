@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from aiodist.errors import AiodistError
-from aiodist.rank.actor import Seat, as_member
+from aiodist.rank.actor import RankActor, as_member
 from aiodist.types import View
 from aiodist.wire.messages import Message
 from aiodist.wire.recovery import Waiting, WatchWaiting
 
 
-async def views(seat: Seat) -> AsyncIterator[View]:
+async def views(actor: RankActor) -> AsyncIterator[View]:
     """The membership now, and again after every change; what changes while nobody asks is seen
     in one. Ends when this rank leaves."""
     news = asyncio.Event()
@@ -28,32 +28,32 @@ async def views(seat: Seat) -> AsyncIterator[View]:
             first.set()
 
     first = asyncio.Event()
-    if seat.control.is_away:
+    if actor.control.is_away:
         first.set()  # how many wait is seen once it is back
-    number = seat.control.subscribe(WatchWaiting(), told)
-    seat.changed.add(news.set)
+    number = actor.control.subscribe(WatchWaiting(), told)
+    actor.changed.add(news.set)
     seen: View | None = None
     try:
         await first.wait()
-        while not seat.is_over:
+        while not actor.is_over:
             news.clear()
-            view = _view(seat, waiting)
+            view = _view(actor, waiting)
             if view != seen:
                 seen = view
                 yield view
             else:
                 await news.wait()
     finally:
-        seat.changed.discard(news.set)
-        seat.control.unsubscribe(number)
+        actor.changed.discard(news.set)
+        actor.control.unsubscribe(number)
 
 
-def _view(seat: Seat, waiting: int) -> View:
-    gone = {*seat.lost, *seat.left}
+def _view(actor: RankActor, waiting: int) -> View:
+    gone = {*actor.lost, *actor.left}
     return View(
-        epoch=seat.view.epoch,
-        members=tuple(as_member(one) for one in seat.view.members if one.rank not in gone),
-        lost=dict(seat.lost),
-        left=tuple(sorted(seat.left)),
+        epoch=actor.view.epoch,
+        members=tuple(as_member(one) for one in actor.view.members if one.rank not in gone),
+        lost=dict(actor.lost),
+        left=tuple(sorted(actor.left)),
         waiting=waiting,
     )

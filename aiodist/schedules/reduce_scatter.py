@@ -36,9 +36,11 @@ def direct(rank: int, size: int, bounds: Sequence[int], segment: int, window: in
 
 
 def whole(rank: int, size: int, bounds: Sequence[int], segment: int) -> Plan:
-    """As `direct`, for operators that must see whole slices: one Reduce for the slice. Bulk.
+    """Reduce slice s of all ranks, by one Reduce, at rank s: for operators that must see it whole.
+    Bulk.
 
-    On the wire the same as `direct`. Scratch: (P - 1) times the own slice.
+    Slices, X, OUT and what is on the wire are those of `direct`. Scratch: (P - 1) times the own
+    slice.
     """
     length = bounds[rank + 1] - bounds[rank]
     places = [(peer if peer < rank else peer - 1) * length for peer in range(size)]

@@ -139,7 +139,7 @@ def _follow(here: Post, leader: int, length: int, result: Span | None) -> list[S
 
 
 def _at(holder: int, span: Span) -> Span:
-    """The same place in the shared memory of `holder`."""
+    """Where `span` lies in the shared memory of `holder`."""
     return span._replace(buffer=SHARED + holder)
 
 

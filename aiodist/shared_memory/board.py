@@ -55,9 +55,9 @@ A_PHASE: Final = 1 << 20
 
 
 ON_DEVICE: Final = -1
-"""As a place: the array is on a device."""
+"""A place that says: the array is on a device."""
 _TURNED: Final = -2
-"""As a place: the array is on a device, but all do as ranks with arrays of the host do."""
+"""A place that says: the array is on a device, but all do as ranks with arrays of the host do."""
 _ON_DEVICE_WORD: Final = {ON_DEVICE: 1, _TURNED: 2}
 
 
@@ -76,13 +76,13 @@ class Board:
         self.rank = rank
         self.own = own[:PAGE].cast("Q")
         self.words = {peer: memory[:PAGE].cast("Q") for peer, memory in others.items()}
-        self._words = list(self.words.items())
+        self._words = list(self.words.items())  # made once, for loops
         self._own_bytes = own
-        self._bytes = {rank: own, **others}
-        self._calls = [0, 0]
-        self._places = [0, 0]
-        self._nap = 0
-        self._kicked = dict.fromkeys(others, 0)
+        self._bytes = {rank: own, **others}  # whole segments, by rank
+        self._calls = [0, 0]  # by parity: the digest that is on the board
+        self._places = [0, 0]  # by parity: the place that is on the board
+        self._nap = 0  # how often this rank has slept
+        self._kicked = dict.fromkeys(others, 0)  # by peer: the nap from which it was woken last
 
     def area(self, rank: int, index: int) -> memoryview:
         """The bytes of an area of `rank`."""

@@ -137,7 +137,8 @@ class Heap:
         return 0
 
     def place_of(self, parts: Iterable[NDArray[Any]]) -> int:
-        """The same of contiguous arrays that lie one behind the other."""
+        """Where contiguous arrays lie one behind the other, as `find` takes it; 0 if they do not,
+        or not all others see them."""
         if not self.shows_any:
             return 0
         start = stop = 0

@@ -55,20 +55,20 @@ class Rider(Protocol):
     place: int
     """Where its array lies, see `Board.announce`."""
 
-    def ride(self) -> None:
+    def resume(self) -> None:
         """It is its turn: go on as far as can be. Called again whenever what it waited for may be
         there."""
         ...
 
 
-class Ghost:
-    """An operation that was given up before its turn: its number has to be passed over."""
+class SkippedCall:
+    """A call that was given up before its turn: the others have to hear that it is passed over."""
 
     def __init__(self, lane: Lane, seq: int) -> None:
         self.seq = seq
         self._lane = lane
 
-    def ride(self) -> None:
+    def resume(self) -> None:
         self._lane.pass_over(self.seq)
 
 
@@ -96,34 +96,35 @@ class Lane:
         size: int,
         polls: bool,
     ) -> None:
-        self.board = board
+        self.board = board  # the words and areas of the ranks
         self.first = first
-        self.moved = moved
-        self.others: Sequence[int] = tuple(board.words)
-        self._polls = polls
+        self.moved = moved  # bytes that were shown to others, or read of them
+        self.others: Sequence[int] = tuple(board.words)  # the other ranks of this host
+        self._polls = polls  # whether waiting begins with a look at memory, again and again
         self._size = size
         # Between hosts a yield of the core costs little of the time that is waited anyway.
         self._crowded = len(self.others) + 1 > cores() or size > len(self.others) + 1
-        self.current: Rider | Ghost | None = None
-        self.is_broken = False
-        self._queue: deque[Rider | Ghost] = deque()
+        self.current: Rider | SkippedCall | None = None  # whose turn it is
+        self.is_broken = False  # a rank is lost, see `break_off`
+        self._queue: deque[Rider | SkippedCall] = deque()  # what comes after `current`, in order
         self._loop = loop
-        self._progress = progress
-        self._kick = kick
-        self._free = [0] * len(AREAS)  # the stamp with which the others are done with an area
+        self._progress = progress  # how long to poll
+        self._kick = kick  # wakes a rank that sleeps
+        self._free = [0] * len(AREAS)
+        """By area: the stamp that the others must reach before it may be reused."""
         # Of the current operation:
-        self._entered = False
-        self._agreed = False
-        self._seq = -1
-        self._digest = 0
-        self._phase = -1
-        self._base = 0
-        self._publishes = 0
-        self._asleep = False
-        self._resuming = False
-        self._hurries = False
+        self._entered = False  # its words are on the board
+        self._agreed = False  # all others are known to have called the same
+        self._seq = -1  # its number
+        self._digest = 0  # of what was called
+        self._phase = -1  # the number of its phase; -1: none has begun
+        self._base = 0  # the stamp with which that began
+        self._publishes = 0  # how often this rank has published in it
+        self._asleep = False  # the board says that this rank sleeps, and what it waits for
+        self._resuming = False  # the loop will call `_resume`
+        self._hurries = False  # see `hurry`
         self._known = 0  # all others have reached this stamp, perhaps a later one
-        self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}
+        self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}  # see `vectors`
 
     # -- the order of operations ------------------------------------------------------------------
 
@@ -132,11 +133,11 @@ class Lane:
         """Whether an operation could run at once."""
         return self.current is None and not self._queue
 
-    def add(self, rider: Rider | Ghost) -> None:
+    def add(self, rider: Rider | SkippedCall) -> None:
         """Run `rider` once it is its turn; perhaps at once."""
         if self.idle:
             self.current = rider
-            rider.ride()
+            rider.resume()
         else:
             self._queue.append(rider)
 
@@ -151,14 +152,14 @@ class Lane:
             return
         # Its turn has not come. Then the others have to be told that it is passed over, unless
         # nobody will come to hear of it.
-        ghost = None if self.is_broken else Ghost(self, rider.seq)
+        skipped = None if self.is_broken else SkippedCall(self, rider.seq)
         if rider is self.current:
-            self.current = ghost
+            self.current = skipped
             self._resume_soon()
-        elif rider in self._queue and ghost is not None:
-            self._queue[self._queue.index(rider)] = ghost
-        elif ghost is not None:
-            self.add(ghost)
+        elif rider in self._queue and skipped is not None:
+            self._queue[self._queue.index(rider)] = skipped
+        elif skipped is not None:
+            self.add(skipped)
 
     def _next(self) -> None:
         """Nothing is left to do for the current operation."""
@@ -178,7 +179,7 @@ class Lane:
         if self.current is None and self._queue:
             self.current = self._queue.popleft()
         if self.current is not None:
-            self.current.ride()
+            self.current.resume()
 
     def kicked(self) -> None:
         """One of the others has come as far as we waited for."""
@@ -198,7 +199,7 @@ class Lane:
                 if self.current is None:
                     self.current = self._queue.popleft()
                 before = self.current
-                before.ride()
+                before.resume()
                 if self.current is before:
                     break
         finally:
@@ -208,7 +209,7 @@ class Lane:
         """One of the ranks is lost: nothing that is called from here on can be done."""
         self.is_broken = True
         self._queue.clear()
-        if isinstance(self.current, Ghost):
+        if isinstance(self.current, SkippedCall):
             self.current = None
 
     def close(self) -> None:
@@ -226,7 +227,7 @@ class Lane:
         return self.board.area(rank, index)
 
     def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
-        """The same of all ranks, by rank, as vectors of `dtype`; empty ones of those on other
+        """That area of all ranks, by rank, as vectors of `dtype`; empty ones for ranks of other
         hosts. They are kept."""
         found = self._vectors.get((index, dtype))
         if found is None:
@@ -240,7 +241,7 @@ class Lane:
     # -- what the current operation does ----------------------------------------------------------
 
     def enter(self, rider: Rider) -> bool:
-        """Tell the others that `rider` was called here. False: wait, and `ride` again."""
+        """Tell the others that `rider` was called here. False: wait, and `resume` again."""
         if self._entered:
             return True
         if self._is_due():
@@ -266,9 +267,9 @@ class Lane:
         self._next()
         return True
 
-    def dash(self, seq: int, area: int, digest: int, call: bytes, place: int) -> bool:
+    def try_enter(self, seq: int, area: int, digest: int, call: bytes, place: int) -> bool:
         """Enter the operation `seq`, which is called now and needs `area`, if that takes no
-        waiting. It has to `arrive`, or to be adopted as an operation. False: nothing is done.
+        waiting. `finish_inline` or `continue_as_operation` comes next. False: nothing is done.
 
         `place`: where its array lies, see `Board.announce`.
         """
@@ -297,16 +298,16 @@ class Lane:
         self._publishes = 0
         self._entered = True
 
-    def arrive(self, shown: int, taken: int) -> None:
-        """The operation that dashed is done, having moved so many bytes."""
+    def finish_inline(self, shown: int, taken: int) -> None:
+        """What `try_enter` entered is done within its call, having moved so many bytes."""
         self.moved.add(shown, taken)
         self._entered = self._agreed = False
         self._phase = -1
 
-    def adopt(self, rider: Rider) -> None:
-        """`rider` is the operation that dashed, from here on."""
+    def continue_as_operation(self, rider: Rider) -> None:
+        """What `try_enter` entered has to wait: from here on it is the operation `rider`."""
         self.current = rider
-        rider.ride()
+        rider.resume()
 
     def entered(self, seq: int) -> list[int]:
         """The others that have entered operation `seq`."""

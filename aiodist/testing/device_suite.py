@@ -257,7 +257,7 @@ async def given_up(group: Group, kind: str) -> None:
         else:
             raise AssertionError("shapes differed")
         # What was given up is let go of once no rank has work for it under way.
-        while await group.all_reduce(len(group._context.plane._limbo), ReduceOp.MAX):
+        while await group.all_reduce(len(group._context.device_memory._limbo), ReduceOp.MAX):
             pass
 
 
@@ -323,7 +323,7 @@ async def sharing(group: Group, kind: str) -> None:
         await group.barrier()
         equal(kit.get(got["w"]), np.full(300_000, 4.0 if kind == "cuda" else 3.0))
         got = None
-        while await group.all_reduce(len(group._context.plane.shares._lent), ReduceOp.MAX):
+        while await group.all_reduce(len(group._context.device_memory.shares._lent), ReduceOp.MAX):
             pass
 
 

@@ -119,7 +119,7 @@ class History:
         ]
 
     def _different(self) -> Iterator[str]:
-        """The same (group, epoch, tag, seq), but different values."""
+        """Ranks have completed one (group, epoch, tag, seq) with different values."""
         first: dict[tuple[object, ...], Entry] = {}
         for entry in self.entries:
             if entry.end == "done" and entry.op in SAME_EVERYWHERE and entry.seq is not None:

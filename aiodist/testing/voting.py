@@ -84,4 +84,4 @@ class Voting:
 
     async def _leave(self, group: Group) -> None:
         group.abort("it cannot go on")
-        await group._seat.gone()
+        await group._actor.gone()

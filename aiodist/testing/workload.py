@@ -143,7 +143,7 @@ class Run:
                 self.problems.append(f"{group!r} ended with {outcome!r}")
         if failures and chooser.random() < 0.4:
             group.abort("something failed")
-            await group._seat.gone()
+            await group._actor.gone()
             return None
         if move != "leave":
             return await self.voting.go_on(group, move, bool(failures), chooser)

@@ -174,7 +174,8 @@ class LastingLink(FramedLink):
         nobody knows."""
 
     def _on_the_way(self) -> int | None:
-        """The same, if nobody is between the two."""
+        """How many of the bytes that were sent may not be on the peer's system yet, supposing that
+        nobody forwards between the two; None where nobody knows."""
         return self._underway()
 
     def deliver(self, done: Done) -> bool:

@@ -208,7 +208,7 @@ async def ticker(period: float, stop: asyncio.Event) -> list[int]:
 
 
 def _view(array: Any) -> Any:
-    """The same memory as numpy array."""
+    """The memory of `array` as a numpy array."""
     return array.numpy() if hasattr(array, "numpy") else array
 
 

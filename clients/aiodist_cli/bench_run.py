@@ -41,7 +41,7 @@ class Column:
 
     @property
     def name(self) -> str:
-        """As it appears in results."""
+        """The name of the column in results."""
         name = self.team.contender.name
         return name if self.memory == "plain" else f"{name} group.empty"
 

@@ -100,7 +100,7 @@ class Library(Protocol):
         """An array of float32."""
 
     def view(self, array: Any) -> Any:
-        """The same memory as numpy array."""
+        """The memory of `array` as a numpy array."""
 
     def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
         """What does `op` once. `out` is None where the result is in place."""

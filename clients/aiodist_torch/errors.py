@@ -30,7 +30,8 @@ def as_torch(error: BaseException) -> BaseException:
 
 
 def without_frames(error: AiodistError) -> AiodistError:
-    """The same once more, for keeping: what it refers to does not grow where it is raised."""
+    """A copy of `error` to be kept, without traceback and cause: whoever raises the original adds
+    frames to it, and they hold all that they refer to."""
     return _copy(error, type(error))
 
 

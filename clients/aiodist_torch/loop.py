@@ -242,7 +242,7 @@ class Loop(_Base):
             self._run_once()
             self._next_look = _now() + STANDBY
         elif self._ready and until():
-            self._run_ready()  # a word or two are left, for which nobody need be woken
+            self._run_ready()  # the last callbacks run here: no need to wake the loop's thread
 
     def _run_ready(self) -> None:
         ready = self._ready

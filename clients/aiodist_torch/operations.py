@@ -91,7 +91,7 @@ def all_gather_single(group: Group, x: Tensor, out: Tensor, seconds: float) -> W
 def all_gather_single_coalesced(
     group: Group, xs: list[Tensor], outs: list[Tensor], seconds: float
 ) -> Works:
-    """The same with several tensors, each with an operation of its own."""
+    """Gather several tensors, each with an `all_gather_single` of its own."""
     return each(
         group,
         [partial(all_gather_single, group, *pair, seconds) for pair in zip(xs, outs, strict=True)],
@@ -135,7 +135,7 @@ def reduce_scatter_single(group: Group, x: Tensor, out: Tensor, op: Any, seconds
 def reduce_scatter_single_coalesced(
     group: Group, xs: list[Tensor], outs: list[Tensor], op: Any, seconds: float
 ) -> Works:
-    """The same with several tensors, each with an operation of its own."""
+    """Reduce and scatter several tensors, each with a `reduce_scatter_single` of its own."""
     return each(
         group,
         [
@@ -158,7 +158,8 @@ def all_to_all_single(
     out_splits: Sequence[int],
     seconds: float,
 ) -> Works:
-    """The same with the parts of one tensor, along its first dimension; no splits: equal ones."""
+    """Part `rank` of `x` of rank r goes into part r of `out` of `rank`. The first dimension is cut
+    into parts; no splits: equal ones."""
     xs = split(x, x_splits, group.size, "input")
     outs = split(out, out_splits, group.size, "output")
     return (group.all_to_all(xs, out=outs, timeout=seconds),)

@@ -308,7 +308,7 @@ class ProcessGroup(_Base):
         input_split_sizes: list[SupportsIndex],
         opts: dist.AllToAllOptions = _ALL_TO_ALL,
     ) -> TorchWork:
-        """The same with parts of one tensor."""
+        """Everyone has a part of one tensor for each; parts may differ in length."""
         return self._collective(
             opts,
             ops.all_to_all_single,

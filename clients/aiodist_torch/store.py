@@ -144,7 +144,7 @@ class Store(c10d.Store):
         self._timeout = timeout
 
     def clone(self) -> Store:
-        """The same store: it may be used from several threads."""
+        """This store itself: it may be used from several threads."""
         return self
 
 

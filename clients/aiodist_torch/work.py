@@ -186,7 +186,7 @@ class TorchWork(dist.Work):
         return self.tensors
 
     def synchronize(self) -> None:
-        """The same as `wait`: results on the CPU are there when it returns."""
+        """Wait until it has ended: results on the CPU are there when it returns."""
         self.wait()
 
     def source_rank(self) -> int:

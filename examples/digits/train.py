@@ -64,7 +64,7 @@ async def train(group: aiodist.Group, model: nn.Module, digits: Digits) -> float
 
 
 def train_alone(digits: Digits) -> nn.Module:
-    """The same training in one process, on whole batches."""
+    """Train a model in one process, on whole batches, as a group of ranks trains it together."""
     model = workload.make_model()
     optimizer = workload.make_optimizer(model)
     for batch in workload.batches(len(digits.train_images)):

@@ -15,7 +15,7 @@ from typing import cast
 
 from aiohttp import web
 
-from aiodist.transports.unproven import Strangers
+from aiodist.transports.unproven import UnprovenConnections
 
 if sys.platform != "win32":
     import resource
@@ -51,7 +51,7 @@ class Visits:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._room: Strangers[Visit] = Strangers(logger, most_visits())
+        self._room: UnprovenConnections[Visit] = UnprovenConnections(logger, most_visits())
         self._by_handler: dict[asyncio.BaseProtocol, Visit] = {}
         self._adopting: set[asyncio.Task[None]] = set()
         self._make: Callable[[], asyncio.Protocol]

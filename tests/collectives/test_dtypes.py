@@ -15,7 +15,8 @@ LARGE = 70_001
 
 
 def check(array, dtype):
-    """As numpy has it: of this machine's order, said as numpy says it, and the caller's own."""
+    """`array` is what numpy makes: of this machine's order, said as numpy says it, and the
+    caller's own."""
     expected = np.dtype(dtype)
     assert type(array) is np.ndarray
     assert array.dtype == expected

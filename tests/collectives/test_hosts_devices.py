@@ -65,7 +65,7 @@ def test_one_rank_hears_late_of_it(
         async with on_hosts(layout) as ranks:
             for late, name in itertools.product(range(len(layout)), OPERATIONS):
                 works = []
-                endpoint, context = ranks[late]._seat.endpoint, ranks[late]._context
+                endpoint, context = ranks[late]._actor.endpoint, ranks[late]._context
                 # What comes for the group is kept, as before the group was made.
                 endpoint.contexts.pop(context.id)
                 for group in ranks:

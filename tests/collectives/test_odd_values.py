@@ -113,7 +113,7 @@ def test_a_nested_tensor_is_no_array_of_slots(run, groups, kind):
 
 
 def test_matrices(run, groups, everyone):
-    """As scipy's `todense` gives them: what arrives is an array, and all ranks live on."""
+    """Matrices, which scipy's `todense` gives, arrive as arrays, and all ranks live on."""
 
     async def main():
         async with groups(2) as ranks:

@@ -401,7 +401,7 @@ def test_what_makes_no_sense_is_refused_at_once(run, groups, everyone, monkeypat
         async with groups(2) as ranks:
             frozen = np.ones(3)
             frozen.flags.writeable = False
-            monkeypatch.setattr(reductions, "MANY_RANKS", 1)
+            monkeypatch.setattr(reductions, "MAX_RANKS_LISTING_NUMBERS", 1)
             for group in ranks:
                 with pytest.raises(TypeError, match="AVG"):
                     group.all_reduce(np.ones(3, int), ReduceOp.AVG)

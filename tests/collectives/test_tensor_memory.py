@@ -46,8 +46,8 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("length", [2, 2 * LARGE])
 def test_storage_can_be_freed_afterwards(run, groups, everyone, call, length):
-    """As FSDP and others do, and given back before the next call of the same shape, which is
-    looked at anew: nothing is written to where the tensor was."""
+    """FSDP and others free storage, and give it back before the next call of the same shape, which
+    is looked at anew: nothing is written to where the tensor was."""
 
     async def main():
         async with groups(2) as ranks:

@@ -25,7 +25,7 @@ async def turns(groups: list[Group], count: int = 10) -> None:
 
 
 async def drained(groups: list[Group]) -> None:
-    while any(g._context.plane._limbo for g in groups):
+    while any(g._context.device_memory._limbo for g in groups):
         await turns(groups, 1)
 
 
@@ -43,7 +43,7 @@ async def test_cancelled_while_work_is_queued(devices: Devices) -> None:
         with pytest.raises(CollectiveAbortedError) as caught:
             await works[1]
         assert caught.value.rank == 0
-        assert all(g._context.plane._limbo for g in groups)
+        assert all(g._context.device_memory._limbo for g in groups)
         gate.set()
         await drained(groups)
         np.testing.assert_array_equal(ranks[0].get(xs[0]), np.full(10, 7.0))
@@ -76,8 +76,8 @@ async def test_memory_is_kept_while_a_failed_operation_may_read_it(devices: Devi
 async def test_memory_is_kept_while_another_rank_may_read_it(devices: Devices) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
-        plane = groups[1]._context.plane
-        gate = hold(plane.stream(ranks[1]))  # rank 0 has nothing left to do, rank 1 has all
+        device_memory = groups[1]._context.device_memory
+        gate = hold(device_memory.stream(ranks[1]))  # rank 0 has nothing left to do, rank 1 has all
         xs = [device.put(np.ones(300_000)) for device in ranks]
         works = [g.reduce(x, 1) for g, x in zip(groups, xs, strict=True)]
         await turns(groups)
@@ -180,7 +180,7 @@ async def test_the_stream_of_the_call_comes_after_what_was_queued(devices: Devic
         xs = [device.put(np.ones(10)) for device in ranks]
         for device, x in zip(ranks, xs, strict=True):
             device.get(x)
-        gate = hold(groups[0]._context.plane.stream(ranks[0]))
+        gate = hold(groups[0]._context.device_memory.stream(ranks[0]))
         usual, side = ranks[0]._current, ranks[0].stream()
         ranks[0]._current = side
         work = groups[0].all_reduce(xs[0])

@@ -11,7 +11,7 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveTimeoutError, Group, PeerLostError
-from aiodist.devices import memory as planes
+from aiodist.devices import memory as device_memory
 from aiodist.devices.memory import Looks
 from aiodist.testing.standin import StandinDevice, hold
 
@@ -20,7 +20,7 @@ Devices = Callable[[int], list[StandinDevice]]
 
 def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
     for group, device in zip(groups, ranks, strict=True):
-        group._context.plane.use(device)
+        group._context.device_memory.use(device)
 
 
 async def nobody_looks() -> None:
@@ -41,7 +41,7 @@ async def test_the_receiver_is_lost(devices: Devices) -> None:
     ranks = devices(3)
     async with aiodist.local(3) as groups:
         on(groups, ranks)
-        gate = hold(groups[1]._context.plane.stream(ranks[1]))
+        gate = hold(groups[1]._context.device_memory.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
         pools = ranks[0].allocations
         sending = groups[0].send(x, 1)
@@ -54,7 +54,7 @@ async def test_the_receiver_is_lost(devices: Devices) -> None:
         with pytest.raises(aiodist.AiodistError):
             await receiving
         del x, sending, caught
-        while groups[0]._context.plane._limbo:
+        while groups[0]._context.device_memory._limbo:
             await turns([groups[0], groups[2]], 0)
             await asyncio.sleep(0)
         gc.collect()
@@ -67,11 +67,11 @@ async def test_the_sender_is_lost(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, given: bool
 ) -> None:
     """What was being read is given up; what is queued later on the stream comes after it."""
-    monkeypatch.setattr(planes, "LINGER", 0.05)
+    monkeypatch.setattr(device_memory, "LINGER", 0.05)
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        gate = hold(groups[1]._context.plane.stream(ranks[1]))
+        gate = hold(groups[1]._context.device_memory.stream(ranks[1]))
         out = ranks[1].put(np.zeros(1000)) if given else None
         sending = groups[0].send(ranks[0].put(np.ones(1000)), 1)
         receiving = groups[1].recv(src=0, out=out)
@@ -116,7 +116,7 @@ async def test_deadlines(devices: Devices) -> None:
         with pytest.raises(CollectiveTimeoutError) as caught:
             await groups[0].all_gather({"x": x}, timeout=0.05)
         assert caught.value.missing == (1,)
-        while any(g._context.plane._limbo for g in groups):
+        while any(g._context.device_memory._limbo for g in groups):
             await turns(groups, 1)
 
 
@@ -141,7 +141,7 @@ async def test_a_cancelled_tree(devices: Devices) -> None:
                 with pytest.raises(aiodist.CollectiveAbortedError):
                     await work
             np.testing.assert_array_equal(ranks[0].get(xs[0]), np.full(20_000, 7.0))
-        while any(g._context.plane._limbo for g in groups):
+        while any(g._context.device_memory._limbo for g in groups):
             await turns(groups, 1)
 
 
@@ -149,11 +149,11 @@ async def test_leaving_with_work_under_way(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that ends keeps what others may be reading for a while."""
-    monkeypatch.setattr(planes, "LINGER", 0.05)
+    monkeypatch.setattr(device_memory, "LINGER", 0.05)
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        gate = hold(groups[1]._context.plane.stream(ranks[1]))
+        gate = hold(groups[1]._context.device_memory.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
         pools = ranks[0].allocations
         sending, receiving = groups[0].send(x, 1), groups[1].recv()

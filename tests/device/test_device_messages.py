@@ -50,7 +50,7 @@ async def turns(groups: list[Group], count: int = 10) -> None:
 def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
     """What comes from a device goes to that of the rank."""
     for group, device in zip(groups, ranks, strict=True):
-        group._context.plane.use(device)
+        group._context.device_memory.use(device)
 
 
 @pytest.mark.parametrize("length", [0, 5, 200_000])
@@ -209,7 +209,7 @@ async def test_what_was_sent_is_kept_while_it_may_be_read(devices: Devices) -> N
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        gate = hold(groups[1]._context.plane.stream(ranks[1]))
+        gate = hold(groups[1]._context.device_memory.stream(ranks[1]))
         x = ranks[0].put(np.ones(300_000))
         sending = groups[0].send(x, 1)
         receiving = groups[1].recv()
@@ -221,7 +221,7 @@ async def test_what_was_sent_is_kept_while_it_may_be_read(devices: Devices) -> N
         gc.collect()
         assert ranks[0].allocations == pools
         gate.set()
-        while groups[0]._context.plane._limbo:
+        while groups[0]._context.device_memory._limbo:
             await turns(groups, 1)
         gc.collect()
         assert ranks[0].allocations == pools - 1
@@ -229,7 +229,7 @@ async def test_what_was_sent_is_kept_while_it_may_be_read(devices: Devices) -> N
 
 
 async def test_events_and_memory_come_back(devices: Devices) -> None:
-    """As many messages as one likes need no more events, and nothing is opened twice."""
+    """Any number of messages needs no more events, and nothing is opened twice."""
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)

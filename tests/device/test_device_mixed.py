@@ -214,7 +214,7 @@ async def test_given_up(devices: Devices) -> None:
             with pytest.raises(CollectiveTimeoutError) as caught:
                 await work
             assert list(caught.value.missing) == [2]
-        while any(g._context.plane._limbo for g in groups):
+        while any(g._context.device_memory._limbo for g in groups):
             await each(groups, lambda g, r: g.barrier(tag="turn"))
 
 
@@ -238,9 +238,9 @@ async def test_who_is_done_with_a_reduction_may_leave(devices: Devices) -> None:
         works = [groups[0].all_reduce(x), groups[1].all_reduce(np.full(50, 2.0))]
         context = groups[0]._context
         (op,) = context.ops.values()
-        while not context.plane._mixed or op.waiting_for is None:  # it has its copies
+        while not context.device_memory._mixed or op.waiting_for is None:  # it has its copies
             await each(groups, lambda g, r: g.barrier(tag="turn"))
-        gate = hold(context.plane.stream(device))
+        gate = hold(context.device_memory.stream(device))
         await groups[2].all_reduce(np.full(50, 4.0))
         await works[1]
         await asyncio.gather(groups[1].close(), groups[2].close())
@@ -256,7 +256,7 @@ async def test_who_is_done_with_a_broadcast_may_leave(devices: Devices) -> None:
     (device,) = devices(1)
     async with aiodist.local(2) as groups:
         x = device.put(np.zeros(50_000))
-        gate = hold(groups[0]._context.plane.stream(device))
+        gate = hold(groups[0]._context.device_memory.stream(device))
         work = groups[0].broadcast(x, 1)
         await groups[1].broadcast(np.ones(50_000), 1)
         await groups[1].close()

@@ -152,7 +152,7 @@ async def test_a_send_is_cancelled_between_sections(
         async with aiodist.local(2, transports=("inproc",)) as groups:
             sending, receiving = groups[0].send(xs[0], 1), groups[1].recv(out=out)
             await under_way(groups, away, there)
-            gate = hold(groups[1]._context.plane.stream(two[1]))
+            gate = hold(groups[1]._context.device_memory.stream(two[1]))
             sending.cancel()
             two[0].fill(xs[0], 9.0)
             away.go_on()

@@ -31,7 +31,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
     for group, device in zip(groups, ranks, strict=True):
-        group._context.plane.use(device)
+        group._context.device_memory.use(device)
 
 
 async def shared(groups: list[Group], x: Any, src: int = 0, **kwargs: Any) -> list[Any]:
@@ -92,7 +92,7 @@ async def test_the_owner_keeps_it_until_the_last_view_is_gone(devices: Devices) 
         assert ranks[0].allocations == pools
         np.testing.assert_array_equal(ranks[1].get(views[0]), np.ones(10))
         views.clear()
-        while groups[0]._context.plane.shares._lent:
+        while groups[0]._context.device_memory.shares._lent:
             await turn(groups)
         gc.collect()
         assert ranks[0].allocations == pools - 1
@@ -136,7 +136,7 @@ async def test_a_cancelled_share_leaves_nothing(devices: Devices) -> None:
             await works[0]
         gate.set()
         del works
-        while groups[0]._context.plane.shares._lent:
+        while groups[0]._context.device_memory.shares._lent:
             gc.collect()
             await turn(groups)
 
@@ -161,7 +161,7 @@ async def test_what_cannot_be_shared(devices: Devices, blind: Blind) -> None:
         for end in await asyncio.gather(*works, return_exceptions=True):
             assert isinstance(end, (OSError, aiodist.CollectiveAbortedError))
             assert "no peer access" in str(end) and "broadcast" in str(end)
-        while groups[0]._context.plane.shares._lent:
+        while groups[0]._context.device_memory.shares._lent:
             await turn(groups)
 
 

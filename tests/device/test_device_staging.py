@@ -81,6 +81,6 @@ async def test_cancelled_between_sections(ranks: list[StandinDevice]) -> None:
             with pytest.raises(aiodist.CollectiveAbortedError):
                 await work
         np.testing.assert_array_equal(ranks[2].get(on[2]), np.full(5000, 7.0))
-        while any(g._context.plane._limbo for g in groups):
+        while any(g._context.device_memory._limbo for g in groups):
             await asyncio.gather(*(g.barrier(tag="turn") for g in groups))
         np.testing.assert_array_equal(ranks[2].get(on[2]), np.full(5000, 7.0))

@@ -25,7 +25,7 @@ async def each(groups: list[Group], call: Callable[[Group, int], Any]) -> list[A
 
 def on(groups: list[Group], ranks: list[StandinDevice]) -> None:
     for group, device in zip(groups, ranks, strict=True):
-        group._context.plane.use(device)
+        group._context.device_memory.use(device)
 
 
 def check(device: StandinDevice, got: Any, due: Any) -> None:
@@ -177,15 +177,15 @@ async def test_allocations_that_are_freed_are_closed(devices: Devices) -> None:
     ranks = devices(2)
     async with aiodist.local(2) as groups:
         on(groups, ranks)
-        planes = [g._context.plane for g in groups]
+        memories = [g._context.device_memory for g in groups]
         for turn in range(4):
             xs = [device.put(np.full(300_000, turn)) for device in ranks]  # an allocation each
             await each(groups, lambda g, r, xs=xs: g.all_gather(xs[r]))
             del xs
             gc.collect()
-        for plane in planes:
-            plane._review()
-        while any(len(plane._opened) > 1 for plane in planes):
+        for memory in memories:
+            memory._review()
+        while any(len(memory._opened) > 1 for memory in memories):
             await each(groups, lambda g, r: g.barrier())
 
 

@@ -213,7 +213,7 @@ async def main() -> None:
         groups = await asyncio.gather(*joining)
         doors = [coordinator.address]
         for group in groups:
-            own = group._seat.view.members[group.rank]
+            own = group._actor.view.members[group.rank]
             doors += [one for one in own.addresses if one.startswith("tcp://")]
         print(json.dumps(doors), flush=True)
         victims = Victims(coordinator.address)

@@ -91,7 +91,7 @@ def test_strangers_find_nobody_at_other_addresses(hosts: Any, start: Start) -> N
 
 
 def test_a_name_that_is_a_loopback_address_at_home_is_explained(hosts: Any, start: Start) -> None:
-    """As /etc/hosts of Debian has it."""
+    """In /etc/hosts of Debian the name of the machine itself has a loopback address."""
     ranks = [
         start(host.namespace, MEET, MASTER_ADDR="aiodist-master", RANK=str(rank), WORLD_SIZE="2")
         for rank, host in enumerate(hosts)

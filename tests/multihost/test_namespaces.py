@@ -22,7 +22,7 @@ async def main():
         assert (x == 10).all()
         assert await group.all_gather(group.rank) == [0, 1, 2, 3]
         kinds = [
-            getattr(group._seat.endpoint.link(rank), "kind", "none") for rank in range(group.size)
+            getattr(group._actor.endpoint.link(rank), "kind", "none") for rank in range(group.size)
         ]
         print(group.rank, group.local_rank, group.local_size, group.members[group.rank].host,
               *kinds, flush=True)

@@ -36,7 +36,7 @@ def wire():
     return int(line.split(":")[1].split()[8])  # bytes that were sent
 
 def crossed(group):
-    links = [group._seat.endpoint.link(rank) for rank in range(4) if rank // 2 != group.rank // 2]
+    links = [group._actor.endpoint.link(rank) for rank in range(4) if rank // 2 != group.rank // 2]
     links = [link for link in links if link is not None]
     assert all(link.kind == "tcp" for link in links)
     return sum(link.sent_bytes for link in links), sum(link.received_bytes for link in links)

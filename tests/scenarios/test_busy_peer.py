@@ -38,7 +38,7 @@ class Clock(asyncio.SelectorEventLoop):
 def busy(group: aiodist.Group) -> Iterator[None]:
     """Nobody answers who connects to this rank meanwhile."""
     loop = asyncio.get_running_loop()
-    acceptors = [one for one in group._seat._listeners if isinstance(one, Acceptor)]
+    acceptors = [one for one in group._actor._listeners if isinstance(one, Acceptor)]
     for acceptor in acceptors:
         loop.remove_reader(acceptor._socket.fileno())
     yield
@@ -63,7 +63,7 @@ async def waits_for_a_day(transport: str, **options: object) -> None:
             loop.ahead += A_DAY
             await turns()
             assert not large.done()
-            assert not groups[0]._seat.endpoint.lost
+            assert not groups[0]._actor.endpoint.lost
         assert (await groups[1].recv(src=0)).size == 1 << 20
         await large
         assert await asyncio.gather(*(group.all_reduce(1) for group in groups)) == [2, 2]
@@ -78,7 +78,7 @@ def test_it_is_waited_for(transport: str) -> None:
 @contextmanager
 def deaf(group: aiodist.Group, to: int) -> Iterator[None]:
     """This rank takes in nothing of rank `to` meanwhile."""
-    link = group._seat.endpoint.link(to)
+    link = group._actor.endpoint.link(to)
     assert isinstance(link, (StreamLink, ShmLink))
     link._receive = lambda: False  # type: ignore[method-assign]
     yield

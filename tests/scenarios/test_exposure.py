@@ -71,7 +71,7 @@ async def is_open(host: str, port: int) -> bool:
 
 
 async def ports_of(group: aiodist.Group) -> tuple[str, int]:
-    (own,) = [one for one in group._seat._listeners if one.address.startswith("tcp://")]
+    (own,) = [one for one in group._actor._listeners if one.address.startswith("tcp://")]
     at = parse_address(own.address)
     return at.host, at.port
 
@@ -245,7 +245,7 @@ def member(run: Any) -> MemberInfo:
 
     async def main() -> MemberInfo:
         async with aiodist.local(1) as (group,):
-            (own,) = group._seat.view.members
+            (own,) = group._actor.view.members
             return own
 
     found: MemberInfo = run(main())

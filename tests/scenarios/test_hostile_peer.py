@@ -18,7 +18,7 @@ HELLO = pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "world", "x" * 32, 
 
 def door(group):
     """Where `group`'s rank listens."""
-    (address,) = [a for a in group._seat.view.members[group.rank].addresses if "tcp://" in a]
+    (address,) = [a for a in group._actor.view.members[group.rank].addresses if "tcp://" in a]
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return host, int(port)
 
@@ -129,7 +129,7 @@ def test_a_member_that_sends_garbage_is_lost_to_those_who_got_it(run, caplog, he
         async with aiodist.local(3, transports=("tcp",)) as ranks:
             await asyncio.gather(*[g.barrier() for g in ranks])
             pending = ranks[0].recv(src=1)
-            link = ranks[1]._seat.endpoint.link(0)
+            link = ranks[1]._actor.endpoint.link(0)
             context = b"\xc4\x08" + ranks[0]._context.id
             link.send(header.replace(b"\xc4\x07CONTEXT", context))
             with pytest.raises(aiodist.PeerLostError, match="rank 1") as caught:

@@ -135,7 +135,7 @@ def test_garbage_for_a_group_that_is_not_made_yet(run: Any) -> None:
         async with aiodist.local(3, transports=("tcp",)) as ranks:
             await asyncio.gather(*[group.barrier() for group in ranks])
             number = deriving._id_of(ranks[1]._context, "dup", [0, 1, 2])
-            link = ranks[1]._seat.endpoint.link(0)
+            link = ranks[1]._actor.endpoint.link(0)
             assert link is not None
             link.send(pack_fields(kinds.MESSAGE, number, 1.5))
             await settled(ranks, 1)

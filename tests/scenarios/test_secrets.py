@@ -28,7 +28,7 @@ CLAIM = Claim(0, 0)
 
 def address_of(group: aiodist.Group) -> tuple[str, int]:
     (found,) = [
-        one for one in group._seat.view.members[group.rank].addresses if one.startswith("tcp://")
+        one for one in group._actor.view.members[group.rank].addresses if one.startswith("tcp://")
     ]
     host, _, port = found.removeprefix("tcp://").rpartition(":")
     return host, int(port)
@@ -54,7 +54,7 @@ def test_a_stranger_hears_nothing_of_the_group(run: Any, caplog: Any) -> None:
         options = {"group": NAME, "token": TOKEN, "transports": ("tcp",)}
         async with aiodist.local(2, **options) as ranks:  # type: ignore[arg-type]
             await asyncio.gather(*(rank.barrier() for rank in ranks))
-            view = ranks[0]._seat.view
+            view = ranks[0]._actor.view
             # It knows all but the token.
             ids = [member.id for member in view.members]
             nonce = bytes(range(32))
@@ -208,7 +208,7 @@ def test_secrets_are_not_in_texts(run: Any, caplog: pytest.LogCaptureFixture) ->
         connecting = aiodist.connect("inproc://x", size=1, token=TOKEN)
         assert TOKEN not in repr(vars(connecting))
         async with aiodist.local(2, token=TOKEN, transports=("tcp",)) as ranks:
-            assert TOKEN not in repr(ranks) + repr(ranks[0]._seat.control)
+            assert TOKEN not in repr(ranks) + repr(ranks[0]._actor.control)
             await ranks[0].store.set("k", PAYLOAD)
             with pytest.raises(ValueError) as caught:
                 await ranks[1].store.add("k")

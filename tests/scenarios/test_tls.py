@@ -108,7 +108,7 @@ def test_all_that_leaves_a_rank_is_encrypted(run: Any, authority: Authority, kin
         server = contexts[1]
         async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=server, token="t") as coordinator:
             groups = await connected(coordinator.address, [contexts] * 3, token="t")
-            for member in groups[0]._seat.view.members:
+            for member in groups[0]._actor.view.members:
                 assert any(one.startswith("tls://127.0.0.1:") for one in member.addresses)
                 assert not any(one.startswith("tcp://") for one in member.addresses)
             xs = [np.arange(1_000_000.0) * (rank + 1) for rank in range(3)]
@@ -149,7 +149,7 @@ def test_ranks_with_and_without_tls_do_not_talk(run: Any, mutual: Any) -> None:
                 await groups[0].barrier(timeout=20)
             for group in groups:
                 group.abort("over")
-                await group._seat.gone()
+                await group._actor.gone()
 
     run(main())
 
@@ -167,7 +167,7 @@ def test_a_peer_of_another_authority_is_lost(
                 await groups[0].barrier(timeout=20)
             for group in groups:
                 group.abort("over")
-                await group._seat.gone()
+                await group._actor.gone()
 
     run(main())
 
@@ -175,7 +175,7 @@ def test_a_peer_of_another_authority_is_lost(
 @pytest.mark.parametrize("at", [1, 3, 10, 40, 150])
 def test_a_connection_that_breaks_is_made_again(run: Any, mutual: Any, at: int) -> None:
     def cut(group: aiodist.Group, other: int) -> int:
-        link = group._seat.endpoint.link(other)
+        link = group._actor.endpoint.link(other)
         if not isinstance(link, TlsLink) or link.is_severed:
             return 0
         link._socket.shutdown(socket.SHUT_RDWR)

@@ -212,7 +212,7 @@ def test_real_connections_that_are_cut(run, monkeypatch, transport, name, at):
         try:
             async with aiodist.local(2, transports=(transport.kind,), op_timeout=30) as ranks:
                 found = await asyncio.gather(*map(PROGRAMS[name], ranks))
-                assert not any(group._seat.endpoint.lost for group in ranks)
+                assert not any(group._actor.endpoint.lost for group in ranks)
         finally:
             await cutter.close()
         assert cutter.cuts == (at > 0)

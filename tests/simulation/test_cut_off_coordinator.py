@@ -75,7 +75,8 @@ def test_a_join_under_way_goes_on() -> None:
 
 @pytest.mark.parametrize("seconds", [3.9, 4.1, 5.9, 6.1, 8.0, 24.0])
 def test_one_that_is_stopped_reads_what_came_before_it_judges(seconds: float) -> None:
-    """As by SIGSTOP: the signs of life of its members lie unread, and its timers are due."""
+    """A coordinator is stopped, as SIGSTOP would do it. When it goes on, the signs of life of its
+    members lie unread, and its timers are due."""
     for seed in range(2):
         simulation = Simulation(3, seed=seed, lease=LEASE, op_timeout=100.0)
         network = simulation.network

@@ -198,7 +198,7 @@ def test_all_who_live_hear_what_a_rank_gave_up(giver, other, dies):
 def test_a_closed_group_leaves_no_connection_behind():
     async def program(group: aiodist.Group) -> bool:
         await group.close()
-        return group._seat.control.is_open
+        return group._actor.control.is_open
 
     simulation = Simulation(2)
     assert simulation.run(program) == [False, False]

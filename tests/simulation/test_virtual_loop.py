@@ -128,7 +128,7 @@ def test_errors_nobody_handled_are_kept(loop):
 
 
 class LostTransport:
-    """As asyncio's own once the connection is lost: it has let go of its loop."""
+    """Behaves like asyncio's own once the connection is lost: it has let go of its loop."""
 
     def abort(self):
         raise AttributeError("'NoneType' object has no attribute 'call_soon'")

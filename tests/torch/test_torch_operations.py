@@ -309,7 +309,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int64, torch.uint16, torch.uint64)
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_the_average_of_integers_is_rounded_toward_zero(ranks: Ranks, dtype: torch.dtype) -> None:
-    """As NCCL has it; programs (metrics, counters) ask for it."""
+    """NCCL rounds so, and programs (metrics, counters) ask for such averages."""
     values = [-7, 4, 30] if dtype.is_signed else [7, 4, 30]
     wanted = [int((value + 2 * value) / 2) for value in values]
 

@@ -18,7 +18,7 @@ OTHER = Scope("world/dup", 1, 0, 2, b"abcdefgh")
 
 
 class Clock:
-    """As much of a loop as a Work needs."""
+    """The part of an event loop that a Work needs."""
 
     def __init__(self) -> None:
         self.now = 100.0

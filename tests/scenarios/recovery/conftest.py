@@ -23,11 +23,11 @@ class Cast:
         self.machine = machine
         self.address = machine.address
         self.options = options
-        self.seats: list[Any] = []
+        self.actors: list[Any] = []
 
     async def join(self, **options: Any) -> Group:
         group = await aiodist.connect(self.address, **{**self.options, **options})
-        self.seats.append(group._seat)
+        self.actors.append(group._actor)
         return group
 
     async def start(self, size: int, **options: Any) -> list[Group]:
@@ -38,22 +38,22 @@ class Cast:
 
     async def kill(self, group: Group) -> None:
         """The process of `group` is gone: its sockets break, nothing more comes from it."""
-        seat = group._seat
-        self.seats.remove(seat)
-        seat.control.abort()
-        seat.endpoint.closing = True
-        for context in list(seat.endpoint.contexts.values()):
+        actor = group._actor
+        self.actors.remove(actor)
+        actor.control.abort()
+        actor.endpoint.closing = True
+        for context in list(actor.endpoint.contexts.values()):
             if context._setup is not None:
                 context._setup.cancel()
             context.ended = aiodist.GroupClosedError("killed")
             context.heap.close()
             if context.lane is not None:
                 context.lane.close()
-        for peer in seat.endpoint._peers.values():
+        for peer in actor.endpoint._peers.values():
             if peer.link is not None:
                 peer.link.close(ConnectionAbortedError("killed"))
-        await seat.endpoint.finish(1)
-        for listener in seat._listeners:
+        await actor.endpoint.finish(1)
+        for listener in actor._listeners:
             listener.close()
 
     @property
@@ -78,7 +78,7 @@ class Cast:
         return sum(len(one["waiting"]) for one in self.coordinator.status()["groups"])
 
     async def end(self) -> None:
-        await asyncio.gather(*[seat.leave() for seat in self.seats])
+        await asyncio.gather(*[actor.leave() for actor in self.actors])
 
 
 Stage = Callable[..., AbstractAsyncContextManager[Cast]]

@@ -33,7 +33,7 @@ def test_the_dead_have_no_say(run, stage, everyone):
             others = [asyncio.ensure_future(group.agree(True)) for group in ranks[1:3]]
             await asyncio.sleep(0)
             voted.cancel()  # of a process that is killed, nothing more is heard
-            ranks[0]._seat.control.tell = lambda message: None
+            ranks[0]._actor.control.tell = lambda message: None
             await cast.kill(ranks[0])
             for _ in iter(lambda: list(cast.coordinator.status()["groups"][0]["lost"]), ["0"]):
                 await asyncio.sleep(0)

@@ -127,7 +127,7 @@ def test_survivors_die_while_joiners_are_awaited(run, stage, everyone):
             ]
             await asyncio.sleep(0)
             meeting[1].cancel()
-            ranks[1]._seat.control.tell = lambda message: None
+            ranks[1]._actor.control.tell = lambda message: None
             await cast.kill(ranks[1])
             joining = [await later(cast, size=3)]
             joining.append(asyncio.ensure_future(cast.join(size=3)))
@@ -177,7 +177,7 @@ def test_views(run, stage, everyone):
             assert [member.rank for member in view.members] == [0, 2]
             assert list(view.lost) == [1]
             await ranks[2].close()
-            cast.seats.remove(ranks[2]._seat)
+            cast.actors.remove(ranks[2]._actor)
             view = await anext(views)
             assert (view.left, len(view.members)) == ((2,), 1)
             last = asyncio.ensure_future(anext(views, "the end"))

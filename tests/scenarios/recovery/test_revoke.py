@@ -65,7 +65,7 @@ def test_the_word_is_passed_on_where_the_revoker_dies(run, stage):
             waiting = ranks[2].recv(src=1)
             await ranks[0].send("a link", 1)
             await ranks[1].recv()
-            endpoint = ranks[0]._seat.endpoint
+            endpoint = ranks[0]._actor.endpoint
             send = endpoint.send
             endpoint.send = lambda root, *a, **o: send(root, *a, **o) if root == 1 else None
             ranks[0].revoke()

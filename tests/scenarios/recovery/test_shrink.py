@@ -39,7 +39,7 @@ def test_survivors_go_on(run, stage, everyone):
             for _ in range(3):
                 assert await everyone(shrunk, lambda group: group.all_reduce(group.rank)) == [3] * 3
             # Nothing is kept of those who are gone.
-            assert [len(group._seat.people) for group in shrunk] == [3, 3, 3]
+            assert [len(group._actor.people) for group in shrunk] == [3, 3, 3]
 
     run(main())
 

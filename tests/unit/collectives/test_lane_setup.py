@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist.collectives import lane_setup
-from aiodist.rank.doings import SeatDoings
+from aiodist.rank.doings import RankDoings
 from aiodist.wire.activity import ranks_in, unpacked
 
 SHM = {"transports": ("shm",), "op_timeout": 30.0}
@@ -157,7 +157,7 @@ def test_calls_held_back_are_among_what_is_said_to_be_pending(run, rank_1_may_go
             await asyncio.gather(*first)
             held = [late.barrier(), late.all_reduce(1), late.barrier(tag="some")]
             held[0].cancel()
-            waits = SeatDoings(late._seat).now().waits
+            waits = RankDoings(late._actor).now().waits
             assert {(one.op, one.seq, ranks_in(unpacked(one.missing))) for one in waits} == {
                 ("all_reduce", 2, (1,)),
                 ("barrier", 0, (0, 1)),

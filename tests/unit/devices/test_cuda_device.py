@@ -155,7 +155,7 @@ async def test_collectives(gpu: Callable[[Any], Any], dtype: str, allowed: str) 
         await each(groups, lambda g, r: g.scatter(on if r == 0 else None, 0, out=outs[r].T))
         for rank, out in enumerate(outs):
             check(out.T, xs[rank])
-        problems = {group._context.plane.problem for group in groups}
+        problems = {group._context.device_memory.problem for group in groups}
         assert problems == ({""} if allowed == "cuda_ipc" else {"transports= leaves it out"})
 
 
@@ -190,5 +190,5 @@ async def test_messages_and_shares(gpu: Callable[[Any], Any]) -> None:
         check(mapped, np.full(9, 5.0))
         assert mapped.data_ptr() == x.data_ptr()
         del mapped
-        while groups[0]._context.plane.shares._lent:
+        while groups[0]._context.device_memory.shares._lent:
             await each(groups, lambda g, r: g.barrier())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.links.process_watch import Vigil
+from aiodist.links.process_watch import ProcessWatch
 from aiodist.transports import processes
 from aiodist.transports.processes import open_behind
 
@@ -75,7 +75,7 @@ def test_the_end_of_a_process_is_told_once(run):
                 ended.set()
 
             file = watched(sock)
-            vigil = Vigil(loop, file, end)
+            watch = ProcessWatch(loop, file, end)
             process.stdin.write("close\n")
             process.stdin.flush()
             assert process.stdout.readline() == "closed\n"
@@ -84,7 +84,7 @@ def test_the_end_of_a_process_is_told_once(run):
             process.stdin.close()
             await ended.wait()
             assert file.closed
-            vigil.close()
+            watch.close()
         assert told == [0]
 
     run(main())
@@ -96,11 +96,11 @@ def test_nobody_is_told_once_it_is_closed(run):
         told = []
         with connected() as (sock, process):
             file = watched(sock)
-            vigil = Vigil(loop, file, lambda: told.append("closed"))
+            watch = ProcessWatch(loop, file, lambda: told.append("closed"))
             in_time = asyncio.Event()
-            other = Vigil(loop, watched(sock), in_time.set)
-            vigil.close()
-            vigil.close()
+            other = ProcessWatch(loop, watched(sock), in_time.set)
+            watch.close()
+            watch.close()
             assert file.closed
             process.stdin.close()
             await in_time.wait()
@@ -126,8 +126,8 @@ def test_a_forked_child_closes_its_copy(run):
         ended = asyncio.Event()
         with connected() as (sock, process):
             file = watched(sock)
-            vigil = Vigil(loop, file, ended.set)
-            assert in_child(vigil.close_in_child, file)
+            watch = ProcessWatch(loop, file, ended.set)
+            assert in_child(watch.close_in_child, file)
             process.stdin.close()
             await ended.wait()
 

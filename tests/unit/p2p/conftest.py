@@ -21,7 +21,7 @@ from aiodist.wire.frames import pack_fields, unpack_fields
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """As much of an event loop as futures need. Time passes when the test says so."""
+    """The part of an event loop that futures need. Time passes when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -345,7 +345,7 @@ def test_large_wholes_need_the_empty_frames() -> None:
 
 
 def all_granted_at_once(plan: Plan) -> list[Step]:
-    """The same, with no flow control."""
+    """The steps of `plan` with no flow control: it grants everything at its start."""
     grants: list[Step] = [step for step in plan.steps if isinstance(step, Grant)]
     return grants + [step for step in plan.steps if not isinstance(step, Grant)]
 
@@ -364,7 +364,7 @@ def test_scans_need_their_window() -> None:
 
 
 def with_a_ring(plan: Plan, first: int, slots: int) -> list[Step]:
-    """The same, with the scratch from `first` on used in turn as `slots` units."""
+    """The steps of `plan`, with the scratch from `first` on used in turn as `slots` units."""
     steps: list[Step] = []
     writes = 0
 

@@ -436,7 +436,7 @@ class Rider:
         self._run: PullRun | None = None
         self._memory: Sharing | None = None
 
-    def ride(self) -> None:
+    def resume(self) -> None:
         lane = self._user.lane
         if self.outcome or not lane.enter(self):
             return

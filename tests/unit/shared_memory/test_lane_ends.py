@@ -7,7 +7,7 @@ import random
 import pytest
 
 from aiodist.errors import GroupClosedError, PeerLostError
-from aiodist.shared_memory.lane import Ghost
+from aiodist.shared_memory.lane import SkippedCall
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -102,14 +102,14 @@ def test_closing_with_operations_under_way_and_queued(lanes):
 # -- the lane alone -------------------------------------------------------------------------------
 
 
-def test_ghosts_keep_the_order_of_numbers(lanes):
+def test_skipped_calls_keep_the_order_of_numbers(lanes):
     world = lanes.World(2, lanes.Chance(0))
     lane = world.contexts[0].lane
     assert lane is not None
     stamps = []
     lane.board.reach = lambda stamp: stamps.append(stamp >> 24) or []  # type: ignore[method-assign]
     for seq in range(2):
-        lane.add(Ghost(lane, seq))
+        lane.add(SkippedCall(lane, seq))
     # The first passes at once; the second has to wait for rank 1 to be as far.
     world.settle()
     assert stamps == [1]

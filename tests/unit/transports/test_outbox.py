@@ -17,7 +17,7 @@ def frame(
 
 
 def take(outbox: Outbox, count: int) -> bytes:
-    """As a socket that takes `count` bytes at most."""
+    """Take `count` bytes at most, like the socket that would send them."""
     data = b"".join(outbox.gather())[:count]
     for sent in outbox.advance(len(data)):
         if sent.done is not None:

@@ -1,4 +1,4 @@
-"""How many strangers there may be."""
+"""How many connections there may be that have not shown who they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from aiodist.transports import unproven
-from aiodist.transports.unproven import Strangers, most_strangers
+from aiodist.transports.unproven import UnprovenConnections, most_unproven
 
 
 class Caller:
@@ -21,8 +21,8 @@ class Caller:
         self.dropped = True
 
 
-def crowd(most: int, hosts: str) -> tuple[Strangers[Caller], list[Caller]]:
-    there: Strangers[Caller] = Strangers(logging.getLogger("test"), most)
+def crowd(most: int, hosts: str) -> tuple[UnprovenConnections[Caller], list[Caller]]:
+    there: UnprovenConnections[Caller] = UnprovenConnections(logging.getLogger("test"), most)
     callers = [Caller(host) for host in hosts]
     for caller in callers:
         assert there.add(caller, 0.0)
@@ -62,7 +62,9 @@ def test_who_has_shown_who_it_is_counts_no_more() -> None:
 
 
 def test_each_has_its_moment() -> None:
-    there: Strangers[Caller] = Strangers(logging.getLogger("test"), 4, moment=1.0)
+    there: UnprovenConnections[Caller] = UnprovenConnections(
+        logging.getLogger("test"), 4, moment=1.0
+    )
     callers = [Caller(host) for host in "aabbca"]
     told = [there.add(caller, at / 10) for at, caller in enumerate(callers)]
     assert told == [True, True, True, True, False, False]
@@ -86,4 +88,4 @@ def test_the_limit_of_open_files_is_respected(monkeypatch: pytest.MonkeyPatch) -
         (resource.RLIM_INFINITY, 4096),
     ):
         monkeypatch.setattr(unproven.resource, "getrlimit", limit(files))
-        assert most_strangers() == most
+        assert most_unproven() == most

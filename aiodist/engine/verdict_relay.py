@@ -21,8 +21,8 @@ KEPT = 32
 """So many of the last verdicts that a rank told are kept, to be passed on when it is lost."""
 
 
-class Telling:
-    """The verdicts that one rank of a group tells, and passes on."""
+class VerdictRelay:
+    """Tells the verdicts of one rank of a group, and passes on those of others."""
 
     def __init__(self, context: Party) -> None:
         self._context = context

@@ -14,7 +14,7 @@ import msgpack
 
 from aiodist.buffers.values import Encoded, Incoming, encode, parse
 from aiodist.devices import device_of
-from aiodist.devices.memory import Found, Lease, Settled
+from aiodist.devices.memory import DeviceWork, Found, Settled
 from aiodist.devices.values import Places, Sources, device_among
 from aiodist.engine.operation import Program, Start
 from aiodist.errors import ProtocolError
@@ -40,13 +40,13 @@ class Offer(NamedTuple):
     first: int = 0
 
 
-class Passage:
+class DeviceTransfer:
     """One collective's arrays on devices, as seen by one rank. Made when it is called."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._plane = place.plane
-        self._sources = Sources(place.plane)
+        self._device_memory = place.device_memory
+        self._sources = Sources(place.device_memory)
         self._given: list[tuple[Encoded, int]] = []
         self._found: dict[int, Found] = {}
         self._places: list[Places] = []
@@ -59,8 +59,8 @@ class Passage:
         return self._direct
 
     @property
-    def _lease(self) -> Lease | None:
-        return self._sources.lease
+    def _device_work(self) -> DeviceWork | None:
+        return self._sources.device_work
 
     # -- when it is called ------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Passage:
         """Where values go: what is queued on the current stream by now comes first."""
         device = device_among(*outs)
         if device is not None:
-            self._sources.lease_on(device)
+            self._sources.work_on(device)
 
     def guard(
         self, program: Callable[[bool], Program], failed: Callable[[], None] | None = None
@@ -105,7 +105,7 @@ class Passage:
             words = self._sources.words()
             if len(words) > room:
                 words = b""
-            way = HOST if not words else NEWS if self._plane.is_news(words) else TOLD
+            way = HOST if not words else NEWS if self._device_memory.is_news(words) else TOLD
             fields.append([way, words])
         blob: bytes = msgpack.packb(fields)
         return blob
@@ -136,9 +136,9 @@ class Passage:
 
     def _open(self, words: Mapping[int, bytes], news: bool, on_lane: bool) -> Part[bool]:
         """Have the arrays of all others, or refuse, all together. What is no news is open."""
-        place, plane = self._place, self._plane
+        place, device_memory = self._place, self._device_memory
         self._words = words
-        problem = plane.problem if news else ""
+        problem = device_memory.problem if news else ""
         for src, theirs in words.items():
             if problem:
                 break
@@ -146,7 +146,7 @@ class Passage:
                 self._found[src] = self._sources.own()
                 continue
             try:
-                self._found[src] = plane.open(src, theirs)
+                self._found[src] = device_memory.open(src, theirs)
             except OSError as error:
                 if not news:
                     raise
@@ -155,10 +155,10 @@ class Passage:
             return True
         problems = yield from share(place, problem.encode(), on_lane)
         if any(problems):
-            plane.refuse(next(text for text in problems if text).decode(errors="replace"))
+            device_memory.refuse(next(text for text in problems if text).decode(errors="replace"))
             return False
         if place.rank in words:
-            plane.told(words[place.rank])
+            device_memory.told(words[place.rank])
         return True
 
     def _settled(self, offer: Offer) -> Offer:
@@ -172,11 +172,11 @@ class Passage:
 
     def to_host(self) -> Part[None]:
         """Have the own arrays on the host."""
-        lease = self._lease
-        if lease is None or not self._given:
+        device_work = self._device_work
+        if device_work is None or not self._given:
             return
         copies = self._sources.to_host()
-        yield Settled(self._place.loop, lease.done())
+        yield Settled(self._place.loop, device_work.done())
         for encoded, first in self._given:
             encoded.fill(copies[first : first + len(encoded.gaps)])
 
@@ -184,7 +184,7 @@ class Passage:
 
     def places(self, src: int, first: int, value: Incoming) -> Places | None:
         """Where those arrays of a value of `src` go that are on a device on either side."""
-        if self._lease is None and not value.has_foreign:
+        if self._device_work is None and not value.has_foreign:
             return None
         found = None
         if self._direct and value.has_foreign:
@@ -193,20 +193,20 @@ class Passage:
             found = Found(events, arrays[first : first + count])
             if len(found.arrays) != count:
                 raise ProtocolError(f"rank {src} shows fewer arrays than it offers")
-        places = Places(self._plane, self._sources, found)
+        places = Places(self._device_memory, self._sources, found)
         self._places.append(places)
         return places
 
     def mapped(self, src: int, owner: object) -> list[Any]:
         """The arrays of `src`, where they lie; they and their views keep `owner` alive. They are
         ready when the operation is done."""
-        (ready, *_), arrays = self._plane.open(src, self._words[src], owner)
+        (ready, *_), arrays = self._device_memory.open(src, self._words[src], owner)
         for array in arrays[:1]:
             device = device_of(array)
             assert device is not None
-            lease = self._sources.lease_on(device)
-            lease.mark.busy = True
-            lease.stream.wait(ready)
+            device_work = self._sources.work_on(device)
+            device_work.mark.busy = True
+            device_work.stream.wait(ready)
         return arrays
 
     def own(self, encoded: Encoded, out: Any) -> Incoming:
@@ -231,8 +231,8 @@ class Passage:
         """
         for places in self._places:
             places.queue(reads=False)
-        if self._lease is not None and self._lease.mark.busy:
-            yield Settled(self._place.loop, self._lease.done(), last=not self._direct)
+        if self._device_work is not None and self._device_work.mark.busy:
+            yield Settled(self._place.loop, self._device_work.done(), last=not self._direct)
         if self._direct:
             yield from share(self._place, b"", on_lane)
             if not on_lane:
