@@ -203,6 +203,30 @@ class Board:
 
     # -- giving up --------------------------------------------------------------------------------
 
+    # Why the abort words are looked at after the last read, and not before. A rank that gives an
+    # operation up writes its abort word first. Only after that its memory is somebody's again: the
+    # array that others may read where it lies is the user's, the areas are the next operation's.
+    #
+    #     gives up:   abort word      fence      anything may be written to what others read
+    #     reads:      data, data, data           abort word           completes
+    #
+    # Reads stay in their order, and so do writes. So a reader that has read a byte of what came
+    # after the abort word, however early it read it, sees the abort word when it looks after its
+    # last read, and does not complete. With the look before a read, the rank could give up between
+    # the two. A reader that sees no abort word has read what was published, and may complete though
+    # others fail: outcomes may differ, values do not. Where data leaves the host before the
+    # operation ends, `Operation._run` looks before each such frame as well, since no rank elsewhere
+    # could tell.
+    #
+    # The word stays at least until the rank comes to the operation after the next, and for that the
+    # reader must have been through with this one. It names the operation, so nobody has to take it
+    # back. What a reader has made of bytes that do not count may lie in its user's array by then:
+    # after an operation that failed, nobody may rely on what is there.
+    #
+    # The fence is for writes that are not this core's ordinary ones. After a cancel the user may
+    # hand the array to another thread or to a device, or fill it by stores that go past the cache;
+    # none of these has to keep behind a store that still waits in this core's buffer.
+
     def abort(self, operation: int) -> None:
         """Nobody may complete `operation` with what is read of this rank from here on."""
         parity = operation & 1
@@ -274,6 +298,34 @@ class Board:
 def digest_of(call: bytes) -> int:
     """What was called, in 64 bits."""
     return int.from_bytes(hashlib.blake2b(call, digest_size=8).digest(), "little")
+
+
+# Order between processors. What one rank writes, another one reads without a lock or a system call,
+# so it matters in which order the other sees it. Three things are relied on.
+#
+# 1. Data first, then the stamp. x86-64 shows the ordinary stores of a core to all others in the
+#    order of the program, and no core does its reads in another order than that. (Copies of the C
+#    library that use other stores for large blocks end with a fence of their own.) So whoever sees
+#    the stamp sees what was written before it, and plain stores are enough. CPython does not swap
+#    two statements either.
+# 2. Sleep, then look again. Each side writes its own word and reads the other's:
+#
+#        falls asleep:   WANTED = s, SLEEP = n    fence    is its stamp >= s by now?
+#        gets there:     STAMP = s                fence    does somebody sleep, who wants <= s?
+#
+#    Here the one order that x86-64 does not keep counts: a read may overtake an earlier write to
+#    another word, which still waits in the buffer of its core. Without fences both could read old
+#    words; then one sleeps, and nobody wakes it. With a fence on both sides at least one of them
+#    sees the other: the sleeper does not wait, or it is woken (or both, which does no harm).
+#    `test_without_fences_wake_ups_would_be_lost` counts the interleavings in which it goes wrong.
+#    So `reach`, `sleep` and `abort` have a fence, and looks at words have none.
+# 3. Elsewhere (aarch64, say) even 1. does not hold, and no look could be trusted without fences on
+#    both sides of it. There is no shared memory on such machines: ranks of a host use sockets, see
+#    `aiodist.buffers.segment.unsupported_reason`.
+#
+# SLEEP counts the naps of its rank, rather than being a flag: whoever has woken the rank from nap n
+# does not do so again before nap n + 1. WANTED is written before SLEEP, so whoever sees a nap sees
+# what is wanted in it, or in a later one: then it wakes once too often, and the rank looks again.
 
 
 def fence() -> None:
