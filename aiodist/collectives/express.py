@@ -4,6 +4,39 @@ Everything about a call that is the same each time (what to compare with the oth
 views of shared memory) is made once and kept as a `Recipe`. What is left runs in the call: the same
 words are written and read as by any operation of the lane. Where it has to wait longer, or finds
 anything out of the ordinary, it becomes such an operation and goes on as one.
+
+**Why the first steps may be done already.** When the call turns into an operation, it has entered,
+has perhaps written to its area and published, and has perhaps reduced into the user's array. None
+of that can be done twice: the array is input and result, and a second publish would be counted. So
+the steps that are done stay done, and the operation begins with those that are left::
+
+    in the call:        enters │ give │ publish │ await: not there yet
+                               │      │         │   │ what is left, with this await as its first
+    as an operation:                                └─> await │ reduce │ end │ finished
+
+That is safe because:
+
+* What the others see is the same. The lane has kept number, phase and publishes while the call
+  ran, so the next publish is the next stamp, whoever writes it. The operation finds the lane
+  entered, and its phase begun (`Lane.enter` returns at once, and a `Run` begins no phase).
+* The instructions that are left are those of the plan that was begun, with the views of memory that
+  were used. They are never chosen anew: what could change the choice is looked at before the first
+  instruction, or at an instruction of its own (`_CHOOSE`), which is passed once.
+* Only a wait can stop the row, and a wait that did not succeed has changed nothing, so to begin
+  with it again is right. The end of the row is such a wait, too: `Lane.end` refuses where another
+  rank has given up; it is asked again then, and nothing is reduced again.
+* No word about this collective can have been missed. Before it enters, nothing may have come of
+  collectives that were not called here yet (`is_calm`), a verdict least of all. From there to the
+  end, or until `take_over` has listed the operation, no link is read: all of it is one call, and
+  polls look at memory alone. What arrives later finds the operation; or, if all was done, a number
+  that has been counted, and is dropped.
+* The number is taken at one of the two ends, by `_done` or by `take_over`, and is the same, for no
+  other call comes in between.
+* Whatever goes wrong in the call (a kernel that raises, places that make no sense) goes the same
+  way, as an operation that fails first of all: so the others hear of it, the abort word is written,
+  and the lane is left by the one way there is.
+
+`link_express` hands over by `carry_on`, for which other things hold: see there.
 """
 
 from __future__ import annotations

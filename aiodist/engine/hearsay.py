@@ -2,7 +2,35 @@
 
 Two ranks that live and cannot reach each other each take the other for lost, and say so to all. The
 coordinator turns one of them out. So who hears of such a loss waits for its word, and names the one
-that is: not whom the loser believes to be.
+that is: not whom the loser believes to be::
+
+    rank 1 ───── x ───── rank 2        both report the broken link to the coordinator
+      │                    │           rank 1 tells 0: I gave up, 2 is lost, I believe
+      └────── rank 0 ──────┘           rank 2 tells 0: I gave up, 1 is lost, I believe
+                 │                     rank 0 withdraws the operation, and waits
+            coordinator                rules after 0.5 s: 2 is turned out
+                                       rank 0 fails: rank 2 is lost
+
+**Who believes whom.** The coordinator is believed by all, for it alone decides who is a member; so
+is a rank that says itself that it goes, and the system that says that a process has ended, or that
+nobody listens where it was. These losses are facts (`LOST`), and whoever hears of them fails at
+once. A link that is not there any more is a fact only to its two ends. They fail at once, too, for
+they cannot go on in any case, and each names the other one; but to all others they say no more than
+`BELIEVED`. A rank that is itself said to be lost knows better, and does not wait: what it lost is
+the rank that said so.
+
+**What does not wait.** The operation: it is withdrawn when the verdict comes, so its memory is the
+user's, and the other ranks have heard. Only the Work is held, which is to say who is lost.
+
+**Why nobody waits for ever.** A Work is held while a ruling is to be expected, and that ends:
+
+* The coordinator rules 0.5 s after the first report (`membership.recovery.RULING_SECONDS`), and one
+  of the two ends is lost then, or had left or been lost before. All members are told of each of
+  these, and look again at the Works that they hold (`review`).
+* If the coordinator goes away, no ruling is expected, and what was heard is what the Works fail
+  with. If the group ends here, they fail with that.
+* In whatever other case (the coordinator waits for members that may come back to it, say) a timer
+  of one lease ends it.
 """
 
 from __future__ import annotations

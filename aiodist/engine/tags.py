@@ -12,6 +12,44 @@ COMMIT is on its way.
 Always kept are no tag at all, and tags on which a collective failed, or that were inquired about:
 words of others may still be on their way then, and must not meet a new collective of that number.
 
+**Why a number may be forgotten at all.** It tells the collectives of a tag apart while anything of
+them may be on its way. A tag is idle at count c on a rank when its collectives 0 … c - 1 have all
+ended there, and well. Once it is idle at the same count on all ranks, all of these have ended
+everywhere. Then no frame of their data is on its way: in a plan each Send has its Recv (the
+simulator refuses others), so who has come to the end of a plan has received all that was sent to
+it; and grants are as many as frames, so who has sent the last one has got the last grant. Nothing
+is left that the numbers tell apart, if all forget together.
+
+**What freezes, and why.** They cannot forget at one moment, and a rank that called number c while
+another took it for number 0 would wait for ever. Between the moment when a rank says that a tag is
+idle at c, and the moment when it learns what came of that, it must not change::
+
+    rank 0   PREPARE a: 3 ─┐      ┌──────┐                  ┌─ COMMIT a: all have ─┐  calls a: 0
+             a is frozen   │      │      │                  │  a is forgotten      │      │
+    rank 1                 ├─> READY: yes, frozen ──────────┤                      ├─> forgets, too
+                           │                                │                      │      │ frame
+    rank 2                 └─> READY: yes, frozen ──────────┘      calls a: waits ─│──────▼─ a: 0
+                                                                                   └─> number 0
+
+Calls with a frozen tag wait, for one round trip to rank 0. Tags that are not frozen are called as
+ever, and so is one that was named, where the rank has answered that it is not idle at that count:
+one such answer, and all keep it.
+
+**Why no frame is taken for another.** A rank that has heard COMMIT may call number 0 at once, and
+its frames may overtake the COMMIT for a third rank, for they travel on other links. There the tag
+is frozen at c, and all numbers below c have ended everywhere: so a contribution to one of them
+cannot be old. It is a new one, and proves that COMMIT is on its way: the rank forgets at once
+(`contributed`). A contribution to number c or above is kept as of a collective that was not called
+here yet, and is of that number in either case: the new one after a COMMIT, the old one without. A
+verdict on a frozen tag is of one or the other, which only the end of the round tells: it is held
+back until then (`Arrivals._aborted`).
+
+**Verdicts, questions, losses.** Verdicts are sent of collectives that fail: their tag is kept by
+who gave up, and that rank alone is enough for a no. Who inquires keeps the tag before it asks, and
+whoever is asked keeps it, too, so that no answer comes to a new collective. When a rank is lost,
+the round will not end: it is called off, and all keep what they have not forgotten. After a loss
+the group does no further collective, so it does not matter whether all have forgotten the same.
+
 Pure: what is to be sent is returned as (rank, fields).
 """
 

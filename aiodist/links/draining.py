@@ -2,6 +2,32 @@
 
 A message is done, for its sender, when its memory may be reused. Then it may still wait here: for a
 link, since its receiver has not answered the first call yet, or for room, since that does not read.
+
+So `await group.send(x)` and the end of the program right behind it must not mean that `x` is lost.
+What was sent is in one of these places, and it is waited for from left to right::
+
+    queued, no link ─> outbox, no room ─> own system ─> peer's system ─> peer has read it
+    └────────────────────── held ──────────────────┘    └── unheard ──┘
+          for as long as the caller allows                 one second at most
+
+**Until nothing is held.** While this process lives, it makes broken connections again and sends
+again what was lost with them. Once it is gone nobody does: what is in its own queues is lost then,
+and so is what its system holds if the connection breaks. What the peer's system has acknowledged,
+its process will read, even from a connection that was closed, however busy it is now. So that is
+how long one waits, and not until the peer has read it: that may take it a minute of computing, for
+which this rank would be kept for nothing.
+
+**Then a second for the answers.** An acknowledgement may have been given by somebody between the
+two (a proxy), and where the system does not say what the peer has, `held` counts what the peer has
+not answered for anyway. Most peers answer at once, so it costs nothing to hear it from themselves.
+A peer that is too busy for that has it in its system.
+
+**Why nobody waits for ever.** Ranks that are lost are not waited for, also when they are lost
+meanwhile; all others have the time that the caller gives (`op_timeout`), and an abort ends the wait
+at once (`hurry`). The caller is told who has not taken how much.
+
+**Before and after.** The contexts are closed by then, so nothing new is sent. The coordinator is
+told last (`rank.actor`), since on its word peers would give up connections that are being made.
 """
 
 from __future__ import annotations

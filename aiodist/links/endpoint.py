@@ -388,6 +388,31 @@ class Endpoint:
 
     # -- ends -------------------------------------------------------------------------------------
 
+    # How a rank is lost. All ways lead to `lose`, which is final here: who is in `lost` is not sent
+    # to, not called, and turned away when it calls. It closes the link first, so nothing more
+    # comes of that rank, and then each context fails what needs it.
+    #
+    #     the coordinator says so ────────────────────────┐
+    #     it said that it aborts, or left, over the link ─┤
+    #                                                     ├──> lose ──> Context.rank_lost, each
+    #     its process has ended ─────────────┐            │
+    #     nobody listens there any more ─────┼──> cut ────┘
+    #     the link is gone for good ─────────┘     └──> the coordinator hears of it (`on_broken`)
+    #
+    # `cut` is for what this rank has seen itself, and the coordinator may not have. It need not
+    # agree: of two ranks without a link between them it turns out one, and that may be this one. So
+    # all that is certain is said by two flags. With `ended` the coordinator takes our word for it.
+    # With `is_over` it may doubt (another process could listen there), but this rank does not. With
+    # neither, the rank is lost here, as no operation can go on without a link, and is in `doubted`
+    # until the coordinator has ruled: what is said to others meanwhile is a belief
+    # (`aiodist.engine.hearsay`).
+    #
+    # Nobody waits for a link for ever. While there is none, and something is to be sent, `_connect`
+    # is under way, and ends in a link or in `cut`: a system that takes no connection has some
+    # seconds, one that breaks them some attempts. Only for the answer of a process there is no
+    # limit here, since it may just be busy: the silence of its host breaks the connection, the end
+    # of its process is seen, or its lease ends and the coordinator says so.
+
     def lose(self, rank: int, reason: str) -> None:
         """`rank` is gone: fail what needs it, in every context."""
         if rank in self.lost or self.closing or rank == self.rank or rank not in self._peers:

@@ -1,8 +1,37 @@
 """One rank of a membership, as another one sees it: the link to it, and what that brings.
 
 A connection that breaks between two living ranks is made again. Both sides dial; both say how many
-frames have come to them, and how many links they have had, so that each knows what to send again,
-and a connection that was under way meanwhile is told from one that replaces what is there.
+frames have come to them, and how many links they have had, so that each knows what to send again
+(`aiodist.transports.lasting`), and a connection that was under way meanwhile is told from one that
+replaces what is there.
+
+**Who dials.** Whoever notices: often both, at the same moment, but where a firewall has forgotten a
+connection, or a host was cut off, only one may. It must not have to wait until the other notices,
+too, as that may take a lease.
+
+**Which connection counts.** Where both dial, that of the lower member id, which both know: this one
+closes the connection that comes in while it dials itself, the other one ends its own call and takes
+it (`Endpoint.greeted`). It may be closed without a reason by that, so it tries for longer. So there
+is never more than one, and both have the same one. The first link is made in the same way.
+
+**Which connection is old.** One that comes in while this rank believes that its link is well is one
+of two things, and the number of links that the peer has had (its *generation*) says which::
+
+    links so far     0          1          2
+    this rank      ──┼─ link 1 ─┼─ link 2 ─┼──────>
+                                     └─ comes in, says 2: the peer has had link 2 as well, and calls
+                                        nevertheless, so it is broken, and given up here, too
+                                     └─ comes in, says 0 or 1: was begun before there was link 2,
+                                        and came in late; it is refused
+
+One case is between the two: this rank took the peer's connection, but its answer was lost on the
+way. Then the peer does not know of the link that it has made, and calls again with the number that
+it said then (`_unheard`). That is taken for a link that broke. Nothing can have come over it to the
+peer, so its count of frames is right, too.
+
+The claims are part of the proofs of the greeting, so nobody in between can change a count. A
+connection that brings nothing and breaks within a second, four times in a row, ends the link: then
+something is there that breaks each of them, and the coordinator is to rule.
 """
 
 from __future__ import annotations

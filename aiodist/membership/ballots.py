@@ -7,6 +7,39 @@ come back to a coordinator that was away is waited for: it may have heard of an 
 
 Outcomes are remembered, for those who did not hear them before their connection broke, and for
 those who vote late on what is void.
+
+**What makes an outcome the only one.** Members must never hear different ones, or one goes on in a
+next epoch of which another knows nothing. In the order of what may happen:
+
+* *Nothing happens.* All votes come to one coordinator, which takes one event after the other. The
+  event that completes a ballot closes it, so there is no second one that could. The number is each
+  member's count of its own votes in that context: so all mean the same call, and where they do not
+  (other words, other voters), the ballot is void, for all.
+* *A voter dies.* Its vote goes with it, and it is not waited for: it was ruled lost, which is final
+  (`returning.judge` refuses it for good). All who are left are judged by the same list of members.
+* *A voter gives up*, by its deadline or a cancel. The ballot is void if that comes while it is
+  open; else nothing happens, and the outcome is on its way. Which of the two is first is for the
+  coordinator to see, and so a voter whose deadline is over waits a moment for the answer.
+* *A voter votes late*, or again, as its connection broke. The outcome is there: it gets that one.
+* *The coordinator restarts*. Ballots are not on disk, since those who voted know of them. Members
+  vote again, under the same number; and before that they say which outcomes they have heard, which
+  are the outcomes of all (`learn`). B did not hear this one::
+
+      before    A votes   B votes   decided ──> A hears: yes    the coordinator ends
+      after     B is back, votes again    ...   A is back, says: yes          B hears: yes
+                                           │
+                                           └─ no decision while A is absent: it may have heard one
+
+  So the coordinator that comes back decides nothing while a voter may come back (`waits_for`):
+  until then it cannot know whether there is an outcome. Who does not come back within its lease is
+  lost, and what it has heard is heard by nobody who is left.
+* *The outcome is a view.* It is no entry here, but the group's (`close` with None): the view is on
+  disk before anybody hears of it, or, without a state file, the member that has the highest epoch
+  brings it along. Whoever votes in a view that is over missed the next one, and is given that
+  (`Recovery._answer_late`).
+
+What is not covered is in the guarantees: a voter that heard an outcome, acted on it where others
+see it, and died while the coordinator was away; and more outcomes than are remembered.
 """
 
 from __future__ import annotations

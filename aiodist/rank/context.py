@@ -169,6 +169,28 @@ class Context:
         else:
             self._enter(operation)
 
+    # A small all-reduce over links is begun within its call, too (`collectives.link_express`), and
+    # becomes an operation when what it looks for does not come. Its first steps are done then: it
+    # has sent frames, and has taken some straight from a link. Why the operation can go on there:
+    #
+    # * The frames are those of the plan, byte for byte, and travel on the same links in the same
+    #   order. So a peer cannot tell who sent them, and all that has to be told is how many: a slot
+    #   is the number of a frame between two ranks, and `Operation.catch_up` counts what was sent
+    #   and what has come. The next frame of a peer has the slot that is due.
+    # * Who was heard has entered (`heard`), and to who was not, what was sent counts as unasked
+    #   (`may_send`), until a word of it comes: both as if an operation had done it.
+    # * Unlike on a lane, links were read meanwhile, as a frame that is looked for may stand behind
+    #   others. What belongs to this number could not be handed to an operation, as there was none:
+    #   it was kept like all that comes early, as the number is not taken yet. `_enter` takes the
+    #   number and hands over what was kept: a verdict ends the operation, frames are delivered in
+    #   their slots. A frame is either taken by the call or kept, never both (`take_early`).
+    # * Nothing was pending when it began (`is_idle`), and no call comes in between, so the number
+    #   that `_enter` takes is the one that the frames already name.
+    # * The partial result is in the memory of the phase, in the cell where the plan has it at that
+    #   step: no reduction is done again, and none is left out.
+    #
+    # If the context has ended by what was read, there is no operation: nothing would hear of it.
+
     def carry_on(
         self, work: Work[Any], call: bytes, start: Start, done: Sequence[Step], seconds: float
     ) -> None:

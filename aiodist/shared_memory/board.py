@@ -3,15 +3,54 @@
 Each rank owns one segment, which it alone writes and the others read. Its first page holds words of
 64 bits; the areas behind it hold what the others are to read.
 
-The *stamp* says how far its rank is: ``operation << 24 | phase << 20 | publishes``. The operations
-of a lane are numbered, each is a row of phases, and in each phase all ranks publish equally often:
-so stamps only grow, and `stamp >= s` means that all that was to happen before `s` has happened, or
-that the rank has given the operation up. The latter is said by its *abort words*, which a reader
-looks at after its last read, before it completes.
+The *stamp* says how far its rank is: ``operation + 1 << 24 | phase << 20 | publishes``. It is the
+one word that others wait for. Two ranks that show each other an array of some bytes (stamps are
+written operation.phase.publishes here)::
 
-A word that is written once is read whole: it is aligned, and copied as one machine word. The order
-of writes is that of the program on x86-64, so the words behind which data lie are written last;
-elsewhere this needs fences, which Python does not have: see `aiodist.buffers.segment`.
+    rank 0   stamp 5.0.0   copies into its area   stamp 5.0.1   waits   reads the area of rank 1
+                                                                 : ^
+                                                                 v :
+    rank 1   stamp 5.0.0   copies into its area   stamp 5.0.1   waits   reads the area of rank 0
+
+**What a reader may conclude.** A rank does its operations in the order of their numbers, the phases
+of each in their order, and in each phase all ranks publish equally often (the simulator refuses
+plans that do not). So stamps only grow, and say the same at all ranks. `stamp >= s` therefore
+means: all that this rank was to do before `s`, it has done. In particular it has written what it
+publishes up to `s`, and it has read what it was to read before `s`, so memory that it read until
+then may be used again. A reader need not have seen `s` itself: who looks late sees a later stamp,
+and concludes the same.
+
+**Unless the rank has given the operation up.** Then its next stamp jumps over what was not done.
+That is said by its *abort word*, which it writes before anything else. So nobody completes without
+a look at the abort words, after the last read: see the comment above `Board.abort`.
+
+**No word has two writers.** Python has no atomic read-modify-write, so if two ranks wrote one word,
+one of them could undo what the other had just written. With one writer a plain store is enough, no
+lock is needed that could stay locked when its holder dies, and a reader can at worst see an old
+value, from which it concludes less. The mappings hold this: those of others are read-only.
+
+**Words by parity.** What is said once per operation (what was called, where the array lies, that it
+was given up) has two words, for operations with even and with odd numbers. Operation n may be
+entered once all others have entered n - 1 (`Lane._before`), so all are through with n - 2 then, and
+nobody looks at its words any more. The others may still look at those of n - 1, which are the other
+ones. What was called, and where the array lies, is written before the stamp that says that
+the rank has entered.
+
+**Three areas.** What was published in an area may be written over once all others are done with it,
+and with a single area every operation would begin by waiting for that. With two small ones, used by
+turns, operation n writes where n - 2 wrote. That this was read is known without a further stamp:
+who has entered n - 1 is through with n - 2. What does not fit goes through the third area, large
+arrays in pieces whose order is part of the plan (`schedules.pull.pipeline`). It has no twin, for
+that would take 1.5 MiB more at each rank; so a rank says by a stamp at once that it is done with
+this area, and not only with its next call (`Lane.end`).
+
+The simulator proves of each plan that no write meets a read within the plan (`schedules.races`).
+Between two phases, and between two operations, it is the stamps that `Lane` waits for before it
+enters and before it writes to an area. `tests/unit/shared_memory/test_board.py` runs boards and
+lanes word by word on processors with store buffers.
+
+A word that is written once is read whole: it is aligned, and copied as one machine word. In which
+order others see what was written: see the comment above `fence`.
 """
 
 from __future__ import annotations
@@ -164,6 +203,30 @@ class Board:
 
     # -- giving up --------------------------------------------------------------------------------
 
+    # Why the abort words are looked at after the last read, and not before. A rank that gives an
+    # operation up writes its abort word first. Only after that its memory is somebody's again: the
+    # array that others may read where it lies is the user's, the areas are the next operation's.
+    #
+    #     gives up:   abort word      fence      anything may be written to what others read
+    #     reads:      data, data, data           abort word           completes
+    #
+    # Reads stay in their order, and so do writes. So a reader that has read a byte of what came
+    # after the abort word, however early it read it, sees the abort word when it looks after its
+    # last read, and does not complete. With the look before a read, the rank could give up between
+    # the two. A reader that sees no abort word has read what was published, and may complete though
+    # others fail: outcomes may differ, values do not. Where data leaves the host before the
+    # operation ends, `Operation._run` looks before each such frame as well, since no rank elsewhere
+    # could tell.
+    #
+    # The word stays at least until the rank comes to the operation after the next, and for that the
+    # reader must have been through with this one. It names the operation, so nobody has to take it
+    # back. What a reader has made of bytes that do not count may lie in its user's array by then:
+    # after an operation that failed, nobody may rely on what is there.
+    #
+    # The fence is for writes that are not this core's ordinary ones. After a cancel the user may
+    # hand the array to another thread or to a device, or fill it by stores that go past the cache;
+    # none of these has to keep behind a store that still waits in this core's buffer.
+
     def abort(self, operation: int) -> None:
         """Nobody may complete `operation` with what is read of this rank from here on."""
         parity = operation & 1
@@ -235,6 +298,34 @@ class Board:
 def digest_of(call: bytes) -> int:
     """What was called, in 64 bits."""
     return int.from_bytes(hashlib.blake2b(call, digest_size=8).digest(), "little")
+
+
+# Order between processors. What one rank writes, another one reads without a lock or a system call,
+# so it matters in which order the other sees it. Three things are relied on.
+#
+# 1. Data first, then the stamp. x86-64 shows the ordinary stores of a core to all others in the
+#    order of the program, and no core does its reads in another order than that. (Copies of the C
+#    library that use other stores for large blocks end with a fence of their own.) So whoever sees
+#    the stamp sees what was written before it, and plain stores are enough. CPython does not swap
+#    two statements either.
+# 2. Sleep, then look again. Each side writes its own word and reads the other's:
+#
+#        falls asleep:   WANTED = s, SLEEP = n    fence    is its stamp >= s by now?
+#        gets there:     STAMP = s                fence    does somebody sleep, who wants <= s?
+#
+#    Here the one order that x86-64 does not keep counts: a read may overtake an earlier write to
+#    another word, which still waits in the buffer of its core. Without fences both could read old
+#    words; then one sleeps, and nobody wakes it. With a fence on both sides at least one of them
+#    sees the other: the sleeper does not wait, or it is woken (or both, which does no harm).
+#    `test_without_fences_wake_ups_would_be_lost` counts the interleavings in which it goes wrong.
+#    So `reach`, `sleep` and `abort` have a fence, and looks at words have none.
+# 3. Elsewhere (aarch64, say) even 1. does not hold, and no look could be trusted without fences on
+#    both sides of it. There is no shared memory on such machines: ranks of a host use sockets, see
+#    `aiodist.buffers.segment.unsupported_reason`.
+#
+# SLEEP counts the naps of its rank, rather than being a flag: whoever has woken the rank from nap n
+# does not do so again before nap n + 1. WANTED is written before SLEEP, so whoever sees a nap sees
+# what is wanted in it, or in a later one: then it wakes once too often, and the rank looks again.
 
 
 def fence() -> None:

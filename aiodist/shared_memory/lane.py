@@ -2,6 +2,48 @@
 
 The lane holds operations in the order of their calls; the first of them runs. It waits by looking
 at the others' stamps for a short while; then it asks to be woken, and the event loop goes on.
+
+**One at a time.** A rank has one stamp, and there are words for two operations only (see
+`aiodist.shared_memory.board`), so what a rank does in shared memory is one row of steps, the same
+at all ranks. An operation has its turn when all before it have ended here, and may enter once the
+others have entered the one before it. It is then run from whatever wakes the lane, again and again,
+as far as it goes without waiting::
+
+    called ──> queued ──> its turn ──> enters: words, then the stamp ──> phases ──> ended
+       │         │            │                                             │
+       │         └─ given up ─┴─> a placeholder: abort word, then stamp     └─> given up: abort word
+       │
+       └── seen before, nothing queued, the others are there: the whole row within the call
+
+**Given up before its turn.** Its number is taken, and the others wait for a stamp of it: they
+cannot enter the next operation while this rank has not come to this one. Nor can the stamp be
+written at once, for it would say that the operations before are over here, too. So a placeholder
+takes its place in the queue. When its turn comes, it writes the abort word, then the stamp: whoever
+takes the stamp for an entry sees the abort word before it completes. The reason travels over the
+links, at once. Nothing has to be passed over when a rank of the lane is lost: then no later
+operation can be done, and nobody waits for its stamp any more.
+
+**Given up after it has entered.** The abort word is written, and the turn is over. No stamp is
+written for what was not done: the others wait until the verdict comes over a link, or until the
+stamp of the next operation takes them through what is void to the look that says so.
+
+**Within the call.** An operation of a kind that was seen before needs nothing from the event loop
+if nothing is queued here and the others' stamps already allow that it enters and that it writes to
+its area. Then it takes its turn without being an `Operation`: this lane keeps its number, phase and
+publishes as of any other, so the others cannot tell the difference. One stamp is saved: that of its
+entry, since its first publish says that as well; but where arrays lie in memory that all see, the
+others choose what to do by the entry, so there it is written. Until the call returns nothing else
+can touch the lane: all of it is synchronous, on one loop, and only words are polled, no links. The
+call ends in one of two ways: all is done, and the lane is free; or something has to wait, and an
+operation becomes the current one that finds the lane entered, and goes on with the steps that are
+left (see `aiodist.collectives.express`). In both cases the turn is over before the next begins.
+
+**Nobody waits for ever.** Whoever waits goes on with the next turn of the loop, or has said on the
+board what it waits for, and is woken by the rank that gets there (see the comment above
+`aiodist.shared_memory.board.fence`). A rank that gives up or is lost is heard of over the links,
+where an operation on a lane is known like any other, and each has its deadline, if it was given
+one. When a rank is lost, what it has left in shared memory is still taken, without waiting
+(`hurry`): an operation to which it had given all it has may complete.
 """
 
 from __future__ import annotations

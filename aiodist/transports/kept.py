@@ -183,6 +183,13 @@ class Kept:
         """Whether memory of others is read if it comes to that."""
         return bool(self._lent)
 
+    # To copy all that the peer has not acknowledged would be to copy nearly everything, for it is
+    # asked only now and then. So the system is asked how many bytes the peer's system has not
+    # acknowledged: these are the last ones that were written, and the frames that they belong to
+    # are copied. What the peer's system has, its process reads even if the connection breaks. If
+    # that was not so (a proxy has acknowledged it, and lost it), the peer's count asks for a spent
+    # frame, and the link cannot go on: that is seen, and nothing wrong is sent in its place.
+
     def settle(self, token: object, underway: int | None) -> None:
         """Do not read the memory of frames with `token` any more. `underway`: so many of the last
         bytes may be lost with the connection; None: nobody knows."""

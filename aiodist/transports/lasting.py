@@ -6,7 +6,42 @@ keeper is told. Another link goes on where it stopped (`adopt`), or it is closed
 
 Frames are counted on both sides, so whoever makes a new connection can say what has come, and the
 rest is sent again, from the start of a frame on. The payload of a frame that had begun to come goes
-where it went before.
+where it went before::
+
+    sender    acknowledged │ kept: sent, perhaps lost │ begun │ queued, urgent │ queued, bulk
+    frames    0 … 39       │ 40   41   42   43   44   │ 45    │ (no numbers yet)
+    receiver  0 … 41 have come, and a part of 42 ─┐
+                           │         ▲
+    says: 42 have come ────┼─────────┘   so 40 and 41 are acknowledged by that, and over the new
+                           │             connection go 42, 43, 44, 45 from its start, and the rest
+
+**Nothing is lost.** A frame is kept from its last byte written until the peer's count shows that it
+has come. The count is of frames that came whole, over all connections, and it is final when it is
+said: whoever says it takes nothing more from the connection before (`sever` first reads what is
+there). What the peer's system has acknowledged, below us, is no count: its process may not have
+read that yet. Only how long lent memory is needed rests on it, see `kept`.
+
+**Nothing comes twice.** The sender goes on with exactly the frame whose number is the count, so the
+receiver never sees a frame again that it has given to its `Receiver`, which knows nothing of all
+this. The frame that had begun to come is the one exception: its header was given away, and a
+destination found, which may be in the midst of an operation. It comes again as a whole, the first
+of all, and is not announced again: it has to have the same header and size, and its bytes go to the
+same place, over those that are there already (`_again`). What was discarded or diverted meanwhile
+stays so.
+
+**Nothing changes places.** What was sent before keeps its order, and goes before all that was only
+queued. That had no order yet but that of its queue, which it keeps.
+
+**The link's own frames** (how many have come? so many) are neither counted nor kept, as they are of
+one connection: whoever waits for an answer asks again. Nor are those of the greeting, which come
+before `keep`, on both sides: so frame 0 is the same one for both.
+
+**Where it cannot go on.** A count is possible from the last one that was acknowledged to all that
+were sent, but for frames that were *spent*: their memory was given back to its owner (see `kept`).
+With any other count the link is closed, and the coordinator rules who is lost: so a frame may be
+lost with its link, but never out of the midst of a stream.
+
+Who dials, and which connection counts where both do, is in `aiodist.links.peer`.
 """
 
 from __future__ import annotations
