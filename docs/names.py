@@ -1,6 +1,7 @@
-"""Names of code in pages: ``aiodist/work.py: Work.fail`` in backticks is a function of that file.
+"""Names of code in pages: ``aiodist/work.py: Work.fail`` in backticks is a function of that file,
+and ``aiodist/work.py`` is a file or folder that exists.
 
-It may also be a class, or a constant of a module or class. What a class inherits stands in another
+A name may also be a class, or a constant of a module or class. What a class inherits stands in another
 file, so it is no name of this one.
 """
 
@@ -12,12 +13,16 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+PLACE = re.compile(r"`((?:aiodist|benchmarks|clients|docs|examples|server|tests)/[\w/.]*)`")
 PAIR = re.compile(r"`([\w/.]+\.py):\s+([A-Za-z_][\w.]*)`")
 
 
 def check(root: Path, page: Path) -> Iterator[str]:
     """What the text of a page names that is not there."""
     text = page.read_text()
+    for place in PLACE.findall(text):
+        if not (root / place).exists():
+            yield f"{page.relative_to(root)}: there is no {place}"
     for match in PAIR.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         where = f"{page.relative_to(root)}:{line}"

@@ -81,6 +81,10 @@ def test_named_functions_exist(check: Any, tmp_path: Path) -> None:
         "page.md:2: there is no c in a.py",
         "page.md:2: there is no file gone.py",
     ]
+    (tmp_path / "docs").mkdir()
+    assert problems(check, tmp_path, "`docs/`, `docs/gone.py`, `other/gone.py`\n") == [
+        "page.md: there is no docs/gone.py"
+    ]
 
 
 def test_lives_name_a_function_in_each_of_ten_steps(check: Any, tmp_path: Path) -> None:
