@@ -1,8 +1,8 @@
 """Names of code in pages: ``aiodist/work.py: Work.fail`` in backticks is a function of that file,
 and ``aiodist/work.py`` is a file or folder that exists.
 
-A name may also be a class, or a constant of a module or class. What a class inherits stands in another
-file, so it is no name of this one.
+A name may also be a class, or a constant of a module or class. What a class inherits stands in
+another file, so it is no name of this one.
 """
 
 from __future__ import annotations
