@@ -1,4 +1,8 @@
-"""`connect` and `local`: where everything is wired together."""
+"""`connect` and `local`: where everything is wired together.
+
+`connect` reaches the coordinator, opens listeners, joins the group, and wires up a `Group`. Peers
+connect to each other later, when they first have something to say.
+"""
 
 from __future__ import annotations
 

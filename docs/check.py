@@ -1,14 +1,15 @@
 """Checks that README and docs/ tell the truth: ``make docs``.
 
-Links inside the repository lead somewhere; the map of files in architecture.md is complete; and
-code is real. What stands behind the language of a code block says how it is checked:
+Links inside the repository lead somewhere. Functions that are named with their file exist (see
+`names`). The parts that are made of the code, as the map of files, are up to date (see `written`).
+And code is real. What stands behind the language of a code block says how it is checked:
 
 - ``python``: it compiles (``await`` is allowed anywhere);
 - ``python from=FILE``: it also stands, as it is, in that file, which has a test;
 - ``python file=NAME``: it is saved under that name for the commands of the same page;
 - ``console run``: the commands, behind ``$``, print the lines below them, in any order.
 
-``check.py --write`` brings the map of files up to date.
+``check.py --write`` brings the parts that are made of the code up to date.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import file_map
+import names
+import written
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -120,6 +122,8 @@ def commands(code: str) -> Iterator[tuple[str, list[str]]]:
 
 def check_page(page: Path) -> Iterator[str]:
     yield from check_links(page)
+    yield from names.check(ROOT, page)
+    yield from names.check_lives(ROOT, page)
     with tempfile.TemporaryDirectory() as folder:
         for block in blocks(page):
             if block.language == "python":
@@ -131,7 +135,7 @@ def check_page(page: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    problems = file_map.check(ROOT, write="--write" in sys.argv)
+    problems = written.check(ROOT, write="--write" in sys.argv)
     for page in PAGES:
         print(page.relative_to(ROOT))
         problems += check_page(page)

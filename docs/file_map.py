@@ -1,4 +1,4 @@
-"""The map of files in architecture.md: each module under its folder, with its docstring's start."""
+"""The map of files in files.md: each module under its folder, with its docstring's start."""
 
 from __future__ import annotations
 
@@ -7,44 +7,35 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = ("aiodist", "server/aiodist_server", "clients/aiodist_cli")
-START, END = "<!-- map: written by docs/check.py --write -->", "<!-- end of map -->"
+SOURCES = ("aiodist", "server/aiodist_server", "clients/aiodist_cli", "clients/aiodist_torch")
 
 
-def check(root: Path, *, write: bool) -> list[str]:
-    """Compare the map with the files, or bring it up to date: what is wrong with it."""
-    page = root / "docs" / "architecture.md"
-    text = page.read_text()
-    before, rest = text.split(START)
-    _, after = rest.split(END)
-    new = f"{before}{START}\n\n{''.join(render(root))}{END}{after}"
-    problems = [
+def problems(root: Path) -> list[str]:
+    """The modules that do not say what they are for."""
+    return [
         f"{path.relative_to(root)}: a module starts with a docstring that says what it is for"
         for folder in SOURCES
         for path in (root / folder).rglob("*.py")
         if not summary(path)
     ]
-    if write:
-        page.write_text(new)
-    elif new != text:
-        problems.append("docs/architecture.md: the map of files is old: docs/check.py --write")
-    return problems
 
 
 def render(root: Path) -> Iterator[str]:
     """A table for each folder, in the order of the tree."""
-    for source in SOURCES:
-        folders = {path.parent for path in (root / source).rglob("*.py")}
-        for folder in sorted(folders):
-            yield f"### `{folder.relative_to(root)}/`\n\n"
-            about = folder / "__init__.py"
-            if about.exists():
-                yield f"{summary(about)}\n\n"
-            yield "| file | what it is |\n| --- | --- |\n"
-            for path in sorted(folder.glob("*.py")):
-                if path != about:
-                    yield f"| `{path.name}` | {summary(path)} |\n"
-            yield "\n"
+    folders = [
+        folder
+        for source in SOURCES
+        for folder in sorted({path.parent for path in (root / source).rglob("*.py")})
+    ]
+    for number, folder in enumerate(folders):
+        yield f"{'' if number == 0 else chr(10)}## `{folder.relative_to(root)}/`\n\n"
+        about = folder / "__init__.py"
+        if about.exists():
+            yield f"{summary(about)}\n\n"
+        yield "| file | what it is |\n| --- | --- |\n"
+        for path in sorted(folder.glob("*.py")):
+            if path != about:
+                yield f"| `{path.name}` | {summary(path)} |\n"
 
 
 def summary(path: Path) -> str:

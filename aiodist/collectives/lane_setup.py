@@ -2,9 +2,13 @@
 
 It begins with a group's first collective without a tag, beside it: everyone makes a segment and
 tells the others where to fetch it, then whether it has those of its host. Only if all have, on
-whatever host, all use them. In
-that second round each says how many untagged collectives it has called, and holds further ones
-back until it knows the answers: those with numbers from the highest on run in shared memory.
+whatever host, all use them. In that second round each says how many untagged collectives it has
+called, and holds further ones back until it knows the answers: those with numbers from the highest
+on run in shared memory.
+
+A segment is a sealed memfd, and its descriptor is passed on by ``SCM_RIGHTS``: it has no name in a
+file system, so nothing is left behind, however ranks die. If one rank cannot share memory, none
+does, and one line in the log says why.
 """
 
 from __future__ import annotations

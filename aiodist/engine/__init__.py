@@ -3,4 +3,16 @@ all ranks hear how each of them ends.
 
 An `Operation` is one collective on one rank. Around it are what has come before it was called, the
 numbers by which ranks match their calls, verdicts, and deadlines.
+
+**A call.** A collective checks its arguments, asks `aiodist.schedules` for a plan, and runs it at
+once as far as it goes without waiting. The rest goes on whenever frames arrive, in turns of the
+event loop. The future that the call has returned is done when all ranks have entered the collective
+and this rank's plan is through.
+
+**Matching** is by epoch, tag and sequence number. Each operation carries a fingerprint of what was
+called. So ranks that call different things learn it, instead of waiting for ever.
+
+**One executor** runs the steps of all plans, those with links, those in shared memory and the mixed
+ones of groups that span hosts: it waits for a frame or for a stamp, whichever comes next
+(`operation`).
 """

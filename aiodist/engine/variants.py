@@ -2,6 +2,12 @@
 
 Ranks whose arrays are on devices begin by telling each other where. The frames of that say it, by
 what follows the call, so that nobody takes them for what ranks send whose arrays are on the host.
+
+On a board, ranks with arrays on devices say so by a word of their own. A rank that gives arrays of
+the host drops marked frames, and answers with its call. A rank that has marked its own *turns* when
+it hears a call without the mark (`Operation.turn`): it tells all others, and begins anew without
+the mark. That is safe, because nothing was written by then: no exchange of marked operations ends
+before all ranks have marked theirs.
 """
 
 from __future__ import annotations

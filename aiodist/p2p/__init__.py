@@ -2,4 +2,19 @@
 
 `point_to_point` is the engine of one group, with a sending and a receiving half. `express` is the
 short way of small arrays, for which nothing waits on either side.
+
+The two look the same from outside, and on the wire. The engine matches messages with receives,
+keeps the books of credit, queues and withdraws. The short way is what is left of that for an array
+of up to 64 KiB when nothing waits. The frame up to its data is kept for each dtype and shape. A
+send pays with its credit, and writes frame and data into the link. A receive looks for the very
+frame that it expects, for as long as inline polls last, and takes the data from the link into its
+own memory. Whatever else comes first, and whatever has to wait, is left to the engine.
+
+**Large messages.** Up to some MiB, most of the time goes into the handshake. So what can be made
+before it is made before: a receive that waits has its target ready for a message like the last one
+of its source, and metadata that was seen before is looked up instead of read again.
+
+**Polling.** A link through shared memory goes on looking for 150 µs after its last traffic, one
+turn of the loop at a time, before it falls asleep and needs a bell. Whoever polls for longer than
+some microseconds yields the core each time, for the peer may be waiting for that core.
 """

@@ -4,6 +4,9 @@ The coordinator is the arbiter: each group counts its ballots, and each ballot h
 all who hear it. Ranks that the coordinator ruled lost have no say, so a ballot ends whoever dies
 meanwhile. The outcome is heard beside the call that asked for it: where a call was cancelled while
 the next epoch was on its way, the next call finds it.
+
+A new epoch is a new context, with a number of its own, on the links that are there. So groups that
+were made of a former epoch go on beside it.
 """
 
 from __future__ import annotations

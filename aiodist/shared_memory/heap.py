@@ -2,6 +2,10 @@
 
 Each array is a segment of its own. The others are told where to fetch it, map it, and say so; from
 then on collectives may read it where it lies. It ends with its last view.
+
+Where an array lies is said with the call, or in what is offered. If the array of one rank lies
+elsewhere, all ranks use staging memory instead. The plans that read arrays where they lie are those
+of `aiodist.schedules.pull_direct`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,15 @@ Frames are counted, from the first one between two members on, over all their co
 frame is kept as it was sent; of a large one only the views of its payload are, as copying it would
 cost too much: they are *lent*, and nobody may write there before `settle`. That copies what may be
 lost, and lets go of the rest: those frames are *spent*, and cannot be sent again.
+
+Small frames are joined for their write anyway, and kept as they are. A large payload is only lent.
+`done` says, as without this, that a frame has left. Before the memory is given back to its user,
+`Link.settle` copies what the peer's system has not acknowledged. Within a plan nothing of that is
+needed: a plan overwrites what it has sent only after it has received what the peer could not have
+sent without it.
+
+Acknowledgements are frames of the link itself. The sender asks for one after 512 frames, or after
+2 MiB of copies, and the other side answers with its count. So no other frame is longer for it.
 """
 
 from __future__ import annotations

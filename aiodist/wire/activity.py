@@ -36,7 +36,7 @@ class Wait:
 @control_message(70)
 @dataclass(frozen=True, slots=True)
 class Inquire(Message):
-    """The coordinator asks a member what it is doing. Answer: Activity, as a message of its own."""
+    """Asks a member what it is doing. Answer: Activity, as a message of its own."""
 
 
 @control_message(71)
@@ -63,8 +63,8 @@ class Activity(Message):
 @control_message(72)
 @dataclass(frozen=True, slots=True)
 class SeenRequest(Message):
-    """A member asks what others of its view are doing, and has so many `seconds` to wait for those
-    that do not say so at once. Reply: Seen."""
+    """Asks what others of the sender's view are doing. The sender has so many `seconds` to wait for
+    those that do not say so at once. Reply: Seen."""
 
     ranks: Ranks
     seconds: Annotated[float, schema.seconds(0.0)] = 1.0
@@ -73,7 +73,7 @@ class SeenRequest(Message):
 @control_message(73)
 @dataclass(frozen=True, slots=True)
 class Seen(Message):
-    """What `ranks` are doing, in words, one text for each."""
+    """The answer to SeenRequest: what `ranks` are doing, in words, one text for each."""
 
     ranks: Ranks
     texts: Annotated[tuple[str, ...], sequence(text(MAX_NAME), MAX_MEMBERS)]

@@ -1,28 +1,38 @@
 """Kinds of frames between ranks: the first field of every header.
 
 ========== =================================================================================
-HELLO      [kind, magic, version, nonce]: the first frame, of who connects
-CHALLENGE  [kind, nonce]: the answer
-PROOF      [kind, my mark, proof, links, came]: I am a member, see `aiodist.wire.proof`, that has
-           had so many links with you, over which so many frames have come
-HELLO_ACK  [kind, proof, links, came]: so am I; from now on, frames of the membership
-MESSAGE    [kind, context, tag, seq, slot, call] + payload: one `Send` of a collective's plan
-GRANT      [kind, context, tag, seq, upto, call]: slots below `upto` may be sent
-ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: the collective is given
-           up by `rank`, which cannot reach the ranks `untold`: pass it on to them
-INQUIRE    [kind, context, tag, seq]: have you entered it?
-STATUS     [kind, context, tag, seq, entered, text]: the answer, and what I am doing
-KNOCK      [kind, context, tag, seq]: I have much for it; tell me when you have entered
-ADMIT      [kind, context, tag, seq]: the answer, then
-P2P        [kind, context, …]: point to point, see `aiodist.p2p.point_to_point`
-TAGS       [kind, context, …]: which tags can be forgotten, see `aiodist.engine.tags`
-KICK       [kind, context]: wake up, what you wait for in shared memory may be there
-REGION     [kind, context, number, address, key, nbytes]: an array of mine to be mapped
-MAPPED     [kind, context, number]: I have mapped your array
-UNMAP      [kind, context, number]: my array is gone
-REVOKE     [kind, context, rank]: rank has revoked the group
-DEVICE     [kind, context, word, number]: about work on devices, see `aiodist.devices.memory`
-FAREWELL   [kind, context, reason]: I have left it; b"" for all: I leave at once
+HELLO      [kind, magic, version, nonce]: Begins the greeting, from the side that connects.
+CHALLENGE  [kind, nonce]: Answers HELLO.
+PROOF      [kind, my mark, proof, links, came]: Shows that the side that connects is a member (see
+           `aiodist.wire.proof`), and says how many links it has had with the other side, and how
+           many frames have come over them.
+HELLO_ACK  [kind, proof, links, came]: Shows and says the same of the other side. From then on,
+           frames of the membership follow.
+MESSAGE    [kind, context, tag, seq, slot, call] + payload: Carries the data of one `Send` of a
+           collective's plan.
+GRANT      [kind, context, tag, seq, upto, call]: Allows the peer to send the slots below `upto`.
+ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: Says that `rank` has
+           given the collective up. It cannot reach the ranks `untold`: pass it on to them.
+INQUIRE    [kind, context, tag, seq]: Asks whether the peer has entered the collective.
+STATUS     [kind, context, tag, seq, entered, text]: Answers INQUIRE, and says what its sender is
+           doing.
+KNOCK      [kind, context, tag, seq]: Announces much data for a collective, and asks to be told when
+           the peer has entered it.
+ADMIT      [kind, context, tag, seq]: Answers KNOCK, once the collective was entered.
+P2P        [kind, context, …]: Carries all that point to point needs, see
+           `aiodist.p2p.point_to_point`.
+TAGS       [kind, context, …]: Has the ranks agree which tags can be forgotten, see
+           `aiodist.engine.tags`.
+KICK       [kind, context]: Wakes a peer that sleeps, as what it waits for in shared memory may
+           be there.
+REGION     [kind, context, number, address, key, nbytes]: Offers an array of the sender, which the
+           peer is to map.
+MAPPED     [kind, context, number]: Says that the sender has mapped the peer's array.
+UNMAP      [kind, context, number]: Says that the sender's array is gone.
+REVOKE     [kind, context, rank]: Says that `rank` has revoked the group.
+DEVICE     [kind, context, word, number]: Tells of work on devices, see `aiodist.devices.memory`.
+FAREWELL   [kind, context, reason]: Says that the sender has left the group, or all groups, at once,
+           where `context` is b"".
 ========== =================================================================================
 
 `context` (8 bytes) names one group in one epoch. `tag` is the user's (None, str or int), or bytes

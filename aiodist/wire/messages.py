@@ -132,7 +132,8 @@ class Hello(Message):
 @control_message(2)
 @dataclass(frozen=True, slots=True)
 class Challenge(Message):
-    """The coordinator's greeting. `token_needed`: the member has to prove that it has the token."""
+    """The coordinator's answer to Hello. `token_needed`: the member has to prove that it has the
+    token."""
 
     nonce: Nonce
     token_needed: Annotated[bool, flag]
@@ -143,7 +144,8 @@ class Challenge(Message):
 @control_message(3)
 @dataclass(frozen=True, slots=True)
 class Proof(Message):
-    """The member's answer: see `aiodist.wire.proof`. Empty where no token is needed."""
+    """The member's answer to Challenge: see `aiodist.wire.proof`. Empty where no token is
+    needed."""
 
     mac: Nonce
 
@@ -151,8 +153,8 @@ class Proof(Message):
 @control_message(4)
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """The member is let in. `mac`: the coordinator's own proof. `seen_host`: the host part of the
-    address it sees the member come from.
+    """Tells a member that it is let in. `mac`: the coordinator's own proof. `seen_host`: the host
+    part of the address it sees the member come from.
 
     `coordinator` names the coordinator, over restarts if it keeps a state file; `incarnation`
     counts these. `returns`: when it goes away, another may come to its address.
@@ -180,7 +182,7 @@ class Failed(Message):
 @control_message(10)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest(Message):
-    """Become a member of `group`. Replies: View once the group is complete, or Failed.
+    """Asks to become a member of `group`. Replies: View once the group is complete, or Failed.
 
     Either `size` (a fixed group) or `min_size` and/or `max_size` (an elastic one). `id` is unique
     to this membership. `join_window` and `lease` are seconds. `host` is what peers are told,
@@ -226,7 +228,8 @@ class MemberInfo:
 @control_message(11)
 @dataclass(frozen=True, slots=True)
 class View(Message):
-    """The members of an epoch, by rank. The same for all: find yourself by `id`."""
+    """The members of an epoch, by rank: the answer to a join, or to a vote that began the epoch.
+    It is the same for all: find yourself by `id`."""
 
     group: NonEmptyName
     epoch: Epoch
@@ -254,15 +257,15 @@ class View(Message):
 @control_message(12)
 @dataclass(frozen=True, slots=True)
 class Withdraw(Message):
-    """Stop waiting for the group to become complete. Reply: Withdrawn, or nothing but the View
+    """Stops waiting for the group to become complete. Reply: Withdrawn, or nothing but the View
     that is already on its way."""
 
 
 @control_message(13)
 @dataclass(frozen=True, slots=True)
 class Withdrawn(Message):
-    """How far the group had come, for the error text; and which ranks are missing, where that is
-    known."""
+    """The answer to Withdraw: how far the group had come, for the error text; and which ranks are
+    missing, where that is known."""
 
     text: Text
     missing: Ranks = ()
@@ -271,13 +274,13 @@ class Withdrawn(Message):
 @control_message(14)
 @dataclass(frozen=True, slots=True)
 class Leave(Message):
-    """Leave the group, or stop waiting for it. Reply: Left."""
+    """Leaves the group, or stops waiting for it. Reply: Left."""
 
 
 @control_message(15)
 @dataclass(frozen=True, slots=True)
 class Left(Message):
-    """The sender of Leave is a member no more."""
+    """The answer to Leave: its sender is a member no more."""
 
 
 @control_message(16)
@@ -289,7 +292,7 @@ class Renew(Message):
 @control_message(17)
 @dataclass(frozen=True, slots=True)
 class MemberLost(Message):
-    """Told to the others: `ranks` of `epoch` are dead, or silent for longer than their lease."""
+    """Tells the others that `ranks` of `epoch` are dead, or silent for longer than their lease."""
 
     epoch: Epoch
     ranks: Ranks
@@ -299,7 +302,7 @@ class MemberLost(Message):
 @control_message(18)
 @dataclass(frozen=True, slots=True)
 class MemberLeft(Message):
-    """Told to the others: `ranks` of `epoch` have left in order."""
+    """Tells the others that `ranks` of `epoch` have left in order."""
 
     epoch: Epoch
     ranks: Ranks
@@ -308,7 +311,7 @@ class MemberLeft(Message):
 @control_message(19)
 @dataclass(frozen=True, slots=True)
 class Evicted(Message):
-    """Told to a member that was ruled lost, before its connection is closed."""
+    """Tells a member that it was ruled lost, before its connection is closed."""
 
     reason: Text
 
@@ -316,19 +319,20 @@ class Evicted(Message):
 @control_message(20)
 @dataclass(frozen=True, slots=True)
 class Draining(Message):
-    """The coordinator is about to stop: it takes no joins and waits for its groups to end."""
+    """Says that the coordinator is about to stop: it takes no joins and waits for its groups to
+    end."""
 
 
 @control_message(21)
 @dataclass(frozen=True, slots=True)
 class Goodbye(Message):
-    """The coordinator stops now."""
+    """Says that the coordinator stops now."""
 
 
 @control_message(22)
 @dataclass(frozen=True, slots=True)
 class StatusRequest(Message):
-    """Ask what the coordinator knows. Reply: Status. Members and others may ask.
+    """Asks what the coordinator knows. Reply: Status. Members and others may ask.
 
     `ask_members`: the coordinator asks its members what they are doing, and waits a moment for
     their answers (`aiodist.wire.activity`).
@@ -340,7 +344,8 @@ class StatusRequest(Message):
 @control_message(23)
 @dataclass(frozen=True, slots=True)
 class Status(Message):
-    """What the coordinator knows, as plain data: see `Membership.status`."""
+    """The answer to StatusRequest: what the coordinator knows, as plain data. See
+    `Membership.status`."""
 
     status: Annotated[Mapping[str, Any], tree(None)]
 
@@ -351,7 +356,7 @@ class Status(Message):
 @control_message(30)
 @dataclass(frozen=True, slots=True)
 class StoreGet(Message):
-    """Result: the value, or None."""
+    """Asks for the value of `key`. Result: the value, or None where there is none."""
 
     key: Key
 
@@ -359,7 +364,8 @@ class StoreGet(Message):
 @control_message(31)
 @dataclass(frozen=True, slots=True)
 class StoreSet(Message):
-    """Result: None. `ttl`: seconds after which the key is deleted; None keeps it."""
+    """Sets `key` to `value`. Result: None. `ttl`: seconds after which the key is deleted; None
+    keeps it."""
 
     key: Key
     value: Value = field(repr=False)
@@ -369,7 +375,7 @@ class StoreSet(Message):
 @control_message(32)
 @dataclass(frozen=True, slots=True)
 class StoreWait(Message):
-    """Result: None, once all the keys exist at the same time."""
+    """Waits until all `keys` exist at the same time. Result: None, then."""
 
     keys: Annotated[tuple[str, ...], sequence(text(MAX_KEY, 1), MAX_WAIT_KEYS)]
 
@@ -377,7 +383,8 @@ class StoreWait(Message):
 @control_message(33)
 @dataclass(frozen=True, slots=True)
 class StoreAdd(Message):
-    """Result: the sum of `amount` and the number the key holds in decimal (0 where absent)."""
+    """Adds `amount` to the number that the key holds in decimal (0 where it is absent). Result: the
+    sum."""
 
     key: Key
     amount: Annotated[int, integer(-(2**63), 2**63 - 1)]
@@ -387,7 +394,8 @@ class StoreAdd(Message):
 @control_message(34)
 @dataclass(frozen=True, slots=True)
 class StoreCompareSet(Message):
-    """Set the key to `desired` if it holds `expected` (None: is absent). Result: whether it was."""
+    """Sets the key to `desired` if it holds `expected` (None: is absent). Result: whether it
+    was."""
 
     key: Key
     expected: OptionalValue = field(repr=False)
@@ -398,7 +406,7 @@ class StoreCompareSet(Message):
 @control_message(35)
 @dataclass(frozen=True, slots=True)
 class StoreDelete(Message):
-    """Result: whether the key existed."""
+    """Deletes `key`. Result: whether it existed."""
 
     key: Key
 
@@ -406,7 +414,8 @@ class StoreDelete(Message):
 @control_message(36)
 @dataclass(frozen=True, slots=True)
 class StoreWatch(Message):
-    """Result: None, then a StoreChanged for every change, until StoreCancel.
+    """Asks to be told of every change of `key`. Result: None, then a StoreChanged for every change,
+    until StoreCancel.
 
     `again`: the watch goes on after a restart of the coordinator. Then the first StoreChanged,
     which comes at once, says what the key holds now.
@@ -419,7 +428,7 @@ class StoreWatch(Message):
 @control_message(37)
 @dataclass(frozen=True, slots=True)
 class StoreCancel(Message):
-    """End the wait or watch with this request number. No reply."""
+    """Ends the wait or watch with this request number. No reply."""
 
     request: Request
 
@@ -427,7 +436,7 @@ class StoreCancel(Message):
 @control_message(38)
 @dataclass(frozen=True, slots=True)
 class StoreChanged(Message):
-    """A watched key was set to `value`, or deleted (None)."""
+    """Tells whoever watches a key that it was set to `value`, or deleted (None)."""
 
     key: Key
     value: OptionalValue = field(repr=False)
@@ -436,7 +445,7 @@ class StoreChanged(Message):
 @control_message(39)
 @dataclass(frozen=True, slots=True)
 class Result(Message):
-    """What a store request gives."""
+    """The answer to a request to the store: what it gives."""
 
     value: Annotated[
         bytes | int | bool | None,

@@ -56,7 +56,7 @@ class Cause(enum.StrEnum):
 @control_message(50)
 @dataclass(frozen=True, slots=True)
 class Vote(Message):
-    """Vote in the ballot `number` of `context`: a group in one epoch, or one made of it.
+    """A vote in the ballot `number` of `context`: a group in one epoch, or one made of it.
 
     `members`: the ids of all who vote (empty: all members of the sender's group). `least` and
     `most` are for a rendezvous. Replies, once all living voters have voted: for an agreement, and
@@ -83,7 +83,7 @@ class Vote(Message):
 @control_message(51)
 @dataclass(frozen=True, slots=True)
 class GiveUpVote(Message):
-    """Void the ballot, if it is not decided yet. No reply but that to the vote."""
+    """Makes the ballot void, if it is not decided yet. No reply but that to the vote."""
 
     context: ContextId
     number: Number
@@ -94,9 +94,9 @@ class GiveUpVote(Message):
 @control_message(52)
 @dataclass(frozen=True, slots=True)
 class Verdict(Message):
-    """The ballot is decided: the AND of the flags of all who are alive. Of a shrink also `members`,
-    who are alive, in the order of the vote, and `epoch`, the next of the group's name; of an
-    agreement none, and that of the group."""
+    """The answer to Vote where the ballot is decided: the AND of the flags of all who are alive. Of
+    a shrink also `members`, who are alive, in the order of the vote, and `epoch`, the next of the
+    group's name; of an agreement none, and that of the group."""
 
     flag: Annotated[bool, schema.flag]
     members: Ids
@@ -106,8 +106,8 @@ class Verdict(Message):
 @control_message(53)
 @dataclass(frozen=True, slots=True)
 class Void(Message):
-    """The ballot is not decided, and never will be. `by`: the id of the member because of whom.
-    `details`, by member id: who is missing, or what each called."""
+    """The answer to Vote where the ballot is not decided, and never will be. `by`: the id of the
+    member because of whom. `details`, by member id: who is missing, or what each called."""
 
     cause: Annotated[Cause, one_of(Cause)]
     text: Text
@@ -133,13 +133,14 @@ class Heard:
 @control_message(54)
 @dataclass(frozen=True, slots=True)
 class WatchWaiting(Message):
-    """Replies: Waiting at once, and again for every change, until StoreCancel."""
+    """Asks how many joiners wait for the next rendezvous. Replies: Waiting at once, and again for
+    every change, until StoreCancel."""
 
 
 @control_message(55)
 @dataclass(frozen=True, slots=True)
 class Waiting(Message):
-    """How many joiners wait for the next rendezvous."""
+    """The answer to WatchWaiting: how many joiners wait for the next rendezvous."""
 
     count: Annotated[int, integer(0, MAX_MEMBERS)]
 
@@ -147,9 +148,9 @@ class Waiting(Message):
 @control_message(56)
 @dataclass(frozen=True, slots=True)
 class Unreachable(Message):
-    """The sender's link to member `id` of its group broke, and could not be made again. No reply;
-    the coordinator rules who of the two is lost. `ended`: the process of that member has ended,
-    so that there is nothing to weigh."""
+    """Says that the sender's link to member `id` of its group broke, and could not be made again.
+    No reply; the coordinator rules who of the two is lost. `ended`: the process of that member has
+    ended, so that there is nothing to weigh."""
 
     id: NonEmptyName
     reason: Text

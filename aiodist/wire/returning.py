@@ -17,9 +17,9 @@ MAX_HEARD = 64
 @control_message(24)
 @dataclass(frozen=True, slots=True)
 class Rejoin(Message):
-    """To a coordinator that came back, or over a new connection: I am rank `rank` of the view with
-    this epoch and digest. `ask`: what it had asked for; `lost`, `left`: ranks of which it was told;
-    `heard`: outcomes of ballots of which it was told, the oldest first.
+    """Says to a coordinator that came back, or over a new connection, that the sender is rank
+    `rank` of the view with this epoch and digest. `ask`: what it had asked for; `lost`, `left`:
+    ranks of which it was told; `heard`: outcomes of ballots of which it was told, the oldest first.
 
     Replies: Rejoined; ViewWanted, then it is said again with `view`; Later, then it is said again
     after a moment; Evicted: it is no member any more.
@@ -38,9 +38,9 @@ class Rejoin(Message):
 @control_message(25)
 @dataclass(frozen=True, slots=True)
 class Rejoined(Message):
-    """A member again. `lost`, `left`: all ranks that are gone from its view. Where the group has
-    gone on to another view, of which it is a member, too, these are empty, and that view is the
-    answer to the vote that it has under way."""
+    """The answer to Rejoin: the sender is a member again. `lost`, `left`: all ranks that are gone
+    from its view. Where the group has gone on to another view, of which it is a member, too, these
+    are empty, and that view is the answer to the vote that it has under way."""
 
     lost: Ranks
     left: Ranks
@@ -49,10 +49,11 @@ class Rejoined(Message):
 @control_message(26)
 @dataclass(frozen=True, slots=True)
 class ViewWanted(Message):
-    """The coordinator does not know the view: say it."""
+    """The answer to Rejoin of a coordinator that does not know the view: the member is to say
+    it."""
 
 
 @control_message(27)
 @dataclass(frozen=True, slots=True)
 class Later(Message):
-    """Another member has been asked for the view: come again."""
+    """The answer to Rejoin where another member has been asked for the view: come again."""

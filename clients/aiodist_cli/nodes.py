@@ -1,4 +1,8 @@
-"""A run over several nodes: its launchers are a group of their own, on the same coordinator."""
+"""A run over several nodes: its launchers are a group of their own, on the same coordinator.
+
+The launchers agree on the run by a collective. A failure on one node travels to the others as a
+message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`aiodist run`: a script as N ranks on this host, or on each of several."""
+"""`aiodist run`: a script as N ranks on this host, or on each of several.
+
+The command has the coordinator on its own event loop, unless it is given one. A thread writes the
+output of the ranks, so that a pager that stops reading does not stop the coordinator.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,24 @@ waits for events. Meanwhile another thread can take the lock and visit: call som
 becomes ready by that. A visitor who wants to wait for a result can drive: it waits for events
 itself, and runs what they bring, while the loop's own thread stands by. So what it waits for comes
 without a detour by another thread.
+
+A hand-over to another thread and back would cost more than a small collective takes. So a caller
+that gets the lock starts its operation itself, runs what becomes ready by that, and often leaves
+with the result. Otherwise it drives until it has its result, and waits for events without the lock
+and without the GIL. Whoever finds a driver waits to be told.
+
+**It is safe**, because everything on the loop is touched under the lock only. The selector gives
+the lock back after each wait, and drops events whose registration has changed meanwhile. An
+exception out of the midst of a callback, which is Ctrl-C in a main thread that drives, aborts all
+groups.
+
+**Somebody always watches.** The loop's own thread stands by for 2 ms after a visitor, and only
+while nothing is pending but what the driver waits for. A visitor that comes more often than that
+looks at events and the clock itself. A driver drives for at most 0.1 s. A visitor that leaves wakes
+the loop's thread if anything is left to do, and the driver if its result is there.
+
+**It is fair**, because a call runs what has become ready for at most 20 ms, and nobody waits for
+the lock but those who come back from waiting for events.
 """
 
 from __future__ import annotations

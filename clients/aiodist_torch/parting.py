@@ -5,6 +5,9 @@ nothing there refers to it any more. A rank that has left, and is quick to call
 ``init_process_group`` again, would still find it at its port, and lose it in the midst of the next
 meeting. So each rank that leaves waits until rank 0 has let go of the store; or, if that takes
 long, has rank 0 keep it: then the next meeting is there, too.
+
+When rank 0 leaves, it drops torch's references to the store, and says so in the store of the group.
+The others wait for that word before they leave.
 """
 
 from __future__ import annotations

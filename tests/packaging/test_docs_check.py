@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     yield module
-    sys.modules.pop("file_map", None)
+    for path in DOCS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def problems(check: Any, tmp_path: Path, text: str) -> list[str]:
@@ -65,3 +67,106 @@ def test_commands_print_what_is_said(check: Any, tmp_path: Path) -> None:
     assert problems(check, tmp_path, page.format("1\n2")) == []
     (problem,) = problems(check, tmp_path, page.format("1\n3"))
     assert problem == "page.md:6: `python x.py` printed\n2\n1\n"
+
+
+def test_named_functions_exist(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "LIMIT = 1\n\nclass B:\n    size: int = 2\n\n    def c(self): ...\n"
+    )
+    good = "`a.py: LIMIT` `a.py: B` `a.py: B.size`, and over two lines `a.py:\nB.c`\n"
+    assert problems(check, tmp_path, good) == []
+    wrong = "text\n`a.py: B.d` `a.py: c` `gone.py: c`\n"
+    assert problems(check, tmp_path, wrong) == [
+        "page.md:2: there is no B.d in a.py",
+        "page.md:2: there is no c in a.py",
+        "page.md:2: there is no file gone.py",
+    ]
+    (tmp_path / "docs").mkdir()
+    assert problems(check, tmp_path, "`docs/`, `docs/gone.py`, `other/gone.py`\n") == [
+        "page.md: there is no docs/gone.py"
+    ]
+
+
+def test_lives_name_a_function_in_each_of_ten_steps(check: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f(): ...\n")
+    step = "{}. The call\n   goes by `a.py: f`.\n"
+    life = "## The life of a call\n\n" + "".join(step.format(number) for number in range(1, 11))
+    assert problems(check, tmp_path, f"{life}\n## Else\n\n1. No function.\n") == []
+    assert problems(check, tmp_path, life + step.format(11)) == [
+        "page.md: The life of a call: it has 11 steps, not 1 to 10"
+    ]
+    assert problems(check, tmp_path, "## The life of a call\n\n1. It is made.\n") == [
+        "page.md: The life of a call: step 1 names no function"
+    ]
+
+
+def test_pages_are_as_the_code_is(check: Any) -> None:
+    import names
+    import written
+
+    root = DOCS.parent
+    assert written.check(root, write=False) == []
+    for page in check.PAGES:
+        assert [*names.check(root, page), *names.check_lives(root, page)] == []
+    lives = names.LIFE.findall((DOCS / "architecture.md").read_text())
+    assert len(lives) == 4
+
+
+def test_a_part_that_is_old_is_found(check: Any, tmp_path: Path) -> None:
+    import written
+
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- p: written by docs/check.py --write --><!-- end of p -->\nafter\n"
+    )
+    written.file_map.SOURCES = ()
+    written.PARTS = {("page.md", "p"): lambda root: iter(["new\n"])}
+    written.message_table.problems = lambda root: []
+    assert written.check(tmp_path, write=False) == [
+        "page.md: the part 'p' is old: docs/check.py --write"
+    ]
+    assert written.check(tmp_path, write=True) == []
+    assert written.check(tmp_path, write=False) == []
+    assert page.read_text().splitlines()[3] == "new"
+    with pytest.raises(ValueError, match="has the part 'q' once"):
+        written.replaced(page.read_text(), "q", "")
+
+
+def test_rooms_stand_on_the_floors_of_the_contract(check: Any, tmp_path: Path) -> None:
+    import rooms
+
+    (tmp_path / "aiodist/low").mkdir(parents=True)
+    (tmp_path / "aiodist/low/__init__.py").write_text('"""The cellar."""')
+    for name in ("one", "two"):
+        (tmp_path / f"aiodist/{name}.py").write_text(f'"""Room {name}."""')
+    contract = '[[tool.importlinter.contracts]]\nname = "import direction"\nlayers = ["{}", "{}"]\n'
+    (tmp_path / "pyproject.toml").write_text(contract.format("one | two", "low"))
+    assert list(rooms.render(tmp_path))[1:] == [
+        "| 2 | `one.py` | Room one. |\n",
+        "|  | `two.py` | Room two. |\n",
+        "| 1 | `low/` | The cellar. |\n",
+    ]
+
+
+def test_messages_say_what_they_are_for_and_somebody_takes_them(
+    check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import message_table
+
+    from aiodist.wire import kinds, messages
+
+    root = DOCS.parent
+    monkeypatch.setattr(messages, "_CLASSES", dict(messages._CLASSES))
+    monkeypatch.setattr(kinds, "LATEST", 99, raising=False)
+
+    @messages.control_message(99)
+    @dataclass(frozen=True, slots=True)
+    class Nobodys:
+        pass
+
+    row = "| rank | `Nobodys` | the coordinator, as an answer |  |\n"
+    assert row in message_table.render(root)
+    no_docstring, no_taker, no_kind = message_table.problems(root)
+    assert no_docstring == "aiodist/wire: Nobodys has no docstring that says what it is for"
+    assert no_taker.startswith("aiodist/wire: nobody takes Nobodys: ")
+    assert no_kind.endswith("the docstring does not say what LATEST is for")
