@@ -277,7 +277,7 @@ class Leave(Message):
 @control_message(15)
 @dataclass(frozen=True, slots=True)
 class Left(Message):
-    """The sender of Leave is a member no more."""
+    """The sender of Leave, or Abort, is a member no more."""
 
 
 @control_message(16)
@@ -343,6 +343,16 @@ class Status(Message):
     """What the coordinator knows, as plain data: see `Membership.status`."""
 
     status: Annotated[Mapping[str, Any], tree(None)]
+
+
+@control_message(28)
+@dataclass(frozen=True, slots=True)
+class Abort(Message):
+    """Leave the group at once: to the others the sender is lost, for the reason that it gives.
+    Reply: Left. A coordinator that does not know this message closes the connection: then, too, the
+    sender is lost, and the others hear of no reason."""
+
+    reason: Text
 
 
 # The store of the sender's group. Replies: Result or Failed.

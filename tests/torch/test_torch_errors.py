@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import threading
 from collections.abc import Callable
@@ -93,6 +94,20 @@ def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
                 group.all_to_all_single(torch.empty(3), x, [], []).wait()
 
     ranks(2, body)
+
+
+def test_ranks_that_abort_are_no_alarm(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    """The coordinator in rank 0's process tells them from ranks that crashed."""
+    caplog.set_level(logging.INFO, "aiodist.coordinator")
+
+    def body(group: ProcessGroup) -> None:
+        group.barrier().wait()
+        group.abort()
+
+    ranks(3, body)
+    said = [one for one in caplog.records if one.__dict__.get("event") in ("lost", "aborted")]
+    assert [one.levelname for one in said] == ["INFO"] * 3
+    assert {one.__dict__["reason"] for one in said} == {"it aborted: the process group was aborted"}
 
 
 def test_unknown_operators() -> None:
