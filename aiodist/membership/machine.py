@@ -298,9 +298,8 @@ class Membership:
         key = (message.context, message.number)
         missing = group.ballots.missing(group.members, key)
 
-        def give_up() -> None:
-            if self._places.get(conn) is group and conn in group.members:
-                self._recovery.handle(group, conn, request, message, self._survey.words(group))
+        def give_up() -> None:  # not called once `conn` is no member any more
+            self._recovery.handle(group, conn, request, message, self._survey.words(group))
 
         self._survey.ask(conn, missing, give_up)
 
