@@ -594,7 +594,8 @@ class Group:
         return [work for context in contexts for work in context.pending if not work.done()]
 
     def abort(self, reason: str = "aborted") -> None:
-        """Leave at once: what is pending fails, here and on the other ranks. Idempotent."""
+        """Leave at once: what is pending fails, here and on the other ranks, for which this rank is
+        lost, for that reason. The coordinator logs that as no crash. Idempotent."""
         self._check_loop()
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)

@@ -39,8 +39,9 @@ from aiodist.errors import (
 from aiodist.transports.surroundings import chooser_on
 from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.frames import Frame
-from aiodist.wire.limits import MAX_REPLY
+from aiodist.wire.limits import MAX_REPLY, MAX_TEXT
 from aiodist.wire.messages import (
+    Abort,
     Draining,
     Evicted,
     Failed,
@@ -294,27 +295,33 @@ class ControlClient:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.unsubscribe, number)
 
-    async def leave(self, timeout: float) -> bool:
+    async def leave(self, timeout: float, *, aborts: str | None = None) -> bool:
         """Leave the group in order. False: the coordinator did not confirm it within `timeout`
-        seconds, or is gone."""
-        if self._group is None or not self.is_open:
+        seconds, or is gone, or has ruled this member lost meanwhile.
+
+        `aborts`: leave out of order, for this reason: the others see this member as lost, and who
+        looks after the coordinator sees no crash. A coordinator that is away is not waited for.
+        """
+        if self._group is None or not self.is_open or (aborts is not None and self.is_away):
             return False
         self._group = None
         try:
-            await self.request(Leave(), timeout)
-        except (TimeoutError, CoordinatorLostError):
+            await self.request(Leave() if aborts is None else _abort(aborts), timeout)
+        except (TimeoutError, CoordinatorLostError, GroupClosedError):  # the last: evicted
             return False
         self._standing = self._ask = None
         return True
 
     def close(self) -> None:
         """Leave the group if need be, and close the connection. Does not wait. Idempotent."""
-        if self.is_open and self._group is not None and not self.is_away:
-            self._sock.send(encode_message(Leave()))
+        self._say_at_last(Leave())
         self._end(GroupClosedError("the connection to the coordinator was closed here"))
 
-    def abort(self) -> None:
-        """Close the connection without leaving: the others see this member as lost."""
+    def abort(self, reason: str | None = None) -> None:
+        """Close the connection without leaving in order: the others see this member as lost, for
+        this `reason` if the coordinator reads it before it sees the end. None: as by a crash."""
+        if reason is not None:
+            self._say_at_last(_abort(reason))
         self._end(GroupClosedError("the connection to the coordinator was aborted here"))
 
     async def closed(self) -> None:
@@ -337,6 +344,11 @@ class ControlClient:
         )
 
     # Inside.
+
+    def _say_at_last(self, message: Message) -> None:
+        """Tell the coordinator how this member goes, if it is one and the coordinator is there."""
+        if self.is_open and self._group is not None and not self.is_away:
+            self._sock.send(encode_message(message))
 
     def _check_open(self) -> None:
         if self._ended is not None:
@@ -584,3 +596,7 @@ class ControlClient:
         elif not broken.done():
             broken.set_exception(ConnectionResetError(f"it broke off: {error}"))
             broken.exception()  # seen: nobody may wait for it any more
+
+
+def _abort(reason: str) -> Abort:
+    return Abort(reason[:MAX_TEXT])

@@ -66,6 +66,7 @@ _LEVELS = {
     "silent": logging.WARNING,
     "join refused": logging.WARNING,
     "return refused": logging.WARNING,
+    "aborted": logging.INFO,
     "formed": logging.INFO,
     "restored": logging.INFO,
 }

@@ -36,6 +36,7 @@ from aiodist.membership.survey import Survey
 from aiodist.wire.activity import Activity, SeenRequest
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
+    Abort,
     Draining,
     Evicted,
     Failed,
@@ -93,6 +94,7 @@ class Membership:
             JoinRequest: self._on_join,
             Withdraw: self._on_withdraw,
             Leave: self._on_leave,
+            Abort: self._on_leave,
             Renew: self._on_renew,
             StatusRequest: self._on_status,
             Activity: self._survey.heard,
@@ -235,21 +237,23 @@ class Membership:
         self._forget_joiner(group, conn, "gave up waiting", gave_up=True)
         self.send(conn, request, withdrawn)
 
-    def _on_leave(self, conn: int, request: int, _: Leave) -> None:
+    def _on_leave(self, conn: int, request: int, message: Leave | Abort) -> None:
         # First of all: whoever waited for its place may be let in by what follows.
         self.send(conn, request, Left())
         group = self._places.get(conn)
         if group is not None and conn in group.joiners:
             self._forget_joiner(group, conn, "withdrew")
+        elif group is not None and isinstance(message, Abort):
+            self._lose(group, {conn: f"it aborted: {message.reason}"[:MAX_REASON]}, "aborted")
         elif group is not None and group.view is not None:
             member = group.members.pop(conn)
             group.left.add(member.rank)
             self.unseat(group, conn)
             self._books.gone(group, [member], None)
             self.note("left", group, rank=member.rank)
-            message = MemberLeft(group.view.epoch, (member.rank,))
+            left = MemberLeft(group.view.epoch, (member.rank,))
             for other in group.members:
-                self.send(other, 0, message)
+                self.send(other, 0, left)
             self._settle(group)
 
     def _on_renew(self, conn: int, request: int, _: Renew) -> None:
@@ -294,9 +298,8 @@ class Membership:
         key = (message.context, message.number)
         missing = group.ballots.missing(group.members, key)
 
-        def give_up() -> None:
-            if self._places.get(conn) is group and conn in group.members:
-                self._recovery.handle(group, conn, request, message, self._survey.words(group))
+        def give_up() -> None:  # not called once `conn` is no member any more
+            self._recovery.handle(group, conn, request, message, self._survey.words(group))
 
         self._survey.ask(conn, missing, give_up)
 
@@ -417,14 +420,14 @@ class Membership:
         if members:
             self._lose(group, members)
 
-    def _lose(self, group: Group, reasons: dict[int, str]) -> None:
-        """Members are lost, by connection."""
+    def _lose(self, group: Group, reasons: dict[int, str], event: str = "lost") -> None:
+        """Members are lost, by connection; `event` is how that is noted."""
         gone = []
         for conn, reason in reasons.items():
             member = group.members.pop(conn)
             self.unseat(group, conn)
             gone.append((member, reason))
-        self._lost(group, gone)
+        self._lost(group, gone, event)
 
     def give_up(self, group: Group, reasons: dict[int, str]) -> None:
         """Absent members are lost, by rank."""
@@ -437,11 +440,11 @@ class Membership:
         if self._groups.get(group.key) is group:
             self.judge_joiners(group)
 
-    def _lost(self, group: Group, gone: list[tuple[MemberInfo, str]]) -> None:
+    def _lost(self, group: Group, gone: list[tuple[MemberInfo, str]], event: str = "lost") -> None:
         assert group.view is not None
         for member, reason in gone:
             group.lost[member.rank] = reason
-            self.note("lost", group, rank=member.rank, who=describe(member), reason=reason)
+            self.note(event, group, rank=member.rank, who=describe(member), reason=reason)
         text = "; ".join(dict.fromkeys(reason for _, reason in gone))[:MAX_TEXT]
         self._books.gone(group, [member for member, _ in gone], text)
         ranks = sorted(member.rank for member, _ in gone)

@@ -314,13 +314,16 @@ class RankActor:
         self.endpoint.abort(reason)
         self._close_contexts(self._end_with())
         self._close_listeners()
-        self._leaving = self.loop.create_task(self._stop(), name="aiodist abort")
+        self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
         self._tell_changed()
 
-    async def _stop(self) -> None:
-        # Peers first: they hear the reason from us, not that we vanished from the coordinator.
-        await self.endpoint.aborted()
-        self.control.abort()
+    async def _stop(self, reason: str) -> None:
+        # Peers first: they hear the reason from us, behind all that we had sent them.
+        try:
+            await self.endpoint.aborted()
+            await self.control.leave(FAREWELL_TIMEOUT, aborts=reason)
+        finally:  # the loop may end before that
+            self.control.abort(reason)
         await self.control.closed()
         if self._coordinator is not None:
             await self._coordinator.stop(drain=0.0)

@@ -280,7 +280,7 @@ class Leave(Message):
 @control_message(15)
 @dataclass(frozen=True, slots=True)
 class Left(Message):
-    """The answer to Leave: its sender is a member no more."""
+    """The answer to Leave, or to Abort: its sender is a member no more."""
 
 
 @control_message(16)
@@ -348,6 +348,16 @@ class Status(Message):
     `Membership.status`."""
 
     status: Annotated[Mapping[str, Any], tree(None)]
+
+
+@control_message(28)
+@dataclass(frozen=True, slots=True)
+class Abort(Message):
+    """Leave the group at once: to the others the sender is lost, for the reason that it gives.
+    Reply: Left. A coordinator that does not know this message closes the connection: then, too, the
+    sender is lost, and the others hear of no reason."""
+
+    reason: Text
 
 
 # The store of the sender's group. Replies: Result or Failed.

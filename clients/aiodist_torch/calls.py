@@ -12,9 +12,11 @@ from aiodist_torch.forms import Forms, Long
 R = TypeVar("R")
 
 
-def call(*shorter: Callable[..., Long]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+def call(
+    *shorter: Callable[..., Long], collective: bool = True
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Have a method called in its own form or a shorter one, and for tensors of another device on
-    the group for that device."""
+    the group for that device. A call of a `collective` that fits none of these uses up its turn."""
 
     def decorated(method: Callable[..., R]) -> Callable[..., R]:
         name = method.__name__
@@ -23,11 +25,17 @@ def call(*shorter: Callable[..., Long]) -> Callable[[Callable[..., R]], Callable
 
         @wraps(method)
         def called(group: Mixed, /, *args: Any, **kwargs: Any) -> R:
-            # Those of torch's own code have the long form: they are not looked at any closer.
-            if kwargs or not args or args[-1].__class__ is not last:
-                args = forms.long(args, kwargs)
-            x = first_tensor(args)
-            if x is None or x.is_cpu or (other := group.beside(x.device)) is group:
+            try:
+                # Those of torch's own code have the long form: they are not looked at any closer.
+                if kwargs or not args or args[-1].__class__ is not last:
+                    args = forms.long(args, kwargs)
+                x = first_tensor(args)
+                other = group if x is None or x.is_cpu else group.beside(x.device)
+            except (TypeError, RuntimeError) as error:
+                if collective:
+                    group.forgo(error, first_tensor((*args, *kwargs.values())))
+                raise
+            if other is group:
                 return method(group, *args)
             answer: R = getattr(other, name)(*args)
             return answer

@@ -21,6 +21,10 @@ class Mixed(Protocol):
         """The group for tensors of `device`; itself where it takes them."""
         ...
 
+    def forgo(self, error: Exception, x: Tensor | None) -> None:
+        """A collective of `x` was not called, as `error` says: its turn is used up."""
+        ...
+
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor in nested sequences; those of one call are on one device."""

@@ -118,9 +118,16 @@ class ProcessGroup(_Base):
         try:
             return one(items, op)
         except ValueError as error:
+            self.forgo(error, None)
+            raise
+
+    def forgo(self, error: Exception, x: Tensor | None) -> None:
+        """A collective of `x` was not called, for its arguments make no sense, as `error` says: its
+        turn is used up, so that the other ranks hear of it. Not where it was one of another
+        backend."""
+        if x is None or backends_of(self).get(x.device.type, "aiodist") == "aiodist":
             self._sequence += 1
             self._engine.submit(partial(self._group._forgo, error))
-            raise
 
     # -- collectives ------------------------------------------------------------------------------
 
@@ -347,7 +354,7 @@ class ProcessGroup(_Base):
 
     # -- point to point ---------------------------------------------------------------------------
 
-    @call()
+    @call(collective=False)
     def send(
         self,
         tensors: list[Tensor],
@@ -358,7 +365,7 @@ class ProcessGroup(_Base):
         x = one(tensors, "send")
         return self._go(ops.send, x, dstRank, tag, self._seconds, results=tensors)
 
-    @call()
+    @call(collective=False)
     def recv(
         self,
         tensors: list[Tensor],
@@ -369,7 +376,7 @@ class ProcessGroup(_Base):
         x = one(tensors, "recv")
         return self._go(ops.receive, x, srcRank, tag, self._seconds, results=tensors)
 
-    @call()
+    @call(collective=False)
     def recv_anysource(self, tensors: list[Tensor], tag: SupportsIndex = 0) -> TorchWork:
         """Receive one tensor from whoever sends one; ``source_rank()`` says who did."""
         x = one(tensors, "recv")

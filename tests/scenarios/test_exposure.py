@@ -18,6 +18,7 @@ from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
 from aiodist.coordinator.listening import own_address
 from aiodist.transports.registry import Endpoint
+from aiodist.transports.tcp import PATIENCE
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import parse_address
 from aiodist.wire.messages import MemberInfo
@@ -264,7 +265,7 @@ def test_who_allows_pickles_calls_no_strangers_elsewhere(run: Any, member: Membe
     guard = Guard(False, allow_pickle=True)
     receiver: Any = None
     with pytest.raises(ValueError, match=r"connect to tcp://192\.0\.2\.1:9 could become one"):
-        run(session._dial(HERE, stranger, "127.0.0.1", receiver, None, guard))
+        run(session._dial(HERE, stranger, "127.0.0.1", receiver, None, guard, PATIENCE))
 
 
 @pytest.mark.parametrize("token", [True, False])
@@ -279,4 +280,4 @@ def test_a_rank_that_listens_on_its_own_host_alone(
         receiver: Any = None
         why = "check firewalls" if token else "listens there alone, as there is no token"
         with pytest.raises(OSError, match=rf"tried tcp://127\.0\.0\.1:\d+ .*{why}"):
-            run(session._dial(HERE, mate, "127.0.0.1", receiver, None, Guard(token)))
+            run(session._dial(HERE, mate, "127.0.0.1", receiver, None, Guard(token), PATIENCE))

@@ -4,6 +4,7 @@ was not taken, and by whom."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import numpy as np
@@ -131,3 +132,47 @@ def test_ranks_that_leave_at_about_the_same_time_do_not_wait_for_each_other() ->
         conditions = Conditions(delay=(20e-6, 2e-3), loss=0.0)
         simulation = Simulation(4, seed=seed, conditions=conditions, lease=5.0, op_timeout=600.0)
         assert max(simulation.run(main)) < 1.0
+
+
+@pytest.mark.parametrize("how", ["raises", "aborts"])
+def test_who_aborts_is_no_alarm(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its coordinator tells that from a crash, and so does whoever reads what that has logged."""
+    caplog.set_level(logging.INFO, "aiodist.coordinator")
+
+    async def body(group: aiodist.Group) -> None:
+        await group.barrier()
+        if group.rank == 1 and how == "aborts":
+            group.abort("ValueError: no")
+        elif group.rank == 1:
+            raise ValueError("no")
+        else:
+            await group.barrier()
+
+    simulation = Simulation(3, conditions=Conditions(delay=(20e-6, 200e-6), loss=0.0))
+    first, _, third = simulation.run(body)
+    for error in (first, third):
+        assert isinstance(error, aiodist.PeerLostError)
+        assert error.ranks == (1,)
+        assert "ValueError: no" in str(error)
+    said = {
+        record.__dict__["rank"]: (record.levelname, record.__dict__["reason"])
+        for record in caplog.records
+        if record.__dict__["event"] in ("lost", "aborted")
+    }
+    assert said[1] == ("INFO", "it aborted: ValueError: no")
+    assert {level for level, _ in said.values()} == {"INFO"}
+    assert sorted(said) == [0, 1, 2]  # theirs is a PeerLostError that nobody has caught
+
+
+def test_who_is_killed_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(group: aiodist.Group) -> None:
+        await group.barrier()
+        if group.rank == 1:
+            simulation.nodes[1].kill("reset")
+        await group.barrier()
+
+    simulation = Simulation(2, conditions=Conditions(delay=(20e-6, 200e-6), loss=0.0))
+    simulation.run(body)
+    [lost] = [one for one in caplog.records if one.name == "aiodist.coordinator"]
+    assert (lost.levelname, lost.__dict__["rank"]) == ("WARNING", 1)
+    assert lost.message.startswith("lost: ")

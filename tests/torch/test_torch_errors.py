@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import threading
 from collections.abc import Callable
@@ -82,6 +83,31 @@ def test_one_of_several_that_makes_no_sense_stops_all(ranks: Ranks, wrong: str) 
     ranks(2, body)
 
 
+@pytest.mark.parametrize("wrong", ["form", "keyword", "device"])
+def test_a_call_that_fits_nothing_on_one_rank_stops_all(ranks: Ranks, wrong: str) -> None:
+    def body(group: ProcessGroup) -> None:
+        x = torch.ones(1)
+        if group.rank():
+            with pytest.raises(aiodist.CollectiveAbortedError) as caught:
+                group.allreduce([x]).wait()
+            assert caught.value.rank == 0
+        elif wrong == "device":
+            with pytest.raises(RuntimeError, match="no backend for tensors of meta"):
+                group.allreduce([torch.empty(1, device="meta")])
+        else:
+            args, kwargs = ([["x"]], {}) if wrong == "form" else ([x], {"y": 1})
+            with pytest.raises(TypeError, match=r"allreduce\(\) of a process group takes"):
+                group.allreduce(*args, **kwargs)
+        with pytest.raises(TypeError, match=r"send\(\) of a process group takes"):
+            group.send([x], "1")  # a message has no turn
+        assert group._get_sequence_number_for_group() == 1
+        x = torch.ones(1)
+        group.allreduce([x]).wait()
+        assert x.item() == 2
+
+    ranks(2, body)
+
+
 @pytest.mark.parametrize("what", ["one tensor", "cannot share"])
 def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
     def body(group: ProcessGroup) -> None:
@@ -93,6 +119,20 @@ def test_arguments_that_make_no_sense(ranks: Ranks, what: str) -> None:
                 group.all_to_all_single(torch.empty(3), x, [], []).wait()
 
     ranks(2, body)
+
+
+def test_ranks_that_abort_are_no_alarm(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    """The coordinator in rank 0's process tells them from ranks that crashed."""
+    caplog.set_level(logging.INFO, "aiodist.coordinator")
+
+    def body(group: ProcessGroup) -> None:
+        group.barrier().wait()
+        group.abort()
+
+    ranks(3, body)
+    said = [one for one in caplog.records if one.__dict__.get("event") in ("lost", "aborted")]
+    assert [one.levelname for one in said] == ["INFO"] * 3
+    assert {one.__dict__["reason"] for one in said} == {"it aborted: the process group was aborted"}
 
 
 def test_unknown_operators() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,6 +24,7 @@ from aiodist.errors import (
     SizeMismatchError,
 )
 from aiodist.membership.effects import Received
+from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Draining,
     Evicted,
@@ -34,6 +36,7 @@ from aiodist.wire.messages import (
     StoreGet,
     StoreSet,
     View,
+    encode_message,
 )
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
@@ -180,6 +183,40 @@ def test_the_others_hear_of_who_is_lost_and_who_left(play: Play) -> None:
             await members[1].store.get("k")
         with pytest.raises(GroupClosedError, match="aborted here"):
             await members[2].store.get("k")
+
+
+def test_who_aborts_says_why_and_alarms_nobody(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiodist.coordinator")
+
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        members = await site.members(coordinator.address, 3)
+        assert await members[2].client.leave(30, aborts="x" * (MAX_TEXT + 1))
+        assert await members[1].event() == MemberLost(1, (2,), "it aborted: " + "x" * 500)
+        members[0].client.abort("ValueError: no")
+        assert await members[1].event() == MemberLost(1, (0,), "it aborted: ValueError: no")
+        members[1].client.close()
+        members[1].client.abort("too late")
+
+    said = [record for record in caplog.records if record.__dict__["event"] in ("lost", "aborted")]
+    assert [record.levelname for record in said] == ["INFO", "INFO"]
+    assert "reason=it aborted: ValueError: no" in said[1].message
+
+
+@pytest.mark.parametrize("aborts", [None, "ValueError: no"])
+def test_who_is_evicted_as_it_leaves_has_left(play: Play, aborts: str | None) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        [member] = await site.members(coordinator.address, 1)
+        leaving = asyncio.create_task(member.client.leave(30, aborts=aborts))
+        await until(lambda: member.client.group is None)
+        [connection] = coordinator._connections.values()
+        connection.send(encode_message(Evicted("no sign of life")))
+        connection.close("no sign of life")
+        assert not await leaving
+        assert not member.client.is_open
 
 
 def test_epochs_of_a_name_grow(play: Play) -> None:

@@ -384,3 +384,48 @@ def test_factors_may_overflow_the_dtype() -> None:
     ]
     with pytest.raises(TypeError, match="does not fit in float64"):
         Kernel.of(ReduceOp.premul_sum(10**400), "float64")
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("name", ["int32", "float64", "complex128"])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PRODUCT])
+def test_one_function_for_two_operands(
+    op: ReduceOp, name: str, length: int, disjoint: bool
+) -> None:
+    kernel = Kernel(op, name)
+    a, b = np.arange(1, length + 1).astype(name), np.full(length, 3, name)
+    expected = (a + b if op is ReduceOp.SUM else a * b).tolist()
+    plain = kernel.plain(length, disjoint=disjoint)
+    assert plain is not None
+    out = np.empty(length, name) if disjoint else a
+    plain(a, b, out=out)
+    assert out.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        (ReduceOp.SUM, "float16"),
+        (ReduceOp.AVG, "float64"),
+        (ReduceOp.LOR, "int32"),
+        (HALF, "float64"),
+    ],
+)
+def test_what_takes_more_than_one_function(op: ReduceOp, name: str) -> None:
+    kernel = Kernel(op, name)
+    assert kernel.plain(3) is None
+    assert kernel.plain(3, disjoint=True) is None
+
+
+@pytest.mark.parametrize("version", ["1.26.4", np.__version__])
+def test_quietly(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before numpy 2 contexts do not carry what `numpy.seterr` sets."""
+    monkeypatch.setattr(np, "__version__", version)
+    run = kernels.quietly()
+    large, small = np.full(1, 1e38, "f4"), np.zeros(1, "f4")
+    with np.errstate(all="raise"):
+        run(np.multiply, large, large, small)
+        assert small.tolist() == [np.inf]
+        with pytest.raises(FloatingPointError):
+            np.multiply(large, large)

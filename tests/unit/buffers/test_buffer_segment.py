@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import platform
+import runpy
 import sys
 import tempfile
 
@@ -174,3 +175,18 @@ def test_why_it_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forbidden(name: str, flags: int) -> int:
     raise PermissionError(1, "Operation not permitted")
+
+
+def test_memory_that_cannot_be_had_leaves_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError):
+        Segment.create(2**62)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_it_can_be_imported_where_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no fcntl."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    found = runpy.run_path(module.__file__)
+    assert "fcntl" not in found
+    assert not found["supported"]()

@@ -363,3 +363,37 @@ def test_large_tensors_are_like_small_ones(name: str) -> None:
         assert tuple(tensor.shape) == shape
         assert tensor.is_contiguous()
         tensor.view(torch.uint8)[...] = 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "like", "expected"),
+    [
+        (np.int32, None, ("numpy", "int32")),
+        ("f8", None, ("numpy", "float64")),
+        (torch.bfloat16, None, ("torch", "bfloat16")),
+        (None, np.zeros(2, "f4"), ("numpy", "float32")),
+        (None, torch.zeros(2, dtype=torch.int64), ("torch", "int64")),
+    ],
+)
+def test_what_a_new_array_is_to_be(dtype: Any, like: Any, expected: tuple[str, str]) -> None:
+    kind, name = arrays.kind_and_name(dtype, like)
+    assert (kind, name) == expected
+    made = arrays.over(np.zeros(2 * arrays.carrier(name).itemsize, np.uint8), kind, name, (2, 1))
+    assert isinstance(made, torch.Tensor if kind == "torch" else np.ndarray)
+    assert tuple(made.shape) == (2, 1)
+    assert arrays.kind_and_name(None, made) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "like", "text"),
+    [
+        (None, None, "give a dtype, or like="),
+        (np.int32, np.zeros(2), "give a dtype, or like="),
+        (None, [1, 2], "like: expected an array, got list"),
+        (torch.quint8, None, "dtype: torch.quint8 does not travel"),
+        (object, None, "dtype"),
+    ],
+)
+def test_what_no_new_array_can_be(dtype: Any, like: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        arrays.kind_and_name(dtype, like)

@@ -80,3 +80,25 @@ def test_align_cuts_where_any_is_cut(layouts: list[list[int]]) -> None:
         joined = [x - index * 100 for row in rows for x in row[index]]
         assert joined == list(range(length))
     assert all(len({len(piece) for piece in row}) == 1 for row in rows)
+
+
+@given(lengths, st.data())
+def test_a_piece_is_the_slice_where_it_lies_in_one_array(sizes: list[int], data: Any) -> None:
+    total = np.arange(sum(sizes), dtype="<i4")
+    vector = Vector([part.copy() for part in cut(total, sizes)])
+    start = data.draw(st.integers(0, sum(sizes)))
+    stop = data.draw(st.integers(start, sum(sizes)))
+    piece, pieces = vector.piece(start, stop), vector.pieces(start, stop)
+    if piece is not None:
+        assert piece.tolist() == total[start:stop].tolist()
+    else:
+        assert len(pieces) != 1
+
+
+def test_a_piece_beyond_the_end_of_its_array() -> None:
+    vector = Vector([np.zeros(2), np.ones(2)])
+    assert vector.piece(1, 3) is None
+    assert vector.piece(4, 4) is None
+    found = vector.piece(2, 4)
+    assert found is not None
+    assert found.tolist() == [1, 1]

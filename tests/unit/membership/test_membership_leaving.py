@@ -6,6 +6,7 @@ from typing import Any
 
 from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.wire.messages import (
+    Abort,
     Draining,
     Evicted,
     Failure,
@@ -46,6 +47,26 @@ def test_a_broken_connection_is_a_lost_member_at_once(world: Any) -> None:
     assert world.read(3) == MemberLost(1, (1,), "reset")
     assert world.read(2) == []
     assert world.group()["lost"] == {"1": "reset"}
+
+
+def test_who_aborts_is_lost_for_the_reason_that_it_gives(world: Any) -> None:
+    form(world)
+    assert world.say(2, Abort("ValueError: no")) == Left()
+    assert world.read(1) == MemberLost(1, (1,), "it aborted: ValueError: no")
+    assert world.read(3) == MemberLost(1, (1,), "it aborted: ValueError: no")
+    assert world.group()["lost"] == {"1": "it aborted: ValueError: no"}
+    assert world.notes[-1] == "aborted"
+    assert world.say(2, Abort("twice")) == Left()
+    world.cut(2, "it disconnected")
+    assert world.mail == {}
+    assert "lost" not in world.notes
+
+
+def test_who_aborts_while_it_waits_waits_no_more(world: Any) -> None:
+    world.join(1, size=2)
+    assert world.say(1, Abort("enough")) == Left()
+    assert world.machine.is_empty
+    assert world.notes == ["waiting", "withdrawn", "deleted"]
 
 
 def test_silence_longer_than_the_lease_is_a_loss(world: Any) -> None:

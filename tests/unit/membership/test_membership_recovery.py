@@ -124,6 +124,33 @@ def test_what_is_void_stays_void(world: Any) -> None:
     assert world.say(3, vote()) == answer
 
 
+def test_to_give_up_a_ballot_that_there_is_not(world: Any) -> None:
+    form(world)
+    world.say(1, vote())
+    assert world.say(1, GiveUpVote(CONTEXT, 7, Cause.TIMEOUT, "too late")) == []
+    assert world.mail == {}  # nobody is asked
+    world.say(2, vote())
+    assert isinstance(world.say(3, vote()), View)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_gives_up_and_is_gone_before_the_others_have_answered(world: Any, leaves: bool) -> None:
+    form(world)
+    for conn in (1, 2):
+        world.say(conn, vote(Purpose.AGREE))
+    world.say(1, GiveUpVote(CONTEXT, 0, Cause.TIMEOUT, "too late"))
+    assert world.read(3) == Inquire()
+    if leaves:
+        world.say(1, Leave())
+    else:
+        world.cut(1)
+    world.mail.clear()
+    world.say(3, Activity(), request=0)
+    world.pass_time(10.0)
+    assert world.mail == {}  # the ballot of the others goes on
+    assert world.say(3, vote(Purpose.AGREE)) == Verdict(True, (), 1)
+
+
 def test_who_votes_while_it_is_asked_saves_the_ballot(world: Any) -> None:
     form(world)
     world.say(1, vote(Purpose.AGREE))
@@ -321,6 +348,27 @@ def test_a_survivor_dies_while_the_window_is_open(world: Any) -> None:
     world.join(4, **elastic)
     world.pass_time(5)
     assert len(world.read(1).members) == 3
+
+
+def test_all_survivors_die_while_the_window_is_open(world: Any) -> None:
+    """Who waits is of another group then, which is too small to form when that window is over."""
+    elastic = {"min_size": 3, "max_size": 9, "join_window": 5.0, "lease": 1000.0}
+    for conn in (1, 2, 3):
+        world.join(conn, **elastic)
+    world.pass_time(5)
+    for conn in (1, 2, 3):
+        world.say(conn, vote(Purpose.RENDEZVOUS, least=4))
+    world.join(4, **elastic)
+    for conn in (1, 2, 3):
+        world.cut(conn)
+    world.mail.clear()
+    world.pass_time(10)
+    assert world.read(4) == []
+    assert world.group()["epoch"] is None
+    for conn in (5, 6):
+        world.join(conn, **elastic)
+    world.pass_time(5)
+    assert len(world.read(4).members) == 3
 
 
 def test_rendezvous_waits_no_longer_than_for_the_most(world: Any) -> None:

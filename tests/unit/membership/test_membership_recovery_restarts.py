@@ -179,6 +179,17 @@ def test_a_verdict_is_told_again(world: Any) -> None:
     assert world.read(12) == world.read(13) == verdict
 
 
+def test_a_verdict_that_a_member_brings_along_is_told_to_who_votes_then(world: Any) -> None:
+    one, two, _ = form(world)
+    verdict = Verdict(False, (), 1)
+    restart(world, state=True)
+    nothing = Heard(one.view.context, 1)
+    world.say(11, one.claim(heard=(nothing, Heard(one.view.context, 0, verdict))))
+    world.say(12, two.claim())
+    assert world.say(12, two.vote(Purpose.AGREE)) == verdict
+    assert world.say(12, two.vote(Purpose.AGREE, 1)) == []
+
+
 def test_a_vote_that_nobody_heard_of_is_counted_anew(world: Any) -> None:
     one, two, _ = form(world)
     restart(world, state=True)

@@ -23,7 +23,7 @@ from aiodist.schedules.plan import (
     Span,
     X,
 )
-from aiodist.schedules.pull import joined
+from aiodist.schedules.pull import joined, moved
 from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
 
 SIZES = range(1, 18)
@@ -460,3 +460,17 @@ def test_messages_longer_than_agreed() -> None:
         pull_values.exchange(0, 2, (0, 0, 5), (0, 0, 0), 2, 2, 2)
     with pytest.raises(ValueError, match="3 pieces"):
         pull_values.exchange(0, 2, (0, 0, 0), (0, 0, 5), 2, 2, 2)
+
+
+def test_what_a_rank_shows_and_takes() -> None:
+    """What it reads of its own memory is not taken, and what stays with it is not shown."""
+    own, other = SHARED + 1, SHARED + 2
+    steps = (
+        Copy(Span(own, 0, 4), Span(X, 0, 4)),
+        Publish(),
+        Await((0, 2), 1),
+        Reduce(Span(own, 4, 6), (Span(own, 0, 2), Span(other, 0, 2), Span(SHARED, 0, 2)), True),
+        Copy(Span(OUT, 0, 3), Span(other, 4, 7)),
+        Copy(Span(OUT, 3, 4), Span(own, 4, 5)),
+    )
+    assert moved(Plan("a plan", 1, 3, steps, eager=False)) == (6, 7)

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from aiodist.schedules import team_slices, team_values, team_whole
-from aiodist.schedules.plan import OUT, Await, Plan, Publish, Send, X
+from aiodist.schedules.plan import OUT, TMP, Await, Copy, Plan, Publish, Recv, Reduce, Send, Span, X
 from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
-from aiodist.schedules.teams import Teams, in_order, post, teams_of
+from aiodist.schedules.teams import Teams, in_order, post, spans_hosts, teams_of
 
 LAYOUTS: list[Teams] = [
     ((0, 1), (2, 3)),
@@ -84,6 +84,8 @@ def test_teams_are_ranks_with_one_host() -> None:
     assert teams_of(["x", "y", "x", "y"]) == ((0, 2), (1, 3))
     assert in_order(teams_of("aabb"))
     assert not in_order(teams_of("abab"))
+    assert spans_hosts(teams_of("aab"))
+    assert not spans_hosts(teams_of("aa"))
 
 
 @layouts
@@ -300,3 +302,21 @@ def test_all_gather(teams: Teams, lag: int) -> None:
                 Unit(q, X, at) for q in range(size) if q != rank for at in range(parts[q])
             )
         assert sum(outcome.units) == (len(teams) - 1) * sum(parts)
+
+
+def test_steps_of_hosts_as_those_of_their_leaders() -> None:
+    def doubled(span: Span) -> tuple[Span, ...]:
+        # What would be copied to TMP stands there already.
+        buffer = TMP if span.buffer == X else span.buffer
+        return (Span(buffer, 2 * span.start, 2 * span.stop),)
+
+    x, tmp, out = Span(X, 0, 3), Span(TMP, 0, 3), Span(OUT, 0, 3)
+    steps = [Send(1, (x,)), Recv(2, (out,)), Copy(tmp, x), Copy(out, tmp), Reduce(out, (x, out))]
+    assert team_whole._between(steps, [0, 5, 7], doubled) == [
+        Send(5, (Span(TMP, 0, 6),)),
+        Recv(7, (Span(OUT, 0, 6),)),
+        Copy(Span(OUT, 0, 6), Span(TMP, 0, 6)),
+        Reduce(Span(OUT, 0, 6), (Span(TMP, 0, 6), Span(OUT, 0, 6))),
+    ]
+    with pytest.raises(ValueError, match="has no meaning among leaders"):
+        team_whole._between([Publish()], [0, 5, 7], doubled)

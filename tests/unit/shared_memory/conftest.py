@@ -118,6 +118,7 @@ class Endpoint:
         self.progress = Progress(world.chooser)
         self.recorder = Recorder()
         self.lost: dict[int, str] = {}
+        self.doubted: set[int] = set()
         self.called = 0
         self.reads_devices = False
         self._world = world
@@ -126,6 +127,9 @@ class Endpoint:
         self._world.wires[self.rank, rank].append((header, b"".join(payload)))
         if done is not None:
             done()
+
+    def expects_ruling(self) -> bool:
+        return False  # who is lost here is dead, beyond doubt
 
     def add(self, context): ...
     def remove(self, context, reason=""): ...

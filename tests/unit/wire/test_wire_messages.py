@@ -98,6 +98,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.Goodbye: st.just(m.Goodbye()),
     m.StatusRequest: st.builds(m.StatusRequest, st.booleans()),
     m.Status: st.builds(m.Status, trees),
+    m.Abort: st.builds(m.Abort, texts),
     m.StoreGet: st.builds(m.StoreGet, names),
     m.StoreSet: st.builds(m.StoreSet, names, blobs, ttls),
     m.StoreWait: st.builds(m.StoreWait, addresses),
