@@ -29,7 +29,7 @@ way. Then the peer does not know of the link that it has made, and calls again w
 it said then (`_unheard`). That is taken for a link that broke. Nothing can have come over it to the
 peer, so its count of frames is right, too.
 
-The claims are part of the proofs of the greeting, so nobody in between can change a count. A
+The claims are part of the proofs of the greeting, so nobody without the token can change a count. A
 connection that brings nothing and breaks within a second, four times in a row, ends the link: then
 something is there that breaks each of them, and the coordinator is to rule.
 """
