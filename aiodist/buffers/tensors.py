@@ -134,7 +134,11 @@ def _strided(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 def plain(tensor: Any) -> NDArray[Any] | None:
     """The memory of a plain tensor as a flat carrier array. None: it takes a closer look."""
     dtype = _carriers.get(tensor.dtype)
-    return None if dtype is None or tensor.is_nested else flat(tensor, dtype, tensor.numel())
+    if dtype is None:
+        if dtype_name(tensor.dtype) is None:
+            return None
+        dtype = _carriers[tensor.dtype]
+    return None if tensor.is_nested else flat(tensor, dtype, tensor.numel())
 
 
 def flat(tensor: Any, dtype: np.dtype[Any], length: int) -> NDArray[Any] | None:
