@@ -134,7 +134,7 @@ class Arrivals:
         kind = fields[0]
         key = key_of(fields)
         tags = self._context.tags
-        if kind == kinds.MESSAGE or kind == kinds.GRANT:
+        if kind == kinds.MESSAGE or kind == kinds.GRANT or kind == kinds.KNOCK:
             tags.contributed(*key)
         op = self._context.ops.get(key)
         if kind == kinds.MESSAGE:

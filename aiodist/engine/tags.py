@@ -49,6 +49,8 @@ who gave up, and that rank alone is enough for a no. Who inquires keeps the tag 
 whoever is asked keeps it, too, so that no answer comes to a new collective. When a rank is lost,
 the round will not end: it is called off, and all keep what they have not forgotten. After a loss
 the group does no further collective, so it does not matter whether all have forgotten the same.
+There is no further round either, for it would freeze its tags for ever; and words of the one that
+was called off may come from ranks that hear of the loss later: they are dropped.
 
 Pure: what is to be sent is returned as (rank, fields).
 """
@@ -91,6 +93,7 @@ class TagCounts:
         self._round = 0
         self._named: list[object] = []
         self._answers: dict[int, Sequence[bool]] = {}
+        self._disbanded = False
 
     def __len__(self) -> int:
         return len(self._next)
@@ -151,7 +154,7 @@ class TagCounts:
 
     def propose(self) -> Sends:
         """At rank 0: start a round if there are many idle tags."""
-        if self._rank or self._named or not self.many:
+        if self._rank or self._named or not self.many or self._disbanded:
             return []
         named: list[object] = []
         room = BATCH_BYTES
@@ -172,6 +175,8 @@ class TagCounts:
     def heard(self, src: int, fields: Sequence[Any]) -> tuple[Sends, bool]:
         """A word of `src`. Returns what to send, and whether the frozen tags are free again."""
         step, number, *rest = _checked(fields)
+        if self._disbanded:
+            return [], False  # who sent it has not heard of the loss yet
         if step == PREPARE and src == 0 and self._rank:
             named, counts = rest
             self._round, self._named = number, named
@@ -197,7 +202,8 @@ class TagCounts:
         raise ProtocolError(f"a word of rank {src} about tags that fits no round")
 
     def disband(self) -> None:
-        """A rank is lost: the round will not end."""
+        """A rank is lost: the round will not end, and there will be no other one."""
+        self._disbanded = True
         self._end()
 
     def _freeze(self, named: Sequence[object], counts: Sequence[int]) -> list[bool]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
 from aiodist.engine import tags
+from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.tags import COMMIT, PREPARE, READY, TagCounts
 from aiodist.errors import ProtocolError
+from aiodist.wire import kinds
 
 
 class Ranks:
@@ -185,3 +188,46 @@ def test_wrong_answers_are_refused(monkeypatch):
     assert [fields for _, fields in sends] == [(COMMIT, 1, [False])] * 2
     assert thawed
     assert len(counts) == 1
+
+
+def idle(rank, size, tag="a"):
+    counts = TagCounts(rank, size)
+    counts.take(tag)
+    counts.release(tag, failed=False)
+    return counts
+
+
+def test_words_of_a_round_that_was_called_off_are_dropped(monkeypatch):
+    """Who sent them had not heard of the loss yet, and does nothing wrong."""
+    monkeypatch.setattr(tags, "MANY", 0)
+    first, second = idle(0, 3), idle(1, 3)
+    (_, prepare), _ = first.propose()
+    ((_, ready),), _ = second.heard(0, prepare)
+    first.disband()
+    assert first.heard(1, ready) == ([], False)
+    second.disband()
+    assert second.heard(0, (COMMIT, 1, [True])) == ([], False)
+    assert second.heard(0, prepare) == ([], False)
+    assert not second.frozen
+    with pytest.raises(ProtocolError):
+        second.heard(0, [COMMIT])
+
+
+def test_after_a_loss_no_round_begins(monkeypatch):
+    """It would never end, and calls with its tags would wait for their deadlines."""
+    monkeypatch.setattr(tags, "MANY", 0)
+    counts = idle(0, 3)
+    counts.disband()
+    assert counts.propose() == []
+    assert not counts.frozen
+
+
+def test_a_knock_shows_that_a_tag_was_forgotten(monkeypatch):
+    """It may overtake COMMIT, as what it announces would."""
+    monkeypatch.setattr(tags, "MANY", 0)
+    counts = idle(1, 3)
+    counts.heard(0, (PREPARE, 1, ["a"], [1]))
+    arrivals = Arrivals(SimpleNamespace(tags=counts, ops={}))
+    arrivals.frame(2, (kinds.KNOCK, b"group", "a", 0), 0)
+    assert not counts.frozen
+    assert arrivals.early["a", 0].knockers == (2,)
