@@ -597,6 +597,7 @@ class Group:
         """Leave at once: what is pending fails, here and on the other ranks, for which this rank is
         lost, for that reason. The coordinator logs that as no crash. Idempotent."""
         self._check_loop()
+        reason = failures.sayable(reason)
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")
         self._context.close(error, abort=True)
         if self._context is self._actor.context:

@@ -137,7 +137,13 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
 def _in_words(error: BaseException) -> str:
     """Its class and its text, if it has one."""
     text = error.message if isinstance(error, AiodistError) else str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return sayable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def sayable(text: str) -> str:
+    """`text` as it can be told to others. Lone surrogates, which names of files that are not UTF-8
+    have, are written as escapes, for nothing that travels can hold them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def mismatch_text(calls: Mapping[int, str]) -> str:

@@ -177,6 +177,37 @@ def test_leaving_by_an_exception_fails_what_is_pending(run, groups, everyone):
     run(main())
 
 
+def test_a_reason_that_is_no_text(run, groups, everyone):
+    """File names that are not UTF-8 have lone surrogates, and so have the errors that name them."""
+
+    def raises(a, b):
+        raise OSError("a\udc80")
+
+    def adds(a, b):
+        return a + b
+
+    raises.__qualname__ = raises.__name__ = "adds"
+
+    async def main():
+        async with groups(2) as ranks:
+            await everyone(ranks, lambda group: group.barrier())
+            works = [
+                g.all_reduce(np.ones(2), f) for g, f in zip(ranks, (raises, adds), strict=True)
+            ]
+            with pytest.raises(OSError, match="a\udc80"):
+                await works[0]
+            with pytest.raises(aiodist.CollectiveAbortedError, match=r"OSError: a\\udc80"):
+                await works[1]
+            pending = ranks[1].barrier()
+            with pytest.raises(OSError, match="b\udcff"):
+                async with ranks[0]:
+                    raise OSError("b\udcff")
+            with pytest.raises(aiodist.AiodistError, match=r"OSError: b\\udcff"):
+                await pending
+
+    run(main())
+
+
 def test_closing_waits_for_what_is_pending(run, groups, everyone):
     async def main():
         async with groups(2) as ranks:
