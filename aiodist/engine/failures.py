@@ -125,8 +125,8 @@ def verdict_of(error: BaseException, rank: int) -> Verdict:
         return Verdict("mismatch", error.message, rank, dict(error.calls))
     if isinstance(error, PeerLostError):
         return Verdict(LOST, error.message, rank, dict.fromkeys(error.ranks, ""))
-    if isinstance(error, CollectiveAbortedError) and error.rank == rank:
-        return Verdict("error", error.reason, rank)
+    if isinstance(error, CollectiveAbortedError):
+        return Verdict("error", error.reason, error.rank)  # users look for who gave up first
     if isinstance(error, asyncio.CancelledError):
         return cancelled(rank)
     if isinstance(error, OperatorError):

@@ -159,9 +159,9 @@ class Context:
         operation = Operation(self, work, tag, f"{op}(?)".encode(), refused, self.size)
         self._begun(operation)
         operation.close()
-        reason = failures.verdict_of(error, self.rank).text
-        text = f"the call was refused: {reason}"
-        work.fail(self.error(CollectiveAbortedError, text, rank=self.rank, reason=reason))
+        verdict = failures.verdict_of(error, self.rank)
+        text = f"the call was refused: {verdict.text}"
+        work.fail(self.error(CollectiveAbortedError, text, rank=verdict.rank, reason=verdict.text))
         work.exception()  # seen: the caller has the other
         failures.mark_forgone(error)
         if self._is_frozen(tag):
