@@ -297,7 +297,11 @@ class RankActor:
     async def _seen(self, roots: Sequence[int]) -> Mapping[int, str]:
         """What peers are doing, as far as the coordinator finds out."""
         told: asyncio.Future[Mapping[int, str]] = self.loop.create_future()
-        tell = lambda texts: None if told.done() else told.set_result(texts)  # noqa: E731
+
+        def tell(texts: Mapping[int, str]) -> None:
+            if not told.done():
+                told.set_result(texts)
+
         self._ask(roots, tell, ANSWER_TIMEOUT / 2)
         await asyncio.wait({told}, timeout=ANSWER_TIMEOUT)
         if told.done():

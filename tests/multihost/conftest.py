@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,26 @@ class Host(NamedTuple):
     device: str
     """The interface that leads to the other one."""
 
+    def set_link(self, state: str) -> None:
+        """Pull the cable ("down"), or put it back ("up")."""
+        ip("-n", self.namespace, "link", "set", self.device, state)
+
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=10)
+
+
+@pytest.fixture
+def go() -> Callable[[list[subprocess.Popen[str]]], None]:
+    """``go(ranks)``: each waits for a line on its standard input before it goes on."""
+
+    def say(ranks: list[subprocess.Popen[str]]) -> None:
+        for process in ranks:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    return say
 
 
 @pytest.fixture

@@ -50,21 +50,8 @@ def on(host: Any, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def set_link(host: Any, state: str) -> None:
-    subprocess.run(
-        ["ip", "-n", host.namespace, "link", "set", host.device, state], check=True, timeout=10
-    )
-
-
-def go(ranks: list[subprocess.Popen[str]]) -> None:
-    for process in ranks:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-
-
 @pytest.mark.timeout(90)
-def test_a_coordinator_that_was_cut_off_evicts_nobody(hosts: list[Any]) -> None:
+def test_a_coordinator_that_was_cut_off_evicts_nobody(hosts: list[Any], go: Any) -> None:
     here, there = hosts
     address = f"tcp://{here.address}:29500"
     daemon = ["-m", "aiodist_cli", "coordinator", "--listen", address, "--insecure"]
@@ -77,13 +64,13 @@ def test_a_coordinator_that_was_cut_off_evicts_nobody(hosts: list[Any]) -> None:
         for process in ranks:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-        set_link(here, "down")
+        here.set_link("down")
         assert coordinator.stderr is not None
         for line in coordinator.stderr:  # until their leases are over there
             assert "lost" not in line
             if "silent" in line:
                 break
-        set_link(here, "up")
+        here.set_link("up")
         go(ranks)
         for process in ranks:
             out, err = process.communicate(timeout=60)

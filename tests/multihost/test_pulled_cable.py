@@ -97,24 +97,11 @@ def two_ranks(hosts: list[Any], *arguments: str) -> Iterator[list[subprocess.Pop
             process.communicate()
 
 
-def set_link(host: Any, state: str) -> None:
-    subprocess.run(
-        ["ip", "-n", host.namespace, "link", "set", host.device, state], check=True, timeout=10
-    )
-
-
-def go(ranks: list[subprocess.Popen[str]]) -> None:
-    for process in ranks:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-
-
 @pytest.mark.timeout(90)
-def test_a_cable_that_is_pulled(hosts):
+def test_a_cable_that_is_pulled(hosts, go):
     lease = 3.0
     with two_ranks(hosts, str(lease), "gone") as ranks:
-        set_link(hosts[0], "down")
+        hosts[0].set_link("down")
         go(ranks)
         for rank, process in enumerate(ranks):
             out, err = process.communicate(timeout=45)
@@ -125,12 +112,12 @@ def test_a_cable_that_is_pulled(hosts):
 
 
 @pytest.mark.timeout(90)
-def test_a_cable_that_is_put_back(hosts):
+def test_a_cable_that_is_put_back(hosts, go):
     with two_ranks(hosts, "20", "back") as ranks:
         go(ranks)
-        set_link(hosts[0], "down")
+        hosts[0].set_link("down")
         subprocess.run(["sleep", "0.7"], check=True)  # how long the cable is out
-        set_link(hosts[0], "up")
+        hosts[0].set_link("up")
         for process in ranks:
             out, err = process.communicate(timeout=60)
             assert process.returncode == 0, err
