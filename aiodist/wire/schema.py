@@ -1,5 +1,16 @@
 """Checks of the fields of messages: each gives the value as the message holds it, or raises
-ValueError saying what was expected."""
+ValueError saying what was expected.
+
+A message is a dataclass, and each of its fields is annotated with its check::
+
+    @control_message(7)
+    class Renew(Message):
+        lifetime: Annotated[float, seconds(1e-3)]
+
+So what may come in a field stands beside the field, is checked in one place (`build`), and can be
+listed. The checks compare types exactly (`type(value) is int`), for True is an int to `isinstance`,
+and a rank of True would be one that no table shows.
+"""
 
 from __future__ import annotations
 
