@@ -3,9 +3,12 @@ ValueError saying what was expected.
 
 A message is a dataclass, and each of its fields is annotated with its check::
 
-    @control_message(7)
-    class Renew(Message):
-        lifetime: Annotated[float, seconds(1e-3)]
+    Epoch = Annotated[int, integer(1, 2**62)]
+
+    @control_message(17)
+    class MemberLost(Message):
+        epoch: Epoch
+        …
 
 So what may come in a field stands beside the field, is checked in one place (`build`), and can be
 listed. The checks compare types exactly (`type(value) is int`), for True is an int to `isinstance`,
