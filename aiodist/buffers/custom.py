@@ -81,6 +81,8 @@ class CustomKernel:
                 acc = self._call(kind, shape, acc, operand[start:stop].copy()).reshape(-1)
             out[start:stop] = acc
 
+    # An elementwise function does not see where the arrays of a list begin and end: they are joined
+    # here, cut anywhere, and it gets flat pieces. Any other one gets each array in its own shape.
     def _pieces(self, length: int) -> Iterator[tuple[Kind, tuple[int, ...], int, int]]:
         """(kind, shape, start, stop) of what the function is called with."""
         start = 0
