@@ -45,11 +45,12 @@ class CustomKernel:
     def __init__(self, op: ReduceOp, name: str, parts: Sequence[tuple[Kind, tuple[int, ...]]]):
         """`parts`: kind and shape of each array of the caller that is joined here."""
         assert op.function is not None
-        self._function = op.function
-        self._label = op.name.removeprefix("custom:")
+        self._function = op.function  # the user's
+        self._label = op.name.removeprefix("custom:")  # what errors call it
         self._parts = tuple(parts)
         self.op = op
         self.name = name
+        # Of carriers, and of accumulators: nothing is converted.
         self.dtype: np.dtype[Any] = carrier(name)
         self.wire_dtype = self.dtype
         self.loads = False

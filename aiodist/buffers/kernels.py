@@ -109,6 +109,7 @@ class Kernel:
         self.op = op
         self.name = name
         self.dtype: np.dtype[Any] = carrier(name)
+        # A dtype that is too narrow to add up in.
         self._narrow = name if name in ("float16", "bfloat16") else None
         self.wire_dtype: np.dtype[Any] = np.dtype("<f4") if self._narrow else self.dtype
         # The parts of complex numbers are scaled apart: inf * (2+0j) has a NaN in it.
@@ -118,12 +119,13 @@ class Kernel:
         # PREMUL_SUM multiplies what is loaded, AVG divides what is stored. An average of partial
         # averages would be wrong where ranks have come together in unequal numbers.
         self._factor = None if op.factor is None else self._as_factor(op)
+        # Whether what is stored is divided by the number of ranks.
         self._averages = op.name == "AVG"
         # A number that is not 0 counts as 1: of accumulators, so that 2 and 1 are equally true.
         self._logical = op.name in ("LAND", "LOR")
         self.loads = self._narrow is not None or self._factor is not None or self._logical
         self.stores = self._narrow is not None or self._averages
-        self._block = BLOCK_BYTES // self.wire_dtype.itemsize
+        self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are worked on at once
 
     def plain(self, length: int, *, disjoint: bool = False) -> Callable[..., Any] | None:
         """``plain(a, b, out=c)`` reduces two operands of `length` elements, with whatever warnings

@@ -42,8 +42,9 @@ class Vector:
                     f"a vector of {self.dtype} takes flat contiguous arrays of it, "
                     f"not {array.dtype}{list(array.shape)}"
                 )
+        # Where each part begins, and the end of the last.
         self._offsets = [0, *accumulate([len(array) for array in self.arrays])]
-        self._bytes = [array.view(np.uint8).data for array in self.arrays]
+        self._bytes = [array.view(np.uint8).data for array in self.arrays]  # the bytes of each part
         self.length = self._offsets[-1]
 
     @classmethod

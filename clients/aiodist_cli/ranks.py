@@ -52,9 +52,9 @@ class Ranks:
         self._writer = writer
         self._grace = grace
         self._with_input = with_input
-        self._tasks: dict[asyncio.Task[None], _Rank] = {}
+        self._tasks: dict[asyncio.Task[None], _Rank] = {}  # what follows each rank to its end
         self._ended: dict[int, Exit | None] = {}  # None until all of its output was seen
-        self._stopping = False
+        self._stopping = False  # ranks that end from now on do so because of `stop`
 
     @property
     def exits(self) -> list[Exit]:
