@@ -259,7 +259,7 @@ class Arrivals:
         """Others have called `op` with arrays of the host: this rank does as they do. It says so,
         since others may have heard only of those whose arrays are on devices."""
         context = self._context
-        for src in op.receiving_from():
+        for src in op.exchange.receiving_from():
             context.divert(src, None)
             self.cut_off(src)
         call = variants.on_host(op.call)
