@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from aiodist.p2p.point_to_point import Envelope
-from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag
+from aiodist.operations import Operations
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _waiting(
+    operation: Callable[Concatenate[Operations, P], Awaitable[R]],
+) -> Callable[Concatenate[BlockingGroup, P], R]:
+    """The method of a `BlockingGroup` that calls `operation` and waits for its result."""
+
+    @wraps(operation)
+    def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> R:
+        result: R = self._run(partial(operation, self._group), *args, **options)
+        return result
+
+    return method
 
 
 class BlockingGroup:
@@ -36,108 +51,22 @@ class BlockingGroup:
         size: int = self._group.size
         return size
 
-    def all_reduce(
-        self, x: Any, op: Op = SUM, *, out: Any = None, tag: Tag = None,
-        timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.all_reduce`."""
-        return self._run(self._group.all_reduce, x, op, out=out, tag=tag, timeout=timeout)
-
-    def reduce(
-        self, x: Any, dst: int, op: Op = SUM, *, out: Any = None, tag: Tag = None,
-        timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.reduce`."""
-        return self._run(self._group.reduce, x, dst, op, out=out, tag=tag, timeout=timeout)
-
-    def broadcast(
-        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
-    ) -> Any:
-        """See `Group.broadcast`."""
-        return self._run(self._group.broadcast, x, src, tag=tag, timeout=timeout)
-
-    def share(
-        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
-    ) -> Any:
-        """See `Group.share`."""
-        return self._run(self._group.share, x, src, tag=tag, timeout=timeout)
-
-    def all_gather(
-        self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
-    ) -> Any:
-        """See `Group.all_gather`."""
-        return self._run(self._group.all_gather, x, out=out, tag=tag, timeout=timeout)
-
-    def gather(
-        self, x: Any, dst: int = 0, *, out: Any = None, tag: Tag = None,
-        timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.gather`."""
-        return self._run(self._group.gather, x, dst, out=out, tag=tag, timeout=timeout)
-
-    def scatter(
-        self, xs: Any = None, src: int = 0, *, out: Any = None, tag: Tag = None,
-        timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.scatter`."""
-        return self._run(self._group.scatter, xs, src, out=out, tag=tag, timeout=timeout)
-
-    def reduce_scatter(
-        self, xs: Any, op: Op = SUM, *, out: Any = None, tag: Tag = None,
-        timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.reduce_scatter`."""
-        return self._run(self._group.reduce_scatter, xs, op, out=out, tag=tag, timeout=timeout)
-
-    def all_to_all(
-        self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
-    ) -> Any:
-        """See `Group.all_to_all`."""
-        return self._run(self._group.all_to_all, xs, out=out, tag=tag, timeout=timeout)
-
-    def scan(
-        self, x: Any, op: Op = SUM, *, out: Any = None, tag: Tag = None,
-        timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.scan`."""
-        return self._run(self._group.scan, x, op, out=out, tag=tag, timeout=timeout)
-
-    def exscan(
-        self, x: Any, op: Op = SUM, *, out: Any = None, tag: Tag = None,
-        timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.exscan`."""
-        return self._run(self._group.exscan, x, op, out=out, tag=tag, timeout=timeout)
-
-    def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> None:
-        """See `Group.barrier`."""
-        self._run(self._group.barrier, tag=tag, timeout=timeout)
-
-    def send(self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None) -> None:
-        """See `Group.send`."""
-        self._run(self._group.send, x, dst, tag=tag, timeout=timeout)
-
-    def recv(
-        self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG,
-        out: Any = None, timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.recv`."""
-        return self._run(self._group.recv, src=src, tag=tag, out=out, timeout=timeout)
-
-    def sendrecv(
-        self, x: Any, dst: int, *, src: int | AnySource = ANY_SOURCE, tag: str | int = 0,
-        out: Any = None, timeout: float | None = None,
-    ) -> Any:  # fmt: skip
-        """See `Group.sendrecv`."""
-        return self._run(self._group.sendrecv, x, dst, src=src, tag=tag, out=out, timeout=timeout)
-
-    def probe(
-        self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG,
-        timeout: float | None = None,
-    ) -> Envelope:  # fmt: skip
-        """See `Group.probe`."""
-        result: Envelope = self._run(self._group.probe, src=src, tag=tag, timeout=timeout)
-        return result
+    all_reduce = _waiting(Operations.all_reduce)
+    reduce = _waiting(Operations.reduce)
+    broadcast = _waiting(Operations.broadcast)
+    share = _waiting(Operations.share)
+    all_gather = _waiting(Operations.all_gather)
+    gather = _waiting(Operations.gather)
+    scatter = _waiting(Operations.scatter)
+    reduce_scatter = _waiting(Operations.reduce_scatter)
+    all_to_all = _waiting(Operations.all_to_all)
+    scan = _waiting(Operations.scan)
+    exscan = _waiting(Operations.exscan)
+    barrier = _waiting(Operations.barrier)
+    send = _waiting(Operations.send)
+    recv = _waiting(Operations.recv)
+    sendrecv = _waiting(Operations.sendrecv)
+    probe = _waiting(Operations.probe)
 
     def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> BlockingGroup:
         """See `Group.subgroup`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -12,11 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from aiodist_cli import bench_plot
+from aiodist_cli.bench_cases import Effort
 from aiodist_cli.bench_report import Report, machine, markdown, tables
-from aiodist_cli.bench_run import Effort, run_to_end
-from benchmarks import authentication, links
-from benchmarks.asked import HEAD, SHARED, Outcome, rows
+from aiodist_cli.bench_run import publish, run_to_end, unwritable
+from benchmarks import authentication, suites
+from benchmarks.asked import HEAD, SHARED, rows
 from benchmarks.suites import SUITES
 
 RATIOS = [
@@ -30,7 +29,7 @@ examples:
   python -m benchmarks                              all_reduce beside Gloo and MPI
   python -m benchmarks collectives --markdown       other collectives, as in docs/benchmarks.md
   python -m benchmarks figures --only all_reduce,citizen
-  python -m benchmarks links --kinds tcp            the transports alone, without the engine
+  python -m benchmarks links                        the transports alone, without the engine
   python -m benchmarks authentication               what authenticating frames would cost
 """
 
@@ -63,8 +62,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the benchmark that the arguments name. The exit status: 1 if something failed."""
-    if arguments[:1] == ["links"]:
-        return links.main(arguments[1:])
     if arguments[:1] == ["authentication"]:
         return authentication.main(arguments[1:])
     options = parser().parse_args(arguments)
@@ -75,66 +72,62 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         if name not in SUITES:
             parser().error(f"there is no benchmark {name!r}: expected {', '.join(SUITES)}")
-    if options.plot and (why := bench_plot.problem(options.plot)):
-        parser().error(why)
+    if (problem := unwritable(options.json, options.plot)) is not None:
+        parser().error(": ".join(problem))
     effort = Effort(options.rounds, options.seconds)
-    outcomes = run_to_end(run(names, effort))
-    report = Report(
-        effort,
-        [result for outcome in outcomes for result in outcome.results],
-        {name: text for outcome in outcomes for name, text in outcome.libraries.items()},
-        [note for outcome in outcomes for note in outcome.notes],
-    )
-    show(outcomes, figures=figures, as_markdown=options.markdown)
-    if options.json:
-        options.json.write_text(f"{json.dumps(as_json(report, outcomes), indent=2)}\n")
-    if options.plot and any(result.summary for result in report.results):
-        bench_plot.write(report.results, options.plot)
-    for note in report.notes:
-        print(f"not measured: {note}", file=sys.stderr)
-    for failure in report.failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return bool(report.failures)
+    reports = [Report(effort, name=name) for name in names]
+    run_to_end(run(reports))
+    show(reports, figures=figures, as_markdown=options.markdown)
+    whole = joined(effort, reports)
+    return publish(whole, as_json(whole, reports), options.json, options.plot)
 
 
-async def run(names: Iterable[str], effort: Effort) -> list[Outcome]:
-    """The outcomes, in the order of the names."""
+async def run(reports: Iterable[Report]) -> None:
+    """Run the benchmark of each report, one after the other."""
     with Console(stderr=True).status("…") as status:
-        return [
-            await SUITES[name](name, effort, lambda text: status.update(f"{text} …"))
-            for name in names
-        ]
+        for report in reports:
+            await suites.run(report, lambda text: status.update(f"{text} …"))
 
 
-def as_json(report: Report, outcomes: Iterable[Outcome]) -> dict[str, object]:
+def joined(effort: Effort, reports: Sequence[Report]) -> Report:
+    """What all benchmarks have found."""
+    whole = Report(effort)
+    for report in reports:
+        whole.results += report.results
+        whole.libraries |= report.libraries
+        whole.notes += report.notes
+    return whole
+
+
+def as_json(whole: Report, reports: Iterable[Report]) -> dict[str, object]:
     """The report: that of `aiodist bench`, but with results and facts by benchmark."""
-    found = report.as_json(machine())
+    found = whole.as_json(machine())
     del found["results"]
     found["benchmarks"] = {
-        outcome.name: {
-            "results": [result.as_json() for result in outcome.results],
-            "facts": [asdict(fact) for fact in outcome.facts],
+        report.name: {
+            "results": [result.as_json() for result in report.results],
+            "facts": [asdict(fact) for fact in report.facts],
         }
-        for outcome in outcomes
+        for report in reports
     }
     return found
 
 
-def show(outcomes: Iterable[Outcome], *, figures: bool, as_markdown: bool) -> None:
+def show(reports: Iterable[Report], *, figures: bool, as_markdown: bool) -> None:
     """Print what was found: as figures beside what is asked, or as tables."""
     if figures:
-        lines = [row for outcome in outcomes for row in rows(outcome)]
+        lines = [row for report in reports for row in rows(report)]
         _show_table(HEAD, lines, as_markdown=as_markdown)
         return
-    for outcome in outcomes:
+    for report in reports:
         if as_markdown:
-            print(markdown(outcome.results, RATIOS))
+            print(markdown(report.results, RATIOS))
         else:
-            for table in tables(outcome.results):
+            for table in tables(report.results):
                 Console(width=110).print(table)
-        if outcome.facts:
-            facts = [(fact.name, fact.found, fact.asked) for fact in outcome.facts]
-            _show_table((outcome.name, "found", "asked"), facts, as_markdown=as_markdown)
+        if report.facts:
+            facts = [(fact.name, fact.found, fact.asked) for fact in report.facts]
+            _show_table((report.name, "found", "asked"), facts, as_markdown=as_markdown)
 
 
 def _show_table(head: Sequence[str], lines: Iterable[Sequence[str]], *, as_markdown: bool) -> None:

@@ -7,11 +7,11 @@ the time. The MPI of a ratio is the fastest of those that are installed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiodist_cli.bench_cases import Case, Result, digits, ratio
 from aiodist_cli.bench_peers import MPIS
-from aiodist_cli.bench_report import label
+from aiodist_cli.bench_report import Report, label
 
 B, KIB, MIB = 1, 1 << 10, 1 << 20
 
@@ -67,11 +67,21 @@ ASKED: Mapping[str, Sequence[Asked]] = {
         Asked(Case("all_reduce", 1 * MIB, 2), 4),
         Asked(Case("all_reduce", 64 * MIB, 2), 6),
     ],
+    "links": [
+        Asked(case, None, column=link)
+        for case in (Case("ping_pong", 8 * B, 2), Case("all_reduce", 64 * MIB, 2))
+        for link in ("tcp link", "unix link")
+    ],
     "two_by_two": [Asked(Case("all_reduce", 64 * MIB, 4), 2.5)],
 }
 """By name of the benchmark; these are also the cases that it measures."""
 
-PLACES = {"namespaces": " over TCP", "two_by_two": " on 2 hosts", "torch": " of torch"}
+PLACES = {
+    "namespaces": " over TCP",
+    "two_by_two": " on 2 hosts",
+    "torch": " of torch",
+    "links": ", a bare link",
+}
 """Where the ranks of a benchmark are, if not all on one host."""
 
 TICKER_PERIOD = 0.002
@@ -84,27 +94,6 @@ IDLE_SHARE = 0.01
 MEMORY_BYTES = 1 << 30
 MEMORY_GROWTH = 16 * MIB
 """Bytes by which a rank may grow over its array of `MEMORY_BYTES`, with 4 ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A figure that is no ratio. `met`: None where nothing is asked."""
-
-    name: str
-    found: str
-    asked: str = ""
-    met: bool | None = None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a benchmark found."""
-
-    name: str
-    results: list[Result] = field(default_factory=list)
-    facts: list[Fact] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    libraries: dict[str, str] = field(default_factory=dict)
 
 
 def cases_by_ranks(name: str) -> dict[int, list[Case]]:
@@ -127,17 +116,17 @@ HEAD = ("case", "aiodist: median (p99, mean)", "Gloo", "fastest MPI", "× Gloo (
         "× MPI (asked)", "met")  # fmt: skip
 
 
-def rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
+def rows(report: Report) -> Iterator[tuple[str, ...]]:
     """The lines of the table of figures, under `HEAD`."""
-    for asked in ASKED.get(outcome.name, ()):
-        found = {r.column: r for r in outcome.results if r.case == asked.case}
+    for asked in ASKED.get(report.name, ()):
+        found = {r.column: r for r in report.results if r.case == asked.case}
         if asked.column == SHARED and SHARED not in found:
             continue  # this version has no such memory
-        mpi = fastest_mpi(outcome.results, asked.case)
-        gloo_ratio = ratio(outcome.results, asked.case, "gloo", asked.column)
-        mpi_ratio = ratio(outcome.results, asked.case, mpi.column, asked.column) if mpi else None
+        mpi = fastest_mpi(report.results, asked.case)
+        gloo_ratio = ratio(report.results, asked.case, "gloo", asked.column)
+        mpi_ratio = ratio(report.results, asked.case, mpi.column, asked.column) if mpi else None
         yield (
-            f"{asked.case}{PLACES.get(outcome.name, '')}"
+            f"{asked.case}{PLACES.get(report.name, '')}"
             f"{', group.empty' if asked.column == SHARED else ''}",
             _shown(found.get(asked.column)),
             _shown(found.get("gloo")),
@@ -146,7 +135,7 @@ def rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
             _ratio(mpi_ratio, asked.mpi),
             _verdict([(gloo_ratio, asked.gloo), (mpi_ratio, asked.mpi)]),
         )
-    for fact in outcome.facts:
+    for fact in report.facts:
         asked_text = f" (asked: {fact.asked})" if fact.asked else ""
         yield (fact.name, f"{fact.found}{asked_text}", "", "", "", "", _word(fact.met))
 

@@ -1,145 +1,135 @@
-"""Raw speed of stream links between two processes: no loop, no engine, polled in line.
-
-    python -m benchmarks links [--kinds tcp,unix] [--rounds 20000] [--mib 64]
-
-Prints the round trip of an 8-byte frame in µs (median, 99th percentile, mean) and the rate of a
-full-duplex stream of 256 KiB frames in GB/s each way (best and median of five).
-"""
+"""Links of aiodist's transports as libraries to measure: no loop, no engine, polled in line."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import statistics
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from aiodist.transports.base import Link
+from aiodist.transports.base import Link, Transport
 from aiodist.transports.registry import make
 from aiodist.wire.frames import MAX_PAYLOAD
+from aiodist_cli.bench_worker import ping_pong
 
-LIMIT = 1 << 20
+HEADER = b"\x95\x01\x02\x03\x04\x05"
+"""As large as that of a frame of a collective."""
 
 
 class Counter:
     """Receives all into one block, and counts."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.block = memoryview(bytearray(max(nbytes, 8)))
-        self.at = 0
+    def __init__(self) -> None:
+        self.block = memoryview(bytearray(MAX_PAYLOAD))
         self.frames = 0
-        self.wanted = 0  # frames the peer will have sent so far
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
-        at = self.at
-        if at + nbytes > len(self.block):
-            at = 0
-        self.at = at + nbytes
-        return self.block[at : self.at]
+        return self.block[:nbytes]
 
     def payload(self, link: Link) -> None:
         self.frames += 1
 
-    def closed(self, link: Link, error: BaseException | None) -> None:
-        if error is not None:
-            print(f"closed: {error}", file=sys.stderr)
+    def closed(self, link: Link, error: BaseException | None) -> None: ...
 
 
-def wait(link: Link, counter: Counter, frames: int) -> None:
-    """Poll until `frames` more have come and all is sent."""
-    counter.wanted += frames
-    while counter.frames < counter.wanted or link.backlog:
-        if not link.poll():
-            if link.is_closed:
-                raise SystemExit("the link broke")
-            os.sched_yield()
+class Ends:
+    """A link between two ranks. A ping-pong goes there and back; of any other operation, the bytes
+    go both ways at once, in frames of 256 KiB."""
 
+    kind: str
+    computes = False
 
-def ping_pong(link: Link, counter: Counter, rounds: int, first: bool) -> list[float]:
-    times = []
-    views = [memoryview(bytes(8))]
-    for _ in range(rounds):
-        start = time.perf_counter()
-        if first:
-            link.send(b"\x95\x01\x02\x03\x04\x05", views)
-            wait(link, counter, 1)
-        else:
-            wait(link, counter, 1)
-            link.send(b"\x95\x01\x02\x03\x04\x05", views)
-        times.append(time.perf_counter() - start)
-    return times
+    def __init__(self, rank: int, size: int, host: str, file: str) -> None:
+        import numpy
 
+        self.rank, self.size = rank, size
+        self.name = f"a link of the transport {self.kind!r}"
+        self._numpy: Any = numpy
+        self._loop = asyncio.new_event_loop()
+        self._counter = Counter()
+        self._wanted = 0
+        transport = make(self.kind)
+        meeting = (
+            self._listen(transport, host, Path(file))
+            if rank == 0
+            else transport.dial(_read(Path(file)), self._counter)
+        )
+        self._link: Link = self._loop.run_until_complete(meeting)
+        self._link.max_payload = MAX_PAYLOAD
 
-def stream(link: Link, counter: Counter, block: memoryview) -> float:
-    start = time.perf_counter()
-    for at in range(0, len(block), MAX_PAYLOAD):
-        link.send(b"\x95\x01\x02\x03\x04\x05", [block[at : at + MAX_PAYLOAD]])
-        link.poll()
-    wait(link, counter, -(-len(block) // MAX_PAYLOAD))
-    return time.perf_counter() - start
-
-
-async def work(kind: str, rounds: int, nbytes: int, address: int, first: bool) -> None:
-    """One of the two processes; the address goes through the pipe `address`."""
-    counter = Counter(nbytes)
-    transport = make(kind)
-    if first:
-        accepted: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+    async def _listen(self, transport: Transport, host: str, file: Path) -> Link:
+        accepted: asyncio.Future[Link] = self._loop.create_future()
 
         def accept(link: Link) -> None:
-            link.receiver = counter
-            link.max_payload = LIMIT
+            link.receiver = self._counter
             accepted.set_result(link)
 
-        listener = await transport.listen(accept, host="127.0.0.1")
-        os.write(address, listener.address.encode())
-        link = await accepted
-        listener.close()
-    else:
-        link = await transport.dial(os.read(address, 200).decode(), counter)
-        link.max_payload = LIMIT
-    ping_pong(link, counter, rounds // 10, first)
-    times = sorted(ping_pong(link, counter, rounds, first))
-    block = memoryview(bytearray(b"\x01") * nbytes)
-    spans = []
-    for _ in range(7):
-        ping_pong(link, counter, 10, first)
-        spans.append(stream(link, counter, block))
-    rates = sorted(nbytes / span / 1e9 for span in spans[2:])
-    if first:
-        print(
-            f"{kind:6} 8 B round trip: median {times[rounds // 2] * 1e6:6.1f}"
-            f"  p99 {times[rounds * 99 // 100] * 1e6:7.1f}"
-            f"  mean {statistics.fmean(times) * 1e6:6.1f} µs"
-            f"   {nbytes >> 20} MiB both ways: best {rates[-1]:5.2f}"
-            f"  median {rates[len(rates) // 2]:5.2f} GB/s each way",
-            flush=True,
-        )
-    await link.finish(10.0)
+        listener = await transport.listen(accept, host=host)
+        _write(file, listener.address)
+        try:
+            return await accepted
+        finally:
+            listener.close()
+
+    def empty(self, elements: int) -> Any:
+        return self._numpy.empty(elements, self._numpy.float32)
+
+    def view(self, array: Any) -> Any:
+        return array
+
+    def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
+        if op == "ping_pong":
+            return ping_pong(self.rank, self._send, self._receive, x, out)
+        return lambda: (self._send(x, 1 - self.rank), self._receive(x, 1 - self.rank))
+
+    def _send(self, array: Any, peer: int) -> None:
+        data = memoryview(array).cast("B")
+        for at in range(0, len(data), MAX_PAYLOAD):
+            self._link.send(HEADER, [data[at : at + MAX_PAYLOAD]])
+            self._link.poll()
+
+    def _receive(self, array: Any, peer: int) -> None:
+        """Poll until as much as `array` has come, and all is sent."""
+        self._wanted += -(-array.nbytes // MAX_PAYLOAD)
+        while self._counter.frames < self._wanted or self._link.backlog:
+            if not self._link.poll():
+                if self._link.is_closed:
+                    raise ConnectionError("the link broke")
+                os.sched_yield()
+
+    def barrier(self) -> None:
+        self.operation("barrier", self._numpy.empty(1), None)()
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._link.finish(10.0))
+        self._loop.close()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure each of the kinds in turn, in two processes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks links",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--kinds", default="tcp,unix")
-    parser.add_argument("--rounds", type=int, default=20_000)
-    parser.add_argument("--mib", type=int, default=64)
-    options = parser.parse_args(arguments)
-    for kind in options.kinds.split(","):
-        read, write = os.pipe()
-        child = os.fork()
-        asyncio.run(
-            work(kind, options.rounds, options.mib << 20, write if child else read, bool(child))
-        )
-        if not child:
-            os._exit(0)
-        os.waitpid(child, 0)
-        os.close(read)
-        os.close(write)
-    return 0
+def _write(file: Path, address: str) -> None:
+    """Say where rank 0 listens: the file is there as a whole, or not at all."""
+    written = file.with_suffix(".new")
+    written.write_text(address)
+    written.rename(file)
+
+
+def _read(file: Path) -> str:
+    deadline = time.monotonic() + 30.0
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("rank 0 did not say where it listens")
+        time.sleep(0.01)
+    return file.read_text()
+
+
+class Tcp(Ends):
+    """A link over TCP."""
+
+    kind = "tcp"
+
+
+class Unix(Ends):
+    """A link over an abstract Unix socket."""
+
+    kind = "unix"

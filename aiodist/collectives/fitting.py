@@ -53,6 +53,11 @@ def wanted_of_each(out: Any, x: Any, size: int) -> bytes:
     return text if _described(out, to_write=True) in ((name, stacked), (name, behind)) else LOOK
 
 
+def all_fit(wants: Sequence[bytes], metas: Iterable[bytes | int]) -> bool:
+    """Whether what is offered with this metadata is known to be what each one wants."""
+    return not any(wants) or {*wants} <= {NOTHING, given(metas)} - {LOOK}
+
+
 def given(metas: Iterable[bytes | int]) -> bytes:
     """What all who offer values with this metadata give: one kind of array, or `LOOK`."""
     one, *more = set(metas)

@@ -14,7 +14,7 @@ from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import encode, parse
 from aiodist.collectives import host_loans
 from aiodist.collectives.device_transfer import DeviceTransfer
-from aiodist.collectives.values import ROOM, metadata, pack_offers
+from aiodist.collectives.offers import ROOM, metadata, pack_offers
 from aiodist.devices import device_of
 from aiodist.devices.values import leaves_of
 from aiodist.engine.operation import Program

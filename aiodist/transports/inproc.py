@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Link, Listener, Receiver
 from aiodist.transports.link import FRAME, TURN, BaseLink, log
+from aiodist.transports.outbox import Outbox, Outgoing
 from aiodist.wire.frames import OVERHEAD
 
 SCHEME = "inproc://"
@@ -27,43 +27,10 @@ _listeners: dict[str, InprocListener] = {}
 _numbers = itertools.count(1)
 
 
-class _Frame:
-    """A frame on its way; `header` b"" is the end of the stream."""
-
-    __slots__ = ("done", "header", "nbytes", "payload", "token")
-
-    def __init__(
-        self,
-        header: bytes,
-        payload: Sequence[memoryview],
-        nbytes: int,
-        done: Done | None,
-        token: object,
-    ) -> None:
-        self.header = header
-        self.payload = payload
-        self.nbytes = nbytes
-        self.done = done
-        self.token = token
-
-    @property
-    def size(self) -> int:
-        """Bytes it counts for in `Link.backlog`: what it would take on a stream."""
-        return OVERHEAD + len(self.header) + self.nbytes
-
-
 class InprocLink(BaseLink):
     """One end of a pair. Frames stay with the sending end until the other end takes them."""
 
-    __slots__ = (
-        "_backlog",
-        "_bulk",
-        "_peer",
-        "_polling",
-        "_scheduled",
-        "_sent_bytes",
-        "_urgent",
-    )
+    __slots__ = ("_outbox", "_peer", "_polling", "_scheduled")
 
     _peer: InprocLink
 
@@ -71,10 +38,7 @@ class InprocLink(BaseLink):
         self, loop: asyncio.AbstractEventLoop, peer_name: str, receiver: Receiver | None
     ) -> None:
         super().__init__(loop, "inproc", peer_name, receiver)
-        self._urgent: deque[_Frame] = deque()  # frames that go first
-        self._bulk: deque[_Frame] = deque()  # and all others
-        self._backlog = 0  # bytes of both
-        self._sent_bytes = 0  # of frames that the other end has taken
+        self._outbox = Outbox()  # frames that the other end has not taken
         self._polling = False  # a callback that polls again is to find nothing to do
         self._scheduled = False  # the loop will look at what the other end has sent
 
@@ -90,11 +54,11 @@ class InprocLink(BaseLink):
 
     @property
     def backlog(self) -> int:
-        return self._backlog
+        return self._outbox.backlog
 
     @property
     def sent_bytes(self) -> int:
-        return self._sent_bytes
+        return self._outbox.sent_bytes
 
     def send(
         self,
@@ -112,26 +76,18 @@ class InprocLink(BaseLink):
         nbytes = 0
         for view in payload:
             nbytes += view.nbytes
-        self._queue(_Frame(header, payload, nbytes, done, token), urgent)
+        self._queue(Outgoing(header, payload, nbytes, done, token), urgent)
 
-    def _queue(self, frame: _Frame, urgent: bool) -> None:
-        (self._urgent if urgent else self._bulk).append(frame)
-        self._backlog += frame.size
+    def _queue(self, frame: Outgoing, urgent: bool) -> None:
+        frame.left += OVERHEAD  # it counts for as much as on a stream
+        self._outbox.push(frame, urgent)
         self._peer._schedule()
 
     def _send_bye(self) -> None:
-        self._queue(_Frame(b"", (), 0, None, None), urgent=False)
+        self._queue(Outgoing(b"", (), 0, None, None), urgent=False)
 
     def discard(self, token: object) -> None:
-        if token is None:
-            return
-        for queue in (self._urgent, self._bulk):
-            kept = [frame for frame in queue if frame.token != token]
-            if len(kept) < len(queue):
-                self._backlog -= sum(frame.size for frame in queue)
-                self._backlog += sum(frame.size for frame in kept)
-                queue.clear()
-                queue.extend(kept)
+        self._outbox.discard(token)
 
     def divert(self, into: memoryview | None) -> int:
         return 0  # payloads arrive whole
@@ -146,7 +102,7 @@ class InprocLink(BaseLink):
     def _wake(self) -> None:
         self._scheduled = False
         self.poll()
-        if self._peer._backlog:
+        if self._peer._outbox.backlog:
             self._schedule()
 
     def poll(self) -> bool:
@@ -168,11 +124,10 @@ class InprocLink(BaseLink):
     def _take(self) -> bool:
         peer = self._peer
         budget = TURN
-        while peer._backlog and budget > 0 and not self._closed:
-            frame = peer._urgent.popleft() if peer._urgent else peer._bulk.popleft()
-            peer._backlog -= frame.size
-            budget -= frame.size + FRAME
-            if frame.header:
+        while peer._outbox.backlog and budget > 0 and not self._closed:
+            frame = peer._outbox.pop()
+            budget -= frame.left + FRAME
+            if frame.head:
                 self._deliver(frame)
             else:
                 self._ended_by_peer()
@@ -185,17 +140,17 @@ class InprocLink(BaseLink):
                 self._lost()
         return budget < TURN
 
-    def _deliver(self, frame: _Frame) -> None:
+    def _deliver(self, frame: Outgoing) -> None:
         nbytes = frame.nbytes
-        if len(frame.header) > self.max_header:
+        if len(frame.head) > self.max_header:
             raise ProtocolError(
-                f"a header of {len(frame.header)} bytes, over the limit of {self.max_header}"
+                f"a header of {len(frame.head)} bytes, over the limit of {self.max_header}"
             )
         if nbytes > self.max_payload:
             raise ProtocolError(
                 f"a payload of {nbytes} bytes, over the limit of {self.max_payload}"
             )
-        destination = self.receiver.frame(self, frame.header, nbytes)
+        destination = self.receiver.frame(self, frame.head, nbytes)
         if self._closed:
             return
         if destination is not None:
@@ -205,19 +160,18 @@ class InprocLink(BaseLink):
                     " it must give a view of exactly as many bytes, or None"
                 )
             at = 0
-            for view in frame.payload:
+            for view in frame.views:
                 if view.nbytes:
                     destination[at : at + view.nbytes] = view.cast("B")
                     at += view.nbytes
         self._received_bytes += nbytes
-        self._peer._sent_bytes += nbytes
         if destination is not None or not nbytes:
             self.receiver.payload(self)
 
     # ---- the end ----
 
     def _ended_by_peer(self) -> None:
-        if not self._finishing or not self._backlog:  # ours is not asked for, or was taken
+        if not self._finishing or not self._outbox.backlog:  # ours is not asked for, or was taken
             self.close()
             self._peer.close()
 
@@ -227,9 +181,7 @@ class InprocLink(BaseLink):
         )
 
     def _release(self) -> None:
-        self._urgent.clear()
-        self._bulk.clear()
-        self._backlog = 0
+        self._outbox.clear()
         peer = self._peer
         if not peer._closed and not self._loop.is_closed():
             self._loop.call_soon(peer._follow)
@@ -242,9 +194,7 @@ class InprocLink(BaseLink):
     def close_in_child(self) -> None:
         """After a fork, in the child: forget all. Nobody is told."""
         self._closed = self._told = True
-        self._urgent.clear()
-        self._bulk.clear()
-        self._backlog = 0
+        self._outbox.clear()
 
 
 class InprocListener:

@@ -1,4 +1,4 @@
-"""What a byte-stream link has accepted and not sent yet. No I/O in here.
+"""What a link has accepted and not sent yet. No I/O in here.
 
 Two queues: urgent frames go before bulk ones, but never into a frame that is partly sent::
 
@@ -114,6 +114,13 @@ class Outbox:
         self.backlog += frame.left
         (self._urgent if urgent else self._bulk).append(frame)
 
+    def pop(self) -> Outgoing:
+        """The next frame, which leaves as a whole; where no frame ever leaves otherwise."""
+        frame = (self._urgent or self._bulk).popleft()
+        self.backlog -= frame.left
+        self.sent_bytes += frame.nbytes
+        return frame
+
     def push_partial(self, frame: Outgoing) -> None:
         """Queue a frame that is partly sent; the outbox has no other."""
         self.backlog += frame.left
@@ -150,7 +157,7 @@ class Outbox:
         while count:
             frame = self._partial
             if frame is None:
-                frame = self._urgent.popleft() if self._urgent else self._bulk.popleft()
+                frame = (self._urgent or self._bulk).popleft()
             if count < frame.left:
                 frame.trim(count)
                 self._partial = frame

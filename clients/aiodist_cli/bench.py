@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,13 +11,11 @@ from rich.console import Console
 
 from aiodist.launching import spawn
 from aiodist.transports import registry
-from aiodist_cli import bench_plot
-from aiodist_cli.bench_cases import Case, cases_of, parse_sizes
+from aiodist_cli.bench_cases import Case, Effort, cases_of, parse_sizes
 from aiodist_cli.bench_peers import Contender, Site, aiodist_over, find_peers
 from aiodist_cli.bench_report import Report, machine, tables
-from aiodist_cli.bench_run import Effort, measure, run_to_end
-from aiodist_cli.bench_team import teams
-from aiodist_cli.errors import CommandError, usage_error
+from aiodist_cli.bench_run import publish, report_on, run_to_end, unwritable
+from aiodist_cli.errors import usage_error
 
 T = TypeVar("T")
 
@@ -34,13 +30,6 @@ round by round, and those that wait sleep; results are checked once.
 
 Exit status: 0 if all was measured, 1 if something failed, 2 for wrong usage, 130 after Ctrl-C.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    cases: dict[int, list[Case]]
-    contenders: list[Contender]
-    effort: Effort
 
 
 def bench(
@@ -94,59 +83,29 @@ def bench(
     other programs: what they take is missing in the figures.
     """
     spawn.require_posix("aiodist bench")
-    _check_files(as_json, plot)
+    if (problem := unwritable(as_json, plot)) is not None:
+        option, why = problem
+        raise usage_error(why, option)
     own = _valid("--transports", lambda: [_own(name) for name in _items(transports)])
     peers, missing = _valid("--compare", lambda: find_peers(_items(compare), mpi or []))
-    plan = _Plan(
-        _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks)),
-        [*own, *peers],
-        Effort(rounds, seconds, iterations),
-    )
-    report = Report(plan.effort, notes=missing)
-    run_to_end(_measure(plan, report))
-    _publish(report, as_json, plot)
-
-
-async def _measure(plan: _Plan, report: Report) -> None:
-    console = Console(stderr=True)
-    with console.status("starting …") as status:
-        for size, cases in plan.cases.items():
-            status.update(f"starting {size} ranks of each library …")
-            async with teams(plan.contenders, [Site()] * size) as started:
-                report.libraries |= {
-                    team.contender.name: team.library for team in started if team.library
-                }
-                report.results += await measure(
-                    cases, started, plan.effort, lambda text: status.update(f"{text} …")
-                )
-
-
-def _publish(report: Report, as_json: Path | None, plot: Path | None) -> None:
-    if as_json is not None:
-        text = json.dumps(report.as_json(machine()), indent=2)
-        if as_json == Path("-"):
-            typer.echo(text)
-        else:
-            as_json.write_text(f"{text}\n")
+    cases = _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks))
+    report = Report(Effort(rounds, seconds, iterations), notes=missing)
+    run_to_end(_measure(report, cases, [*own, *peers]))
     if as_json != Path("-"):
-        console = Console()
         for table in tables(report.results):
-            console.print(table)
-    if plot is not None and any(result.summary for result in report.results):
-        bench_plot.write(report.results, plot)
-    for note in report.notes:
-        typer.echo(f"not measured: {note}", err=True)
-    if report.failures:
-        raise CommandError("\n".join(f"failed: {failure}" for failure in report.failures))
+            Console().print(table)
+    if publish(report, report.as_json(machine()), as_json, plot):
+        raise typer.Exit(1)
 
 
-def _check_files(as_json: Path | None, plot: Path | None) -> None:
-    """What could not be written is said before anything is measured."""
-    for option, path in (("--json", as_json), ("--plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise usage_error(f"there is no folder {path.absolute().parent}", option)
-    if plot is not None and (why := bench_plot.problem(plot)) is not None:
-        raise usage_error(why, "--plot")
+async def _measure(
+    report: Report, cases: Mapping[int, Sequence[Case]], contenders: Sequence[Contender]
+) -> None:
+    with Console(stderr=True).status("starting …") as status:
+        for size, some in cases.items():
+            await report_on(
+                report, some, contenders, [Site()] * size, lambda text: status.update(f"{text} …")
+            )
 
 
 def _valid(option: str, make: Callable[[], T]) -> T:

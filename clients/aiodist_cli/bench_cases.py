@@ -78,6 +78,16 @@ def digits(value: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured: `rounds` blocks of each column, each of `seconds`, or of exactly
+    `iterations` where that is given."""
+
+    rounds: int = 5
+    seconds: float = 0.2
+    iterations: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One operation at one size. `nbytes`: of the input of each rank."""
 

@@ -9,12 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from aiodist.launching import spawn
 from aiodist_cli import bench_worker
-
-Kind = Literal["aiodist", "gloo", "torch", "mpi", "wire"]
 
 MPIS = ("openmpi", "intelmpi", "mpich")
 """What `mpi` stands for."""
@@ -24,7 +21,6 @@ LABELS = {
     "openmpi": "Open MPI",
     "intelmpi": "Intel MPI",
     "mpich": "MPICH",
-    "wire": "wire",
 }
 
 _OTHER_RUNS = ("AIODIST_GROUP", "AIODIST_TOKEN", "AIODIST_TRANSPORTS", "AIODIST_RUN_ID")
@@ -61,10 +57,11 @@ class Mpi:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A library to measure. `transports`: what aiodist may use, None for its own choice."""
+    """A library to measure. `kind`: "aiodist", or what `aiodist_cli.bench_worker` is to be.
+    `transports`: what aiodist may use, None for its own choice."""
 
     name: str
-    kind: Kind
+    kind: str
     transports: tuple[str, ...] | None = None
     mpi: Mpi | None = None
 
@@ -200,7 +197,7 @@ def launches(
         if not all(site.is_loopback for site in sites):
             raise ValueError(f"{contender.label} is measured on one host only")
         return [_mpi_launch(contender.mpi, len(sites), cores, control, env)]
-    start = _aiodist_command if contender.kind == "aiodist" else _script_command
+    start = _aiodist_command if contender.kind == "aiodist" else _worker_command
     return [
         Launch(
             (*site.prefix, *start(contender, rank, sites, control)),
@@ -216,16 +213,11 @@ def _aiodist_command(
     return (sys.executable, "-m", "aiodist_cli.bench_rank", str(control))
 
 
-def _script_command(
+def _worker_command(
     contender: Contender, rank: int, sites: Sequence[Site], control: Path
 ) -> tuple[str, ...]:
-    place = sites[0].host if contender.kind == "wire" else f"{control}.{contender.kind}"
-    return (*_script(sys.executable, control, contender.kind), str(rank), str(len(sites)), place)
-
-
-def _script(python: str, control: Path, kind: str) -> tuple[str, ...]:
-    # -P: the modules beside the script are none of its own.
-    return (python, "-P", bench_worker.__file__, str(control), kind)
+    ranks = (str(rank), str(len(sites)), sites[0].host)
+    return (sys.executable, "-m", bench_worker.__name__, str(control), contender.kind, *ranks)
 
 
 def _variables(
@@ -262,6 +254,6 @@ def _mpi_launch(mpi: Mpi, ranks: int, cores: int, control: Path, env: dict[str, 
             # Of I_MPI_WAIT_MODE, I_MPI_THREAD_YIELD and this, this was the fastest.
             defaults["I_MPI_FABRICS"] = "shm"
     prefix = Path(mpi.mpirun).parents[1]
-    return Launch(
-        (*command, *_script(mpi.python, control, "mpi")), defaults | _with_path(env, prefix)
-    )
+    # -P: the modules beside the script are none of its own.
+    worker = (mpi.python, "-P", bench_worker.__file__, str(control), "mpi")
+    return Launch((*command, *worker), defaults | _with_path(env, prefix))

@@ -1,4 +1,4 @@
-"""The report of `aiodist bench`: as JSON, as tables for a terminal, as Markdown."""
+"""What was found, of any benchmark: as JSON, as tables for a terminal, as Markdown."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.text import Text
 import aiodist
 from aiodist.launching import spawn
 from aiodist_cli.bench_cases import (
+    Effort,
     Result,
     digits,
     format_bandwidth,
@@ -24,21 +25,34 @@ from aiodist_cli.bench_cases import (
     ratio,
 )
 from aiodist_cli.bench_peers import LABELS
-from aiodist_cli.bench_run import Effort
 
 SCHEMA = 1
 """Version of the JSON: raised when a reader of the one before would misread it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A figure that is no time of an operation. `met`: whether it is what is `asked`, None where
+    nothing is."""
+
+    name: str
+    found: str
+    asked: str = ""
+    met: bool | None = None
+
+
 @dataclass(slots=True)
 class Report:
     """What a run found. `libraries`: what each contender said it is, by name. `notes`: what was
-    asked for and could not be measured, with the reason."""
+    asked for and could not be measured, with the reason. `name`: of the benchmark, if it has one.
+    """
 
     effort: Effort
     results: list[Result] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
+    name: str = ""
 
     @property
     def failures(self) -> list[str]:

@@ -1,35 +1,40 @@
-"""How `aiodist bench` measures: all contenders in turns, round by round, in one run."""
+"""How benchmarks are run: all contenders in turns, round by round, in one run.
+
+`aiodist bench` and `python -m benchmarks` both measure by this, and both publish by this.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+import typer
+
 from aiodist.launching import spawn
+from aiodist_cli import bench_plot
 from aiodist_cli.bench_cases import (
     MAX_ITERATIONS,
     Case,
+    Effort,
     Result,
     Summary,
     iterations_for,
     turn,
 )
-from aiodist_cli.bench_team import OrderError, Team, TeamError
+from aiodist_cli.bench_peers import Contender, Site
+from aiodist_cli.bench_report import Report
+from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
+from aiodist_cli.errors import printable
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is measured: `rounds` blocks of each column, each of `seconds`, or of exactly
-    `iterations` where that is given."""
-
-    rounds: int = 5
-    seconds: float = 0.2
-    iterations: int | None = None
+Progress = Callable[[str], None]
+"""Shows what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +63,22 @@ def columns_of(teams: Iterable[Team], op: str) -> list[Column]:
     return columns
 
 
-async def measure(
+async def report_on(
+    report: Report,
     cases: Iterable[Case],
-    teams: Sequence[Team],
-    effort: Effort,
-    progress: Callable[[str], None],
+    contenders: Sequence[Contender],
+    sites: Sequence[Site],
+    progress: Progress,
+) -> None:
+    """Start the contenders at `sites`, measure the cases, and add what is found to `report`."""
+    progress(f"starting {len(sites)} ranks of each library")
+    async with teams(contenders, sites) as started:
+        report.libraries |= {team.contender.name: team.library for team in started if team.library}
+        report.results += await measure(cases, started, report.effort, progress)
+
+
+async def measure(
+    cases: Iterable[Case], teams: Sequence[Team], effort: Effort, progress: Progress
 ) -> list[Result]:
     """A result for each case and column. Failures are results too; a team that broke has one for
     each case that is left."""
@@ -111,6 +127,34 @@ async def _warm_up(case: Case, column: Column, effort: Effort) -> int:
         if spent > effort.seconds / 4 or count >= MAX_ITERATIONS:
             return iterations_for(effort.seconds, spent / count)
         count *= 4
+
+
+def unwritable(as_json: Path | None, plot: Path | None) -> tuple[str, str] | None:
+    """The option whose file could not be written, and why: said before anything is measured."""
+    for option, path in (("--json", as_json), ("--plot", plot)):
+        if path is not None and not path.absolute().parent.is_dir():
+            return option, f"there is no folder {path.absolute().parent}"
+    if plot is not None and (why := bench_plot.problem(plot)) is not None:
+        return "--plot", why
+    return None
+
+
+def publish(report: Report, found: Any, as_json: Path | None, plot: Path | None) -> bool:
+    """Write the files that were asked for (`found` as JSON, to stdout for "-"), and say on stderr
+    what was not measured, and what failed. Returns whether anything failed."""
+    if as_json is not None:
+        text = json.dumps(found, indent=2)
+        if as_json == Path("-"):
+            typer.echo(text)
+        else:
+            as_json.write_text(f"{text}\n")
+    if plot is not None and any(result.summary for result in report.results):
+        bench_plot.write(report.results, plot)
+    for note in report.notes:
+        typer.echo(f"not measured: {note}", err=True)
+    for failure in report.failures:
+        typer.echo("\n".join(map(printable, f"failed: {failure}".split("\n"))), err=True)
+    return bool(report.failures)
 
 
 def run_to_end(main: Coroutine[Any, Any, T]) -> T:

@@ -1,12 +1,15 @@
-"""One process of a library that `aiodist bench` measures: Gloo, MPI, or the bare wire.
+"""One process of a library that benchmarks measure: Gloo, MPI, or whatever has the same methods.
 
-This file is run as a script, by any Python that has the library, so that the MPI ones may live in
+For an MPI this file is run as a script, by any Python that has it, so that MPIs may live in
 environments of their own: it imports the standard library, numpy, and what it measures.
 
-    bench_worker.py CONTROL gloo RANK SIZE FILE     (FILE: where the ranks find each other)
-    bench_worker.py CONTROL torch RANK SIZE FILE    (the same calls with aiodist's backend)
-    bench_worker.py CONTROL mpi                     (under mpirun)
-    bench_worker.py CONTROL wire RANK 2 HOST        (HOST: where rank 0 listens)
+    bench_worker.py CONTROL mpi                             (under mpirun)
+    python -m aiodist_cli.bench_worker CONTROL gloo RANK SIZE HOST
+    python -m aiodist_cli.bench_worker CONTROL torch RANK SIZE HOST     (with aiodist's backend)
+    python -m aiodist_cli.bench_worker CONTROL MODULE:CLASS RANK SIZE HOST
+
+The last one is for any `Library`, made by ``CLASS(rank, size, host, file)``. `host`: that of rank
+0; `file`: a path for the ranks to find each other by.
 
 A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a line:
 
@@ -15,18 +18,21 @@ A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a
              "memory": "plain", "check": false}
     answer  {"ns": [1234, …]} of rank 0, {} of the others; {"error": "…"} if it failed
 
+Where "do" is "MODULE:FUNCTION", that is called with the library and the rest of the order; it
+returns the answer.
+
 The end of the connection, or {"do": "quit"}, ends the worker. Between orders it sleeps in a
 blocking read, whatever the library would do while it waits, and so leaves the cores to others.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -95,6 +101,8 @@ class Library(Protocol):
     rank: int
     size: int
     name: str
+    computes: bool
+    """Whether operations have results that can be checked: else they only move the bytes."""
 
     def empty(self, elements: int) -> Any:
         """An array of float32."""
@@ -106,8 +114,8 @@ class Library(Protocol):
         """What does `op` once. `out` is None where the result is in place."""
         ...
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def barrier(self) -> Any:
+        """Wait for all ranks, or return what does."""
 
     def close(self) -> None:
         """The ranks part."""
@@ -115,6 +123,8 @@ class Library(Protocol):
 
 class Torch:
     """torch.distributed with one of its backends for processors: "gloo", or "aiodist"."""
+
+    computes = True
 
     def __init__(self, backend: str, rank: int, size: int, file: str) -> None:
         import torch
@@ -157,6 +167,8 @@ class Torch:
 
 class Mpi:
     """Any MPI, through mpi4py, with the buffer interface."""
+
+    computes = True
 
     def __init__(self) -> None:
         import numpy
@@ -212,80 +224,6 @@ def ping_pong(
     return (ping, pong)[rank] if rank < 2 else lambda: None
 
 
-class Wire:
-    """TCP with both directions full: `sendfile` from one thread, `recv_into` in another.
-
-    Whatever the operation, its bytes go both ways at once: what an all_reduce or a ping-pong
-    between two ranks has to move at least.
-    """
-
-    PORT = 29600
-    BLOCK = 256 << 10
-
-    def __init__(self, rank: int, size: int, host: str) -> None:
-        import numpy
-
-        self.rank, self.size = rank, size
-        self.name = "sendfile and recv_into in Python"
-        self._numpy: Any = numpy
-        self._socket = _listen_once(host, self.PORT) if rank == 0 else _dial(host, self.PORT)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._block = memoryview(bytearray(self.BLOCK))
-        self._file = os.memfd_create("wire")
-
-    def empty(self, elements: int) -> Any:
-        return self._numpy.empty(elements, self._numpy.float32)
-
-    def view(self, array: Any) -> Any:
-        return array
-
-    def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
-        return lambda: self._exchange(x.nbytes)
-
-    def _exchange(self, nbytes: int) -> None:
-        os.ftruncate(self._file, max(nbytes, os.fstat(self._file).st_size))
-        sender = threading.Thread(target=self._send, args=(nbytes,))
-        sender.start()
-        left = nbytes
-        while left:
-            got = self._socket.recv_into(self._block[:left])
-            if not got:
-                raise ConnectionError("the other end of the wire is gone")
-            left -= got
-        sender.join()
-
-    def _send(self, nbytes: int) -> None:
-        at = 0
-        while at < nbytes:
-            at += os.sendfile(self._socket.fileno(), self._file, at, nbytes - at)
-
-    def barrier(self) -> None:
-        self._exchange(1)
-
-    def close(self) -> None:
-        self._socket.close()
-        os.close(self._file)
-
-
-def _listen_once(host: str, port: int) -> socket.socket:
-    with socket.create_server((host, port)) as listener:
-        listener.settimeout(30.0)
-        accepted, _ = listener.accept()
-    accepted.settimeout(None)
-    return accepted
-
-
-def _dial(host: str, port: int) -> socket.socket:
-    deadline = time.monotonic() + 30.0
-    while True:
-        try:
-            return socket.create_connection((host, port))
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
 def prepare(library: Library, op: str, nbytes: int) -> Prepared:
     """Get the memory of an operation."""
     elements, out_elements, expected = layout(op, nbytes, library.rank, library.size)
@@ -295,7 +233,7 @@ def prepare(library: Library, op: str, nbytes: int) -> Prepared:
         library.operation(op, x, out),
         library.view(x),
         None if out is None else library.view(out),
-        () if isinstance(library, Wire) else expected,
+        expected if library.computes else (),
     )
 
 
@@ -338,28 +276,53 @@ def encode(message: dict[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
+def named(where: str) -> Any:
+    """What "MODULE:NAME" names."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Worker:
+    """A rank of a library that obeys orders."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._case: tuple[str, int] | None = None
+        self._prepared: Prepared | None = None
+
+    def obey(self, do: str, **details: Any) -> dict[str, Any]:
+        """The answer to an order."""
+        try:
+            if do == "run":
+                return self._run(**details)
+            answer: dict[str, Any] = named(do)(self._library, **details)
+            return answer
+        except Exception as error:  # told to the driver, which goes on with the others
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _run(
+        self, op: str, nbytes: int, iterations: int, memory: str, check: bool
+    ) -> dict[str, Any]:
+        if self._prepared is None or self._case != (op, nbytes):
+            self._prepared = None  # frees its memory before the next is taken
+            self._prepared = prepare(self._library, op, nbytes)
+            self._case = (op, nbytes)
+        times = run(self._library, self._prepared, iterations)
+        if check:
+            checked(op, self._prepared)
+        return {"ns": times} if self._library.rank == 0 else {}
+
+
 def obey(library: Library, orders: Iterator[bytes], answer: Callable[[bytes], Any]) -> None:
     """Serve until told to quit."""
     answer(encode(hello(library.rank, library.name)))
-    current: tuple[str, int] | None = None
-    prepared: Prepared | None = None
+    worker = Worker(library)
     for line in orders:
         order = json.loads(line)
         if order["do"] == "quit":
             library.close()
             return
-        wanted = (order["op"], order["nbytes"])
-        try:
-            if prepared is None or wanted != current:
-                prepared = None  # frees its memory before the next is taken
-                prepared, current = prepare(library, *wanted), wanted
-            times = run(library, prepared, order["iterations"])
-            if order["check"]:
-                checked(order["op"], prepared)
-        except Exception as error:  # told to the driver, which goes on with the others
-            answer(encode({"error": f"{type(error).__name__}: {error}"}))
-        else:
-            answer(encode({"ns": times} if library.rank == 0 else {}))
+        answer(encode(worker.obey(**order)))
 
 
 def main(control: str, kind: str, *arguments: str) -> None:
@@ -368,11 +331,12 @@ def main(control: str, kind: str, *arguments: str) -> None:
     if kind == "mpi":
         library = Mpi()
     else:
-        rank, size, place = int(arguments[0]), int(arguments[1]), arguments[2]
-        if kind == "wire":
-            library = Wire(rank, size, place)
+        rank, size, host = int(arguments[0]), int(arguments[1]), arguments[2]
+        file = f"{control}.meeting"
+        if ":" in kind:
+            library = named(kind)(rank, size, host, file)
         else:
-            library = Torch("gloo" if kind == "gloo" else "aiodist", rank, size, place)
+            library = Torch("aiodist" if kind == "torch" else kind, rank, size, file)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(control)
         obey(library, iter(connection.makefile("rb")), connection.sendall)

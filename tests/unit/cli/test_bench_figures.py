@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from aiodist_cli.bench_cases import Case, Result, Summary
+from aiodist_cli.bench_cases import Case, Effort, Result, Summary
 from aiodist_cli.bench_peers import PeerMissing
+from aiodist_cli.bench_report import Fact, Report
 from benchmarks import asked
 from benchmarks.__main__ import as_json, main, parser
-from benchmarks.asked import HEAD, SHARED, Fact, Outcome
+from benchmarks.asked import HEAD, SHARED
 from benchmarks.namespaces import parse_iperf3
 from benchmarks.suites import SUITES
 
@@ -21,13 +22,17 @@ def result(case: Case, column: str, median: float) -> Result:
     return Result(case, column, Summary(1, median, median, median))
 
 
-def row(outcome: Outcome, case: str) -> dict[str, str]:
+def found_by(name: str, *results: Result, facts: tuple[Fact, ...] = ()) -> Report:
+    return Report(Effort(), [*results], facts=[*facts], name=name)
+
+
+def row(outcome: Report, case: str) -> dict[str, str]:
     (found,) = [row for row in asked.rows(outcome) if row[0] == case]
     return dict(zip(HEAD, found, strict=True))
 
 
 def test_ratios_are_of_the_fastest_mpi() -> None:
-    outcome = Outcome("all_reduce")
+    outcome = found_by("all_reduce")
     outcome.results = [
         result(SMALL, "aiodist", 4e-6),
         result(SMALL, "gloo", 100e-6),
@@ -44,7 +49,7 @@ def test_ratios_are_of_the_fastest_mpi() -> None:
 
 
 def test_what_was_not_found_is_not_met() -> None:
-    outcome = Outcome("all_reduce", [result(SMALL, "aiodist", 1e-6)])
+    outcome = found_by("all_reduce", result(SMALL, "aiodist", 1e-6))
     assert row(outcome, "all_reduce 8 B, n=2")["met"] == "?"
     outcome.results.append(result(SMALL, "gloo", 1e-6))
     assert row(outcome, "all_reduce 8 B, n=2")["met"] == "no"
@@ -54,7 +59,7 @@ def test_what_was_not_found_is_not_met() -> None:
 
 
 def test_memory_of_the_group_has_lines_only_where_there_is_such() -> None:
-    outcome = Outcome("all_reduce", [result(MIDDLE, "aiodist", 1e-6)])
+    outcome = found_by("all_reduce", result(MIDDLE, "aiodist", 1e-6))
     assert not [row for row in asked.rows(outcome) if "group.empty" in row[0]]
     outcome.results += [result(MIDDLE, SHARED, 1e-6), result(MIDDLE, "openmpi", 1.3e-6)]
     found = row(outcome, "all_reduce 1 MiB, n=2, group.empty")
@@ -62,11 +67,11 @@ def test_memory_of_the_group_has_lines_only_where_there_is_such() -> None:
 
 
 def test_facts() -> None:
-    outcome = Outcome("memory", facts=[Fact("growth", "7 MiB", "at most 16 MiB", True)])
+    outcome = found_by("memory", facts=(Fact("growth", "7 MiB", "at most 16 MiB", True),))
     assert list(asked.rows(outcome)) == [
         ("growth", "7 MiB (asked: at most 16 MiB)", "", "", "", "", "yes")
     ]
-    assert next(asked.rows(Outcome("x", facts=[Fact("a", "b")])))[-1] == ""
+    assert next(asked.rows(found_by("x", facts=(Fact("a", "b"),))))[-1] == ""
 
 
 def test_every_benchmark_with_cases_can_run() -> None:
@@ -96,6 +101,7 @@ def test_iperf3() -> None:
         (["nonsense"], "invalid choice: 'nonsense'"),
         (["figures", "--only", "citizen,x"], "there is no benchmark 'x': expected all_reduce"),
         (["citizen", "--plot", "x.gif"], "a plot is written as one of"),
+        (["citizen", "--json", "no/such/x.json"], "--json: there is no folder"),
     ],
 )
 def test_wrong_usage(
@@ -112,10 +118,7 @@ def test_help_has_examples() -> None:
 
 
 def test_json() -> None:
-    from aiodist_cli.bench_report import Report
-    from aiodist_cli.bench_run import Effort
-
-    outcome = Outcome("memory", facts=[Fact("a", "b")])
+    outcome = found_by("memory", facts=(Fact("a", "b"),))
     found = as_json(Report(Effort()), [outcome])
     assert found["benchmarks"] == {
         "memory": {

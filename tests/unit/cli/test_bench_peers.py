@@ -117,9 +117,9 @@ def test_ranks_on_two_hosts() -> None:
     assert own[1].env["AIODIST_ADDRESS"] == "tcp://10.0.0.0:29500"
     gloo = launches(Contender("gloo", "gloo"), sites, CONTROL, {})
     assert gloo[1].env["GLOO_SOCKET_IFNAME"] == "eth1"
-    assert gloo[1].command[-3:] == ("1", "2", f"{CONTROL}.gloo")
-    wire = launches(Contender("wire", "wire"), sites, CONTROL, {})
-    assert wire[1].command[-4:] == ("wire", "1", "2", "10.0.0.0")
+    assert gloo[1].command[-4:] == ("gloo", "1", "2", "10.0.0.0")
+    wire = launches(Contender("wire", "benchmarks.wire:Wire"), sites, CONTROL, {})
+    assert wire[1].command[-4:] == ("benchmarks.wire:Wire", "1", "2", "10.0.0.0")
     with pytest.raises(ValueError, match="Open MPI is measured on one host only"):
         launches(Contender("openmpi", "mpi", mpi=Mpi("openmpi", "", "")), sites, CONTROL, {})
 

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from aiodist_cli import bench_plot, bench_report
-from aiodist_cli.bench_cases import Case, Result, Summary
+from aiodist_cli.bench_cases import Case, Effort, Result, Summary
 from aiodist_cli.bench_report import Report, markdown, tables
-from aiodist_cli.bench_run import Effort
 
 SMALL, LARGE = Case("all_reduce", 8, 2), Case("all_reduce", 1 << 20, 2)
 OTHER = Case("broadcast", 8, 4)

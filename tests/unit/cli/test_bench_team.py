@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from aiodist_cli import bench_team
-from aiodist_cli.bench_cases import Case
+from aiodist_cli.bench_cases import Case, Effort
 from aiodist_cli.bench_peers import Contender, Launch, Site
-from aiodist_cli.bench_run import Column, Effort, columns_of, measure
+from aiodist_cli.bench_run import Column, columns_of, measure
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
 
 CASE = Case("all_reduce", 8, 2)

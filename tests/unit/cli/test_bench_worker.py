@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ import pytest
 import aiodist
 from aiodist_cli import bench_rank, bench_worker
 from aiodist_cli.bench_worker import OPS, check, differences, layout
+from benchmarks import links, orders, wire
 
 
 class Alone:
     """The only rank of a library that never has to talk."""
 
-    rank, size, name = 0, 1, "nothing"
+    rank, size, name, computes = 0, 1, "nothing", True
 
     def __init__(self, result: float = 1.0) -> None:
         self.result = result
@@ -112,7 +114,7 @@ async def test_aiodist_does_what_is_measured(op: str, nbytes: int) -> None:
         ranks = [bench_rank.Rank(group) for group in groups]
         for more in ({"check": True, "iterations": 1}, {}):
             found = await asyncio.gather(
-                *(rank.obey({"do": "run"} | order | more) for rank in ranks)
+                *(rank.obey(**{"do": "run"} | order | more) for rank in ranks)
             )
             assert len(found[0].pop("ns")) == (1 if more else 2)
             assert found == [{}, {}, {}]
@@ -122,12 +124,12 @@ async def test_aiodist_tells_errors() -> None:
     async with aiodist.local(1) as (group,):
         rank = bench_rank.Rank(group)
         assert rank.hello["library"].startswith(f"aiodist {aiodist.__version__}, ")
-        answer = await rank.obey({"do": "run"} | run(op="x"))
+        answer = await rank.obey(**run(op="x"))
         assert answer["error"].startswith("ValueError: there is no operation 'x'")
         # 1 rank: each recv is from itself.
-        share = await rank.obey({"do": "idle", "seconds": 0.0})
+        share = await rank.obey("benchmarks.orders:idle", seconds=0.0)
         assert share["share"] >= 0
-        memory = await rank.obey({"do": "memory", "nbytes": 1 << 20})
+        memory = await rank.obey("benchmarks.orders:memory", nbytes=1 << 20)
         assert memory["growth"] >= 0
 
 
@@ -146,23 +148,23 @@ async def test_late_ticks_count_each_by_its_own_due_time(monkeypatch: pytest.Mon
         if ticks == 8:
             stop.set()
 
-    monkeypatch.setattr(bench_rank.time, "perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr(bench_rank.asyncio, "sleep", sleep)
-    late = await bench_rank.ticker(0.001, stop)
+    monkeypatch.setattr(orders.time, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(orders.asyncio, "sleep", sleep)
+    late = await orders.ticker(0.001, stop)
     assert [ns // 1_000_000 for ns in late] == [0, 5, 4, 3, 2, 1, 0, 0, 0]
 
 
 def test_the_wire_carries_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    monkeypatch.setattr(bench_worker.Wire, "PORT", port)
+    monkeypatch.setattr(wire.Wire, "PORT", port)
     moved: list[list[int]] = []
 
     def end(rank: int) -> None:
-        wire = bench_worker.Wire(rank, 2, "127.0.0.1")
-        prepared = bench_worker.prepare(wire, "all_reduce", 3 << 20)
-        moved.append(bench_worker.run(wire, prepared, 2))
-        wire.close()
+        library = wire.Wire(rank, 2, "127.0.0.1", "")
+        prepared = bench_worker.prepare(library, "all_reduce", 3 << 20)
+        moved.append(bench_worker.run(library, prepared, 2))
+        library.close()
 
     threads = [threading.Thread(target=end, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -170,3 +172,43 @@ def test_the_wire_carries_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join(30)
     assert [len(times) for times in moved] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", [links.Tcp, links.Unix])
+def test_links_carry_there_and_back_and_both_ways(kind: type[links.Ends], tmp_path: Path) -> None:
+    came: dict[tuple[str, int], float] = {}
+
+    def end(rank: int) -> None:
+        library = kind(rank, 2, "127.0.0.1", str(tmp_path / "meeting"))
+        for op, nbytes in (("ping_pong", 8), ("all_reduce", 1 << 20)):
+            prepared = bench_worker.prepare(library, op, nbytes)
+            assert len(bench_worker.run(library, prepared, 3)) == 3
+            came[op, rank] = float(np.frombuffer(library._counter.block[:4], np.float32)[0])
+        library.close()
+
+    threads = [threading.Thread(target=end, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    # Each rank sends its number + 1; the second half of a ping-pong is memory that nobody filled.
+    assert came == {
+        ("ping_pong", 0): 0.0,
+        ("ping_pong", 1): 1.0,
+        ("all_reduce", 0): 2.0,
+        ("all_reduce", 1): 1.0,
+    }
+
+
+def test_an_order_may_name_a_function() -> None:
+    _, found, missing = answers(
+        Alone(),
+        {"do": f"{__name__}:shout", "words": "hear"},
+        {"do": f"{__name__}:none", "words": "hear"},
+    )
+    assert found == {"said": "nothing: HEAR"}
+    assert missing["error"].startswith("AttributeError: ")
+
+
+def shout(library: Alone, words: str) -> dict[str, str]:
+    return {"said": f"{library.name}: {words.upper()}"}

@@ -1,0 +1,367 @@
+"""Offers: how ranks tell each other what they have for whom, and how that gets there.
+
+An offer is metadata, and the data itself where that is small. First all offers are shared by
+Bruck's all-gather; so everybody knows all sizes, and has entered. What is large then travels
+directly into its destination.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiodist.buffers.foreign import Taker
+from aiodist.buffers.values import Encoded, Incoming, describe, fill, parse
+from aiodist.collectives import fitting
+from aiodist.collectives.device_transfer import DeviceTransfer, Offer
+from aiodist.devices.values import device_among
+from aiodist.engine.phase import Phase, prepared
+from aiodist.errors import MismatchError, ProtocolError
+from aiodist.phases import lanes, pulls
+from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Part, Place, share
+from aiodist.phases.memories import Regions
+from aiodist.schedules import chain, direct_exchange
+from aiodist.schedules.teams import spans_hosts
+from aiodist.wire.frames import MAX_PAYLOAD
+
+ROOM = 64 * 1024
+"""Most bytes of data that travel within the offers, over all ranks."""
+
+_HEAD = struct.Struct(">QQ")
+
+Offers = list[list[Offer | None]]
+"""By source and destination; None for what is not known here."""
+
+# -- who has what --------------------------------------------------------------------------------
+
+
+def pack_offers(
+    place: Place, transfer: DeviceTransfer, values: Sequence[Encoded], room: int
+) -> bytes:
+    """The blob of one rank. The data of a value goes in while there is room, then metadata."""
+
+    def place_of(value: Encoded) -> int:
+        return place.heap.place_of(np.frombuffer(view, np.uint8) for view in value.buffers)
+
+    packed: list[Offer] = []
+    for value in values:
+        small = len(value.meta) <= room
+        meta = value.meta if small else len(value.meta)
+        room -= len(value.meta) if small else 0
+        if value.gaps:
+            first = transfer.first(value)
+            packed.append(Offer(meta, value.nbytes, None, 0, value.elsewhere, first))
+        elif small and value.nbytes <= room:
+            room -= value.nbytes
+            packed.append(Offer(meta, value.nbytes, b"".join(value.buffers)))
+        else:
+            packed.append(Offer(meta, value.nbytes, None, place_of(value)))
+    return transfer.pack(packed, room)
+
+
+def share_offers(
+    place: Place,
+    transfer: DeviceTransfer,
+    own: Sequence[Encoded],
+    want: bytes,
+    sources: Iterable[int],
+    on_lane: bool,
+    *,
+    each: int = 1,
+    room: int = ROOM,
+) -> Part[tuple[list[bytes], Mapping[int, Sequence[Offer]]]]:
+    """What each rank wants, and the offers of `sources`, `each` so many. `own`: what this rank has
+    to offer; with its metadata, and the data of all but the large ones, it takes at most `room`."""
+    words = pack_offers(place, transfer, own, room) if own else b""
+    wants, blobs = fitting.parted((yield from share(place, fitting.joined(want, words), on_lane)))
+    offers = yield from transfer.agree({src: blobs[src] for src in sources}, each, on_lane)
+    return wants, offers
+
+
+def one_of_all(
+    place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool
+) -> Part[tuple[list[Offer], bool]]:
+    """What each rank offers to all who want it, and whether all that fits where it goes."""
+    everybody, room = range(place.size), ROOM // place.size
+    wants, agreed = yield from share_offers(
+        place, transfer, [own], want, everybody, on_lane, room=room
+    )
+    offers = [agreed[src][0] for src in everybody]
+    return offers, fitting.all_fit(wants, (offer.meta for offer in offers))
+
+
+def offers_of_all(
+    place: Place, transfer: DeviceTransfer, own: Sequence[Encoded], want: bytes, on_lane: bool
+) -> Part[tuple[Offers, bool]]:
+    """What each rank offers to each other one: all of it, or what concerns this rank. And whether
+    all that fits where it goes."""
+    if place.size > MAX_RANKS_IN_SMALL_AREA:
+        yield from transfer.to_host()
+        return (yield from _offers_apart(place, own, want))
+    everybody, room = range(place.size), ROOM // place.size
+    wants, agreed = yield from share_offers(
+        place, transfer, own, want, everybody, on_lane, each=place.size, room=room
+    )
+    offers: Offers = [[*agreed[src]] for src in everybody]
+    return offers, fitting.all_fit(wants, (o.meta for row in agreed.values() for o in row))
+
+
+def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tuple[Offers, bool]]:
+    """`offers_of_all` for so many ranks that the offers of all would fill more than a frame: each
+    rank tells each other one the sizes of what it has for it, and nothing else."""
+    wants, _ = fitting.parted((yield from share(place, fitting.joined(want, b""), False)))
+    mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
+    others = [rank for rank in range(place.size) if rank != place.rank]
+    heads = {rank: bytearray(_HEAD.size) for rank in others}
+    yield from exchange(
+        place,
+        {rank: [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes))] for rank in others},
+        {rank: [memoryview(head)] for rank, head in heads.items()},
+        0,
+        on_lane=False,
+    )
+    offers: Offers = [[None] * place.size for _ in range(place.size)]
+    offers[place.rank] = [*mine]
+    for rank, head in heads.items():
+        meta, nbytes = _HEAD.unpack(head)
+        offers[rank][place.rank] = Offer(meta, nbytes, None)
+    return offers, not any(wants)
+
+
+def known(offer: Offer | None) -> Offer:
+    """An offer that concerns this rank."""
+    assert offer is not None
+    return offer
+
+
+# -- how it gets there ---------------------------------------------------------------------------
+
+
+def exchange(
+    place: Place,
+    sends: Mapping[int, Sequence[memoryview]],
+    receives: Mapping[int, Sequence[memoryview]],
+    longest: int,
+    on_lane: bool,
+) -> Part[None]:
+    """Bytes of known sizes directly from where they are to where they go. On a lane all have to
+    know the size of the `longest` message between any two."""
+    source = [view for dst in range(place.size) for view in sends.get(dst, ())]
+    target = [view for src in range(place.size) for view in receives.get(src, ())]
+    outgoing, incoming = _bounds(place.size, sends), _bounds(place.size, receives)
+    if on_lane and not spans_hosts(place.teams):
+        yield pulls.exchange(place, outgoing, incoming, longest, source, target)
+        return
+    yield Phase(
+        prepared(
+            direct_exchange.all_to_all, place.rank, place.size, outgoing, incoming, MAX_PAYLOAD
+        ),
+        Regions.of_bytes(source, target),
+    )
+
+
+def _bounds(size: int, views: Mapping[int, Sequence[memoryview]]) -> tuple[int, ...]:
+    bounds = [0]
+    for rank in range(size):
+        bounds.append(bounds[-1] + sum(view.nbytes for view in views.get(rank, ())))
+    return tuple(bounds)
+
+
+def collect(
+    place: Place,
+    transfer: DeviceTransfer,
+    own: tuple[Encoded, Any] | None,
+    sends: Mapping[int, tuple[Encoded, Offer]],
+    receives: Mapping[int, Offer],
+    outs: Mapping[int, Any] | MismatchError,
+    travelling: Sequence[Offer | None],
+    on_lane: bool,
+    fits: bool,
+    lengths: Sequence[int] | None = None,
+) -> Part[dict[int, Any]]:
+    """The values offered to this rank, by source; those offered to others are sent. `own`: what
+    this rank has for itself, and where it goes.
+
+    `travelling`: what any rank offers to any other. `fits`: whether all know that it fits where it
+    goes. `lengths`: where everyone offers the same to all others, the bytes of each. `outs` may be
+    what is wrong with them. Raises MismatchError.
+    """
+    problem: MismatchError | None = None
+    if isinstance(outs, MismatchError):
+        problem, outs = outs, {}
+    metas = yield from _metas(place, sends, receives, travelling, on_lane)
+    incoming: dict[int, Incoming] = {}
+    for src, offer in receives.items():
+        incoming[src], wrong = opened(place, transfer, src, offer, metas[src], outs.get(src))
+        problem = problem or wrong
+    if own is not None and not fits:
+        problem = problem or _try_own(place, *own)
+    yield from fitting.settle(place, problem, fits, on_lane)
+    for src, value in incoming.items():
+        if (data := receives[src].data) is not None:
+            fill(value.buffers, data)
+    transfer.read()
+    yield from _data_of_all(place, sends, receives, incoming, travelling, on_lane, lengths)
+    if own is not None:
+        incoming[place.rank] = transfer.own(*own)
+        transfer.read()
+    yield from transfer.land(on_lane)
+    return {src: value.finish() for src, value in incoming.items()}
+
+
+def opened(
+    place: Place,
+    transfer: DeviceTransfer,
+    src: int,
+    offer: Offer,
+    meta: bytes,
+    out: Any,
+    name: str = "out",
+) -> tuple[Incoming, MismatchError | None]:
+    """The value that `src` offers, with the memory that it goes to; or without, and what is wrong
+    with `out`. Raises ProtocolError."""
+    value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
+    if value.nbytes != offer.nbytes + offer.apart:
+        raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
+    foreign = transfer.places(src, offer.first, value)
+    return value, _allocate(place, value, src, out, name, foreign)
+
+
+def _allocate(
+    place: Place, value: Incoming, src: int, out: Any, name: str, foreign: Taker | None
+) -> MismatchError | None:
+    """Give `value` its memory. What does not fit `out` is a mismatch between two ranks, returned;
+    then it has none."""
+    try:
+        value.allocate(out, foreign=foreign)
+    except (ValueError, TypeError) as error:
+        if out is None:
+            raise
+        text = f"rank {src} sent what does not fit {name} of rank {place.rank}: {error}"
+        calls = {src: value.describe(), place.rank: f"{name}={describe(out)}"}
+        return MismatchError(text, calls=calls)
+    return None
+
+
+def _try_own(place: Place, own: Encoded, out: Any) -> MismatchError | None:
+    """Whether this rank's own value fits its place, where both are on the host."""
+    if out is None or own.gaps or device_among(out) is not None:
+        return None
+    value = parse(own.meta, allow_pickle=place.allow_pickle)
+    return _allocate(place, value, place.rank, out, "out", None)
+
+
+def _metas(
+    place: Place,
+    sends: Mapping[int, tuple[Encoded, Offer]],
+    receives: Mapping[int, Offer],
+    travelling: Sequence[Offer | None],
+    on_lane: bool,
+) -> Part[dict[int, bytes]]:
+    metas: dict[int, Any] = {}
+    late: dict[int, Sequence[memoryview]] = {}
+    for src, offer in receives.items():
+        if isinstance(offer.meta, bytes):
+            metas[src] = offer.meta
+            continue
+        if offer.meta > place.max_message_bytes:
+            raise ProtocolError(f"rank {src} offers {offer.meta} bytes of metadata")
+        metas[src] = bytearray(offer.meta)
+        late[src] = [memoryview(metas[src])]
+    longest = max(
+        (o.meta for o in travelling if o is not None and isinstance(o.meta, int)), default=0
+    )
+    if longest or not on_lane:
+        outgoing = {
+            dst: [memoryview(encoded.meta)]
+            for dst, (encoded, offer) in sends.items()
+            if isinstance(offer.meta, int)
+        }
+        yield from exchange(place, outgoing, late, longest, on_lane)
+    return {src: bytes(meta) for src, meta in metas.items()}
+
+
+def _data_of_all(
+    place: Place,
+    sends: Mapping[int, tuple[Encoded, Offer]],
+    receives: Mapping[int, Offer],
+    incoming: Mapping[int, Incoming],
+    travelling: Sequence[Offer | None],
+    on_lane: bool,
+    lengths: Sequence[int] | None,
+) -> Part[None]:
+    """Move what did not travel within the offers. The arguments are those of `collect`."""
+    longest = max((o.nbytes for o in travelling if o is not None and o.data is None), default=0)
+    outgoing = {
+        dst: encoded.buffers for dst, (encoded, offer) in sends.items() if offer.data is None
+    }
+    buffers = {src: incoming[src].buffers for src, offer in receives.items() if offer.data is None}
+    target = [view for src in sorted(buffers) for view in buffers[src]]
+    if on_lane and longest and _all_see(place, travelling):
+        places = {src: receives[src].place for src in buffers if receives[src].nbytes}
+        yield pulls.take(place, places, _bounds(place.size, buffers), target)
+    elif not on_lane or lengths is None:
+        yield from exchange(place, outgoing, buffers, longest, on_lane)
+    elif longest:
+        source = next(iter(outgoing.values()), ())
+        yield from lanes.all_gather(place, lengths, source, target)
+
+
+def _all_see(place: Place, offers: Sequence[Offer | None]) -> bool:
+    """Whether all that travels apart lies in memory that all ranks see. The same on all ranks."""
+    return not spans_hosts(place.teams) and all(
+        o is not None and (o.place or o.data is not None or not o.nbytes) for o in offers
+    )
+
+
+def metadata(
+    place: Place, src: int, offer: Offer, own: Encoded | None, on_lane: bool
+) -> Part[bytes]:
+    """The metadata of what `src` offers to all; `own` is that value, there."""
+    if isinstance(offer.meta, bytes):
+        return offer.meta
+    if own is not None:
+        yield from _chain(place, src, [memoryview(own.meta)], [], on_lane)
+        return own.meta
+    if offer.meta > place.max_message_bytes:
+        raise ProtocolError(f"rank {src} offers {offer.meta} bytes of metadata")
+    buffer = bytearray(offer.meta)
+    yield from _chain(place, src, [], [memoryview(buffer)], on_lane)
+    return bytes(buffer)
+
+
+def data_of_one(
+    place: Place,
+    src: int,
+    offer: Offer,
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+    on_lane: bool,
+) -> Part[None]:
+    """The data that `src` offers to all, which did not travel within its offer."""
+    if on_lane and offer.nbytes and _all_see(place, [offer]):
+        receives = _bounds(place.size, {src: target})
+        places = {src: offer.place} if target else {}
+        yield pulls.take(place, places, receives, target)
+    else:
+        yield from _chain(place, src, source, target, on_lane)
+
+
+def _chain(
+    place: Place,
+    src: int,
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+    on_lane: bool,
+) -> Part[None]:
+    if on_lane:
+        yield from lanes.broadcast(place, src, source, target)
+        return
+    length = sum(view.nbytes for view in (source or target))
+    yield Phase(
+        prepared(chain.broadcast, place.rank, place.size, src, length, MAX_PAYLOAD),
+        Regions.of_bytes(source, target),
+    )

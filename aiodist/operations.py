@@ -1,0 +1,364 @@
+"""The operations of a group: every collective, and point to point.
+
+`Group` is made of these and of what a group is besides: its members, its epochs, its end. Threads
+call the same operations by `aiodist.blocking`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from aiodist.collectives import values
+from aiodist.device_programs import loans
+from aiodist.device_programs import reductions as device_reductions
+from aiodist.engine import deadlines, failures
+from aiodist.errors import GroupClosedError
+from aiodist.p2p.point_to_point import Envelope, as_tag
+from aiodist.phases import base
+from aiodist.rank.context import Context
+from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag
+from aiodist.work import Work, both
+
+
+class Operations:
+    """What the ranks of one context do together. Each call starts at once and returns a `Work`."""
+
+    def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
+        self._context = context
+        self._loop = loop
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group has ended here."""
+        return self._context.ended is not None
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """Reduce `x` of all ranks; every rank gets the result.
+
+        `x` is an array, a scalar, or a flat list of arrays that are reduced together; dtypes and
+        shapes are the same on all ranks. The result is in `x`, or in `out` where given.
+        """
+        self._check_loop()
+        if tag is None and out is None and (express := self._context.express) is not None:
+            # Not None: the group has not ended.
+            seconds = self._context.op_timeout if timeout is None else timeout
+            if timeout is None or deadlines.is_timeout(timeout):
+                work = express.all_reduce(x, op, seconds)
+                if work is not None:
+                    return work
+        return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
+
+    def reduce(
+        self,
+        x: Any,
+        dst: int,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
+        never altered."""
+        return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
+
+    def broadcast(
+        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
+        of arrays) receives it in place, and asserts dtype and shape: where it does not fit on one
+        rank, it is a `MismatchError` on all, and no array is written."""
+        return self._start("broadcast", tag, timeout, values.broadcast, x, src)
+
+    def all_gather(
+        self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """The list of all ranks' `x`, on every rank; shapes and kinds may differ.
+
+        `out`: a list of arrays, one a rank, or one array for all of them, one after the other along
+        its first dimension. Where it does not fit on one rank, it is a `MismatchError` on all.
+        """
+        return self._start("all_gather", tag, timeout, values.all_gather, x, out)
+
+    def gather(
+        self,
+        x: Any,
+        dst: int = 0,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`."""
+        return self._start("gather", tag, timeout, values.gather, x, dst, out)
+
+    def scatter(
+        self,
+        xs: Any = None,
+        src: int = 0,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere.
+
+        Where `out` does not fit on one rank, it is a `MismatchError` on all.
+        """
+        return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
+
+    def reduce_scatter(
+        self,
+        xs: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The reduction of slot `rank` over all ranks.
+
+        `xs` is a list of one array (or scalar) a rank, or one array that is split along its first
+        dimension as `numpy.array_split` does. Never in place.
+        """
+        return self._start(
+            "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
+        )
+
+    def all_to_all(
+        self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ.
+
+        `out` as for `all_gather`.
+        """
+        return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
+
+    def scan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
+        return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
+
+    def exscan(
+        self,
+        x: Any,
+        op: Op = SUM,
+        *,
+        out: Any = None,
+        tag: Tag = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`; at rank 0 `x` itself,
+        unchanged."""
+        return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
+
+    def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
+        """Nothing but the meeting: done once all ranks have called it."""
+        return self._start("barrier", tag, timeout, base.barrier)
+
+    def share(
+        self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """Let all ranks use the same memory: that of `x` of rank `src`, a CUDA tensor, a numpy
+        array or a tensor of the host, or a tree of such. A collective; elsewhere `x` is None.
+
+        CUDA tensors have to be contiguous, and stay where they are: `src` gets `x` back. Arrays of
+        the host are copied, once, into memory that all ranks map: the result is that of all, also
+        at `src`, and `x` is left alone. Whoever writes to the result writes to the one copy that
+        there is, and sees to the order himself.
+
+        The memory is there until the last view of it is gone, even if `src` drops its own or leaves
+        the group. Numbers and strings in a tree travel as in `broadcast`. The Work fails with
+        OSError on all ranks where not all can map it: those of another host cannot.
+
+        Raises TypeError for what holds no array, or arrays of the host and of a device, ValueError
+        for CUDA tensors that are not contiguous.
+        """
+        return self._start("share", tag, timeout, loans.loan, x, src)
+
+    # -- point to point ---------------------------------------------------------------------------
+
+    def send(
+        self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
+    ) -> Work[None]:
+        """Send `x` to rank `dst`. Done when the memory of `x` may be used again.
+
+        Messages of one rank and tag do not overtake each other. Where the receiver does not keep
+        up, sends stay pending: nobody's memory grows without bound.
+        """
+        self._enter()
+        if timeout is not None:
+            deadlines.check_timeout(timeout)
+        at_once = self._context.p2p_express.send(x, dst, tag)
+        if at_once is not None:
+            return at_once
+        base.check_root(self._context, dst, "dst")
+        work = self._context.p2p.send(x, dst, tag=tag)
+        return deadlines.arm_message(self._context, work, timeout, self._context.op_timeout, (dst,))
+
+    def recv(
+        self,
+        *,
+        src: int | AnySource = ANY_SOURCE,
+        tag: str | int | AnyTag = ANY_TAG,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """The next message of rank `src` (or any, taking turns) with `tag` (or any).
+
+        `out` (an array, or a tree of arrays) receives it in place and asserts dtype and shape: a
+        message that does not fit raises here and stays queued. The Work's `source` and `tag` are
+        those of the message. No deadline but `timeout`. Cancelling loses no message.
+        """
+        self._enter()
+        if timeout is not None:
+            deadlines.check_timeout(timeout)
+        at_once = self._context.p2p_express.recv(src, tag, out)
+        if at_once is not None:
+            return at_once
+        self._check_source(src)
+        work = self._context.p2p.recv(src=src, tag=tag, out=out)
+        missing = () if src is ANY_SOURCE else (src,)
+        context = self._context
+        # Do not poll where this call has done so in vain, or where several receives wait: the one
+        # before has polled already.
+        if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
+            context.inline(work, missing)
+        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
+
+    isend = send
+    irecv = recv
+
+    def sendrecv(
+        self,
+        x: Any,
+        dst: int,
+        *,
+        src: int | AnySource = ANY_SOURCE,
+        tag: str | int = 0,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Work[Any]:
+        """Send `x` to `dst` and receive from `src`, at once; the result is what was received."""
+        self._enter()
+        sending = self.send(x, dst, tag=tag, timeout=timeout)
+        try:
+            receiving = self.recv(src=src, tag=tag, out=out, timeout=timeout)
+        except BaseException:
+            sending.cancel()
+            raise
+        return both(self._loop, sending, receiving)
+
+    def probe(
+        self,
+        *,
+        src: int | AnySource = ANY_SOURCE,
+        tag: str | int | AnyTag = ANY_TAG,
+        timeout: float | None = None,
+    ) -> Work[Envelope]:
+        """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`."""
+        self._enter()
+        self._check_source(src)
+        deadlines.check_timeout(timeout)
+        work = self._context.p2p.probe(src=src, tag=tag)
+        missing = () if src is ANY_SOURCE else (src,)
+        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
+
+    def iprobe(
+        self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+    ) -> Envelope | None:
+        """The envelope of a message that is there, or None."""
+        self._enter()
+        self._check_source(src)
+        return self._context.p2p.iprobe(src=src, tag=tag)
+
+    async def messages(
+        self, *, tag: str | int | AnyTag = ANY_TAG, src: int | AnySource = ANY_SOURCE
+    ) -> AsyncIterator[tuple[Any, int, str | int]]:
+        """``async for value, source, tag in group.messages(tag=…)``: messages as they arrive.
+
+        Ends when the group is closed here; fails when a rank that could send is lost.
+        """
+        while True:
+            work = self.recv(src=src, tag=tag)
+            try:
+                value = await work
+            except GroupClosedError:
+                return
+            assert work.source is not None
+            yield value, work.source, work.tag
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._context.ended is not None or asyncio._get_running_loop() is not self._loop:
+            self._check_loop()
+            self._context.check_open()
+
+    def _check_loop(self) -> None:
+        if asyncio._get_running_loop() is not self._loop:
+            raise RuntimeError(
+                f"{self!r} belongs to the event loop that made it; from other threads use "
+                "group.blocking()"
+            )
+
+    def _start(
+        self,
+        op: str,
+        tag: Tag,
+        timeout: float | None,
+        make: Callable[..., base.Call],
+        *args: Any,
+    ) -> Work[Any]:
+        """Start the collective ``make(context, *args)``. If that raises, the collective uses up its
+        number all the same, and the others hear why."""
+        self._enter()
+        context = self._context
+        if tag is not None:
+            tag = as_tag(tag)
+        try:
+            deadlines.check_timeout(timeout)
+            call = make(context, *args)
+        except BaseException as error:
+            context.forgo(op, tag, error)
+            raise
+        return context.launch(
+            call.op,
+            call.text,
+            call.start,
+            tag=tag,
+            timeout=timeout,
+            nbytes=call.nbytes,
+            place=call.place,
+        )
+
+    def _forgo(self, error: BaseException, tag: Tag = None) -> None:
+        """A collective was not called, for want of arguments that make sense, as `error` says: it
+        uses up its number here, unless a method of this class raised that, and has seen to it. For
+        who calls collectives for others."""
+        if not (self.closed or failures.is_forgone(error)):
+            self._context.forgo("collective", tag, error)
+
+    def _check_source(self, src: int | AnySource) -> None:
+        if src is not ANY_SOURCE:
+            base.check_root(self._context, src, "src")
