@@ -37,11 +37,10 @@ def waits_of(group: Group, conn: int, now: float) -> Iterator[Waiting]:
 
 def _not_voted(group: Group, ballot: Ballot) -> list[int]:
     """The ranks of those who have not voted; also who may come back to do so."""
-    ranks = {member.id: member.rank for member in group.absent.values()}
     conns = group.ballots.missing(group.members, ballot.key)
     return [
         *[group.members[conn].rank for conn in conns],
-        *[ranks[one] for one in ballot.waits_for(group.absent.values())],
+        *[group.ranks[one] for one in ballot.waits_for(group.absent)],
     ]
 
 

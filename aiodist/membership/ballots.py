@@ -44,9 +44,10 @@ see it, and died while the coordinator was away; and more outcomes than are reme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from aiodist.membership.seats import Seats
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, MemberInfo
 from aiodist.wire.recovery import MAX_BALLOTS, Cause, Purpose, Verdict, Void, Vote
@@ -54,8 +55,8 @@ from aiodist.wire.recovery import MAX_BALLOTS, Cause, Purpose, Verdict, Void, Vo
 BallotKey = tuple[bytes, int]
 """(context, number)."""
 
-Members = dict[int, MemberInfo]
-"""Living members, by connection."""
+Members = Seats[MemberInfo]
+"""Living members, by connection; those who may come back, by rank."""
 
 Outcome = Verdict | Void
 
@@ -67,24 +68,42 @@ _DIFFER = "the ranks called different things, or differ in who they are"
 
 @dataclass(slots=True)
 class Ballot:
-    """`voters`: the ids of all, in their order (empty: the whole group). `votes`: by connection,
-    the request and the vote, of those who are alive; `since`: when each has voted."""
+    """`voters`: the ids of all, in their order (empty: the whole group). `call`: what each of them
+    has called. `votes`: by connection, the request and the vote, of those who are alive; `since`:
+    when each has voted. The first `passed` voters have voted, or never will."""
 
     key: BallotKey
     voters: tuple[str, ...]
+    call: str
     votes: dict[int, tuple[int, Vote]] = field(default_factory=dict)
     since: dict[int, float] = field(default_factory=dict)
+    passed: int = 0
 
     def electorate(self, members: Members) -> list[int]:
         """The connections of the voters that are alive, in their order."""
         if not self.voters:
             return sorted(members, key=lambda conn: members[conn].rank)
-        by_id = {member.id: conn for conn, member in members.items()}
-        return [by_id[one] for one in self.voters if one in by_id]
+        return [conn for one in self.voters if (conn := members.of_id(one)) is not None]
 
-    def waits_for(self, absent: Iterable[MemberInfo]) -> list[str]:
+    def waits_for(self, absent: Members) -> list[str]:
         """The ids of its voters among members that may come back."""
-        return [one.id for one in absent if not self.voters or one.id in self.voters]
+        return [one.id for one in absent.values() if not self.voters or one.id in self.voters]
+
+    def is_complete(self, members: Members, absent: Members) -> bool:
+        """Whether all voters have voted that are alive, or may come back.
+
+        This is asked after each vote, so it counts. Of a part of the group it looks for a single
+        voter that is missing, and goes on from that one the next time: all n votes take n steps.
+        """
+        if not self.voters:
+            return len(self.votes) == len(members) and not absent
+        while self.passed < len(self.voters):
+            one = self.voters[self.passed]
+            conn = members.of_id(one)
+            if conn not in self.votes and (conn is not None or absent.of_id(one) is not None):
+                return False
+            self.passed += 1
+        return True
 
     @property
     def purpose(self) -> Purpose:
@@ -111,6 +130,8 @@ class Ballots:
 
     def __init__(self) -> None:
         self._ballots: dict[BallotKey, Ballot] = {}
+        self._voted: dict[int, dict[BallotKey, Ballot]] = {}
+        """Those of them in which a connection has voted."""
         self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, Outcome]] = {}
         """With the voters of each; None: not known, it was heard of from a member."""
 
@@ -127,11 +148,18 @@ class Ballots:
             if voters is not None and voters != vote.members:  # it was decided among others
                 known = Void(Cause.MISMATCH, _DIFFER, own, {own: vote.call})
             return [Answer(conn, request, known)]
-        ballot = self._ballots.setdefault(key, Ballot(key, vote.members))
+        ballot = self._ballots.get(key)
+        if ballot is None:
+            ballot = self._ballots[key] = Ballot(key, vote.members, vote.call)
+        differs = vote.members != ballot.voters
+        if not differs:  # one list of them is kept, not one of each voter
+            vote = replace(vote, members=ballot.voters)
         ballot.votes[conn] = (request, vote)
         ballot.since.setdefault(conn, now)
-        asked = {one.call for _, one in ballot.votes.values()}
-        if len(asked) > 1 or vote.members != ballot.voters:
+        self._voted.setdefault(conn, {})[key] = ballot
+        if len(ballot.votes) == 1:
+            ballot.call = vote.call
+        if differs or vote.call != ballot.call:
             ids = {members[one].id: its.call for one, (_, its) in ballot.votes.items()}
             void = Void(Cause.MISMATCH, _DIFFER, own, ids)
             return self.close(ballot, void)
@@ -140,7 +168,7 @@ class Ballots:
     def give_up(
         self,
         members: Members,
-        absent: Iterable[MemberInfo],
+        absent: Members,
         conn: int,
         key: BallotKey,
         cause: Cause,
@@ -160,7 +188,7 @@ class Ballots:
 
     def of(self, conn: int) -> list[Ballot]:
         """The ballots in which it has voted, and that are not decided."""
-        return [ballot for ballot in self._ballots.values() if conn in ballot.votes]
+        return list(self._voted.get(conn, {}).values())
 
     def missing(self, members: Members, key: BallotKey) -> list[int]:
         """The living voters that have not voted."""
@@ -171,29 +199,41 @@ class Ballots:
 
     def gone(self, conn: int) -> None:
         """Nothing comes over `conn` any more: its member is lost, or votes again over another."""
-        for key, ballot in list(self._ballots.items()):
-            ballot.votes.pop(conn, None)
-            ballot.since.pop(conn, None)
+        for key, ballot in self._voted.pop(conn, {}).items():
+            del ballot.votes[conn]
+            del ballot.since[conn]
+            ballot.passed = 0
             if not ballot.votes:
                 del self._ballots[key]
 
-    def decided(self, members: Members, absent: Iterable[MemberInfo]) -> Iterator[Ballot]:
-        """The ballots in which all living voters have voted; each is to be taken by `close`."""
-        for ballot in list(self._ballots.values()):
-            is_open = self._ballots.get(ballot.key) is ballot  # not closed with one before it
-            complete = is_open and ballot.votes.keys() >= {*ballot.electorate(members)}
-            if complete and not ballot.waits_for(absent):
+    def new_view(self) -> None:
+        """Others are members now, maybe voters that were not known until now."""
+        for ballot in self._ballots.values():
+            ballot.passed = 0
+
+    def decided(
+        self, members: Members, absent: Members, key: BallotKey | None = None
+    ) -> Iterator[Ballot]:
+        """The ballots in which all living voters have voted, or of them that with this `key`; each
+        is to be taken by `close`."""
+        for one in list(self._ballots) if key is None else [key]:
+            ballot = self._ballots.get(one)  # maybe closed with one before it
+            if ballot is not None and ballot.is_complete(members, absent):
                 yield ballot
 
-    def of_another_view(self, context: bytes) -> Iterator[Ballot]:
-        """The ballots of the whole group that are not of the view that `context` names."""
-        for key, ballot in list(self._ballots.items()):
-            if not ballot.voters and key[0] != context:
+    def of_another_view(self, context: bytes, key: BallotKey | None = None) -> Iterator[Ballot]:
+        """The ballots of the whole group that are not of the view that `context` names, or of them
+        that with this `key`."""
+        for one in list(self._ballots) if key is None else [key]:
+            ballot = self._ballots.get(one)
+            if ballot is not None and not ballot.voters and one[0] != context:
                 yield ballot
 
     def close(self, ballot: Ballot, outcome: Outcome | None) -> list[Answer]:
         """The ballot is over, with this outcome (None: a view, which is the group's)."""
         del self._ballots[ballot.key]
+        for conn in ballot.votes:
+            del self._voted[conn][ballot.key]
         if outcome is None:
             return []
         self._remember(ballot.key, ballot.voters, outcome)
@@ -219,6 +259,6 @@ class Ballots:
             return Failed(Failure.INVALID, "a vote among others: the sender is none of the voters")
         if vote.purpose is Purpose.RENDEZVOUS and vote.members:
             return Failed(Failure.INVALID, "a rendezvous is of the whole group")
-        if len(self.of(conn)) >= MAX_BALLOTS:
+        if len(self._voted.get(conn, ())) >= MAX_BALLOTS:
             return Failed(Failure.INVALID, f"{MAX_BALLOTS} votes are under way, the limit")
         return None

@@ -17,6 +17,7 @@ from aiodist.membership.records import (
     Record,
     Stored,
 )
+from aiodist.membership.seats import Seats
 from aiodist.membership.silence import RETURN_SECONDS, is_cut_off
 from aiodist.membership.store import KeyValueStore
 from aiodist.membership.timers import Timers
@@ -124,7 +125,7 @@ class Books:
             self.timers.cancel(Return(group.key, rank))
         group.install(view)
         group.lost, group.left, group.cut_off = {}, set(), False
-        group.absent = {member.rank: member for member in view.members}
+        group.absent = Seats({member.rank: member for member in view.members})
         for member in view.members:
             self.timers.set(Return(group.key, member.rank), self.now + member.lease)
 

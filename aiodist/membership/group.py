@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiodist.membership.ballots import Ballot, Ballots
+from aiodist.membership.seats import Seats
 from aiodist.membership.store import KeyValueStore
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberInfo, View
@@ -67,6 +68,15 @@ class Joiner:
     ask: JoinRequest
     since: float
 
+    @property
+    def id(self) -> str:
+        return self.ask.id
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that it asks for."""
+        return self.ask.rank
+
 
 @dataclass(slots=True)
 class Group:
@@ -78,8 +88,9 @@ class Group:
     `absent`, by rank: members of the view that have not come back since the coordinator started,
     or since the whole group fell silent: then it is `cut_off` until the first of them is heard.
     `gathering`: the ballot of a rendezvous that all have called, and that waits for joiners.
-    `broken`: pairs of members, by id, without a link between them, and why. `watchers`:
-    (connection, request) of those who are told how many joiners wait.
+    `broken`: pairs of members, by id, without a link between them, and why. `watchers`: the
+    requests of those who are told how many joiners wait, by connection. `ranks`: those of the view,
+    by id.
     """
 
     name: str
@@ -89,9 +100,9 @@ class Group:
     store: KeyValueStore
     view: View | None = None
     digest: bytes = b""
-    joiners: dict[int, Joiner] = field(default_factory=dict)
-    members: dict[int, MemberInfo] = field(default_factory=dict)
-    absent: dict[int, MemberInfo] = field(default_factory=dict)
+    joiners: Seats[Joiner] = field(default_factory=Seats)
+    members: Seats[MemberInfo] = field(default_factory=Seats)
+    absent: Seats[MemberInfo] = field(default_factory=Seats)
     leases: dict[int, float] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -99,7 +110,8 @@ class Group:
     ballots: Ballots = field(default_factory=Ballots)
     gathering: Ballot | None = None
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
-    watchers: set[tuple[int, int]] = field(default_factory=set)
+    watchers: dict[int, set[int]] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
     cut_off: bool = False
 
     @property
@@ -147,6 +159,11 @@ class Group:
         return None if self.view is None else self.view.epoch
 
     @property
+    def context(self) -> bytes:
+        """What names the view in votes: `View.context`, which would count all members again."""
+        return self.digest[:8]
+
+    @property
     def _is_complete(self) -> bool:
         """Whether the view has all the members that the group wants, and all of them live."""
         return self.view is not None and len(self.members) >= self.size.most
@@ -176,21 +193,20 @@ class Group:
         they may not be); the others get the lowest free ranks, in order of arrival.
         """
         count = len(self.joiners)
-        taken = {joiner.ask.rank for joiner in self.joiners.values()}
-        free = iter([rank for rank in range(count) if rank not in taken])
+        free = iter([rank for rank in range(count) if self.joiners.of_rank(rank) is None])
         for conn, joiner in self.joiners.items():
             ask = joiner.ask
             rank = ask.rank if ask.rank is not None and ask.rank < count else next(free)
             self.members[conn] = _member(joiner, rank)
-        self.joiners = {}
+        self.joiners = Seats()
         return self._of_members(epoch)
 
     def go_on(self, epoch: int, survivors: Iterable[int], admitted: Iterable[int]) -> View:
         """Make the next view: the connections `survivors`, which are all the members, in that
         order, then of the joiners those that are `admitted`."""
-        self.members = {
-            conn: replace(self.members[conn], rank=rank) for rank, conn in enumerate(survivors)
-        }
+        self.members = Seats(
+            {conn: replace(self.members[conn], rank=rank) for rank, conn in enumerate(survivors)}
+        )
         for conn in admitted:
             self.members[conn] = _member(self.joiners.pop(conn), len(self.members))
         self.lost = {}
@@ -205,31 +221,21 @@ class Group:
         """Make `view` that of the group."""
         self.view = view
         self.digest = view.digest
+        self.ranks = {member.id: member.rank for member in view.members}
+        self.ballots.new_view()
         self.gathering = None
         self.gave_up = {}
         return view
 
     def place_of(self, member_id: str) -> int | None:
         """The rank that the view gives to this member; None where it has none, or is gone."""
-        if self.view is None:
-            return None
-        for member in self.view.members:
-            if member.id == member_id:
-                gone = member.rank in self.lost or member.rank in self.left
-                return None if gone else member.rank
-        return None
+        rank = self.ranks.get(member_id)
+        return None if rank in self.lost or rank in self.left else rank
 
     @property
     def ranked(self) -> dict[int, MemberInfo]:
         """The members by connection, in the order of their ranks."""
         return dict(sorted(self.members.items(), key=lambda item: item[1].rank))
-
-    def conn_of(self, rank: int) -> int | None:
-        """The connection of the member with this rank; None where it has none."""
-        for conn, member in self.members.items():
-            if member.rank == rank:
-                return conn
-        return None
 
     def remove(self, conn: int, *, gave_up: bool) -> Joiner:
         """A joiner waits no more. Of those who gave up, the others are told that they had come."""
@@ -245,7 +251,7 @@ class Group:
         if self.gathering is not None and conn in self.gathering.votes:
             self.gathering = None  # until what is left of it is reviewed
         self.ballots.gone(conn)
-        self.watchers = {one for one in self.watchers if one[0] != conn}
+        self.watchers.pop(conn, None)
 
     def waiting_text(self) -> str:
         """Why the group has not taken its joiners yet."""
@@ -308,12 +314,11 @@ class Group:
     def _holder(self, rank: int | None) -> str | None:
         if rank is None:
             return None
-        for member in self.members.values():
-            if member.rank == rank:
-                return f"member {describe(member)}"
-        for joiner in self.joiners.values():
-            if joiner.ask.rank == rank:
-                return f"{describe(joiner.ask)}, which waits for the group to become complete"
+        if (conn := self.members.of_rank(rank)) is not None:
+            return f"member {describe(self.members[conn])}"
+        if (conn := self.joiners.of_rank(rank)) is not None:
+            joiner = self.joiners[conn]
+            return f"{describe(joiner.ask)}, which waits for the group to become complete"
         return None
 
     def _progress(self) -> str:

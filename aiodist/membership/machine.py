@@ -30,6 +30,7 @@ from aiodist.membership.group import Group, GroupKey, Joiner, Size, describe
 from aiodist.membership.records import Record
 from aiodist.membership.recovery import Recovery, RecoveryMessage
 from aiodist.membership.rejoining import BEFORE, Rejoining
+from aiodist.membership.seats import Seats
 from aiodist.membership.silence import RETURN_SECONDS
 from aiodist.membership.store import StoreMessage
 from aiodist.membership.survey import Survey
@@ -276,7 +277,7 @@ class Membership:
     def _on_store(self, conn: int, request: int, message: StoreMessage) -> None:
         group = self._places.get(conn)
         if group is not None and isinstance(message, StoreCancel):
-            group.watchers.discard((conn, message.request))
+            group.watchers.get(conn, set()).discard(message.request)
         if group is not None and conn in group.members:
             member = group.members[conn]
             self._effects += group.store.handle(conn, request, message, member.id)
@@ -352,10 +353,10 @@ class Membership:
         """Whether it had joined over a connection that broke, maybe with the coordinator before:
         then it gets the view that it missed. While it still waits, it begins anew."""
         member_id = joiner.ask.id
-        for other in group.joiners.values():
-            if other.ask.id == member_id:
-                self._replace(other.conn, group)
-                return False
+        waiting = group.joiners.of_id(member_id)
+        if waiting is not None:
+            self._replace(waiting, group)
+            return False
         rank = group.place_of(member_id)
         if rank is None:
             return False
@@ -481,7 +482,7 @@ class Membership:
         """`conn` is the connection of the member with this rank from now on."""
         member = self._books.take_absent(group, rank)
         if member is None:
-            before = group.conn_of(rank)
+            before = group.members.of_rank(rank)
             assert before is not None
             member = group.members.pop(before)
             self._replace(before, group)
@@ -517,7 +518,7 @@ class Membership:
         """Once it is clear who has come back: may those who waited for that still wait?"""
         if group.absent or not group.joiners:
             return
-        waiting, group.joiners = list(group.joiners.values()), {}
+        waiting, group.joiners = list(group.joiners.values()), Seats()
         for joiner in waiting:
             self.unseat(group, joiner.conn)
         for joiner in waiting:

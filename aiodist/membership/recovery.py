@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from aiodist.membership.ballots import Answer, Ballot
+from aiodist.membership.ballots import Answer, Ballot, BallotKey
 from aiodist.membership.books import Ruling, Window
-from aiodist.membership.group import Group
+from aiodist.membership.group import Group, ranks_text
 from aiodist.membership.rulings import losers
 from aiodist.wire.messages import Message
 from aiodist.wire.recovery import (
@@ -75,19 +75,19 @@ class Recovery:
         match message:
             case Vote():
                 self._tell(self._cast(group, conn, request, message))
-                self.review(group)
+                self.review(group, (message.context, message.number))
             case GiveUpVote(context, number, cause, text):
                 key = (context, number)
-                absent = group.absent.values()
                 self._tell(
-                    group.ballots.give_up(group.members, absent, conn, key, cause, text, seen)
+                    group.ballots.give_up(group.members, group.absent, conn, key, cause, text, seen)
                 )
                 if group.gathering is not None and group.gathering.key == key:
                     group.gathering = None
                     self._owner.cancel_timer(Window(group.key))
             case WatchWaiting():
-                if sum([one == conn for one, _ in group.watchers]) < MOST_WATCHING:
-                    group.watchers.add((conn, request))
+                watches = group.watchers.setdefault(conn, set())
+                if len(watches) < MOST_WATCHING:
+                    watches.add(request)
                 self._owner.send(conn, request, Waiting(len(group.joiners)))
             case _:
                 self._report(group, conn, message)
@@ -97,12 +97,13 @@ class Recovery:
     def _cast(self, group: Group, conn: int, request: int, vote: Vote) -> list[Answer]:
         return group.ballots.cast(group.members, conn, request, vote, self._owner.now)
 
-    def review(self, group: Group) -> None:
-        """Somebody has voted, is back, or is gone: carry out what is decided now."""
+    def review(self, group: Group, key: BallotKey | None = None) -> None:
+        """Somebody has voted in the ballot with this `key`; or (None) somebody is back, or gone:
+        carry out what is decided now."""
         if group.view is None:
             return
-        self._answer_late(group, group.view.context)
-        for ballot in group.ballots.decided(group.members, group.absent.values()):
+        self._answer_late(group, key)
+        for ballot in group.ballots.decided(group.members, group.absent, key):
             if ballot.purpose is not Purpose.AGREE and group.broken:
                 self.rule(group)  # which reviews the rest
                 return
@@ -114,10 +115,10 @@ class Recovery:
             if one.outcome is not None:
                 self._tell(group.ballots.learn((one.context, one.number), one.outcome))
 
-    def _answer_late(self, group: Group, context: bytes) -> None:
+    def _answer_late(self, group: Group, key: BallotKey | None) -> None:
         """Who votes in a view that is over has not heard of the next one, of which it is a
         member: the coordinator was away when it was told. That view is the answer."""
-        for ballot in group.ballots.of_another_view(context):
+        for ballot in group.ballots.of_another_view(group.context, key):
             if ballot.purpose is not Purpose.AGREE:
                 group.ballots.close(ballot, None)
                 for conn, (request, _) in ballot.votes.items():
@@ -201,24 +202,25 @@ class Recovery:
 
     def _tell_waiting(self, group: Group, count: int) -> None:
         message = Waiting(count)
-        for conn, request in sorted(group.watchers):
-            self._owner.send(conn, request, message)
+        for conn, requests in group.watchers.items():
+            for request in sorted(requests):
+                self._owner.send(conn, request, message)
 
     # Broken links.
 
     def _report(self, group: Group, conn: int, report: Unreachable) -> None:
         own = group.members[conn].id
-        known = {one.id: one.rank for one in (*group.members.values(), *group.absent.values())}
-        if report.id not in known or report.id == own:
+        rank = group.place_of(report.id)
+        if rank is None or report.id == own:
             return
         if not report.ended:
             if not group.broken:
                 self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
             group.broken[min(own, report.id), max(own, report.id)] = report.reason
-        elif (other := group.conn_of(known[report.id])) is not None:
+        elif (other := group.members.of_rank(rank)) is not None:
             self._owner.evict(group, {other: report.reason})
         else:
-            self._owner.give_up(group, {known[report.id]: report.reason})
+            self._owner.give_up(group, {rank: report.reason})
 
     def rule(self, group: Group) -> None:
         """Turn out as few as can be, so that the rest can reach each other."""
@@ -227,18 +229,18 @@ class Recovery:
             return
         self._owner.cancel_timer(Ruling(group.key))
         broken, group.broken = group.broken, {}
-        conns = {member.id: conn for conn, member in group.members.items()}
-        ranks = {member.id: member.rank for member in group.members.values()}
-        broken = {pair: why for pair, why in broken.items() if conns.keys() >= {*pair}}
+        here = group.members.of_id
+        pairs = [pair for pair in broken if None not in map(here, pair)]
+        links: dict[str, dict[int, str]] = {}
+        for pair in pairs:
+            for one, other in (pair, pair[::-1]):
+                links.setdefault(one, {})[group.ranks[other]] = broken[pair]
         reasons: dict[int, str] = {}
-        for one in losers(broken, ranks.__getitem__):
-            links = {
-                first if one == second else second: why
-                for (first, second), why in broken.items()
-                if one in (first, second)
-            }
-            told = ", ".join(f"rank {ranks[other]}" for other in links)
-            reasons[conns[one]] = f"no link between it and {told} ({next(iter(links.values()))})"
+        for one in losers(pairs, group.ranks.__getitem__):
+            conn = here(one)
+            assert conn is not None
+            why = next(iter(links[one].values()))
+            reasons[conn] = f"no link between it and {ranks_text(links[one])} ({why})"
         if reasons:
             self._owner.evict(group, reasons)
         else:

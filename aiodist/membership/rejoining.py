@@ -9,6 +9,7 @@ from aiodist.membership.books import Books, Window
 from aiodist.membership.group import Group, GroupKey, Size, describe
 from aiodist.membership.recovery import Recovery
 from aiodist.membership.returning import Refused, Way, check_view, judge
+from aiodist.membership.seats import Seats
 from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberLeft, Message, View
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
@@ -150,7 +151,7 @@ class Rejoining:
         ids = {member.id for member in view.members}
         stay: dict[str, tuple[int, float]] = {}
         reason = f"its group goes on in epoch {view.epoch}, of which it is no member"
-        members, group.members = group.members, {}
+        members, group.members = group.members, Seats()
         for conn, member in members.items():
             if member.id in ids:
                 stay[member.id] = (conn, group.leases[conn])
@@ -166,7 +167,7 @@ class Rejoining:
         for rank in sorted({*claim.lost} - {*group.lost} - group.left - {claim.rank}):
             if rank in group.absent:
                 self._machine.give_up(group, {rank: BEFORE})
-            elif (other := group.conn_of(rank)) is not None:
+            elif (other := group.members.of_rank(rank)) is not None:
                 self._machine.evict(group, {other: BEFORE})
         news = sorted({*claim.left} & {*group.absent})
         if news:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aiodist.membership import ballots
-from aiodist.membership.rulings import losers
 from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
@@ -202,6 +198,21 @@ def test_different_calls(world: Any) -> None:
         Cause.MISMATCH, {"id-1": "agree()", "id-2": "rendezvous(min_size=2, max_size=None)"},
     )  # fmt: skip
     assert world.read(1) == world.say(3, vote()) == void
+
+
+def test_voters_that_differ_in_who_they_are(world: Any) -> None:
+    form(world)
+    world.say(1, vote(Purpose.AGREE, members=("id-1", "id-2", "id-3")))
+    void = world.say(2, vote(Purpose.AGREE, members=("id-1", "id-2")))
+    assert (void.cause, void.by) == (Cause.MISMATCH, "id-2")
+    assert world.read(1) == void
+
+
+def test_the_only_voter_calls_something_else_over_another_connection(world: Any) -> None:
+    form(world, 2)
+    world.say(1, vote(Purpose.AGREE))
+    world.say(1, vote(Purpose.SHRINK))
+    assert len(world.say(2, vote(Purpose.SHRINK)).members) == 2
 
 
 def test_votes_of_some_members(world: Any) -> None:
@@ -511,12 +522,3 @@ def test_a_shrink_does_not_wait_for_the_ruling(world: Any) -> None:
     assert (lost.ranks, [member.id for member in view.members]) == ((1,), ["id-1", "id-3"])
     world.pass_time(1)
     assert sorted(world.closed) == [2]
-
-
-@given(
-    st.integers(2, 6).flatmap(lambda n: st.sets(st.sampled_from(list(combinations(range(n), 2)))))
-)
-def test_whoever_stays_can_reach_each_other(broken: set[tuple[int, int]]) -> None:
-    gone = losers(broken, lambda rank: rank)
-    assert not [pair for pair in broken if not {*gone} & {*pair}]
-    assert len(gone) == len({*gone}) <= len(broken)
