@@ -20,12 +20,12 @@ from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import Express, ExpressGroup, Flat
 from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.operation import Phase, Program, Start, prepared
-from aiodist.links.progress import cores
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import recursive_doubling
 from aiodist.schedules.plan import OUT, TMP, Copy, Recv, Reduce, Send, Step
 from aiodist.schedules.selection import choose_all_reduce
 from aiodist.transports.base import Link
+from aiodist.transports.polling import cores
 from aiodist.transports.stream import StreamLink
 from aiodist.types import ReduceOp
 from aiodist.wire import kinds

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from aiodist import CollectiveAbortedError, GroupClosedError, ReduceOp
-from aiodist.links import progress
 from aiodist.phases.pulls import PAUSE
 from aiodist.shared_memory.board import AREAS
+from aiodist.transports import polling as progress
 
 pytestmark = pytest.mark.strength(2)
 
