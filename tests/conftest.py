@@ -158,8 +158,11 @@ def covering(rows: list[dict[str, int]], strength: int) -> set[int]:
     return kept
 
 
-def _sockets() -> dict[str, str]:
-    found = {}
+def _held() -> dict[str, str]:
+    """Sockets and other files that are open, by number, and shared memory that is mapped, by where
+    it lies: what they are."""
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    found = {line[0]: line[5] for line in maps if line[5:] and line[5].startswith("/memfd:")}
     for fd in os.listdir("/proc/self/fd"):
         try:
             name = os.readlink(f"/proc/self/fd/{fd}")
@@ -194,17 +197,17 @@ def no_leaks() -> Iterator[None]:
     if not Path("/proc/self/fd").exists():
         yield
         return
-    threads, files, children = set(threading.enumerate()), _sockets(), _children()
+    threads, files, children = set(threading.enumerate()), _held(), _children()
     yield
     late = [t for t in threading.enumerate() if t not in threads and not _pooled(t)]
     for thread in late:
         thread.join(5)
     alive = [thread for thread in late if thread.is_alive()]
     assert not alive, f"threads left over: {alive}"
-    if _sockets() != files:
+    if _held() != files:
         gc.collect()  # what only a cycle kept open is no leak
-    left = {fd: name for fd, name in _sockets().items() if files.get(fd) != name}
-    assert not left, f"file descriptors left over: {left}"
+    left = {fd: name for fd, name in _held().items() if files.get(fd) != name}
+    assert not left, f"files or memory left over: {left}"
     assert not _children() - children, f"processes left over: {_children() - children}"
 
 

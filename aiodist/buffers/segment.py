@@ -9,16 +9,61 @@ resizing alone (`all_write`).
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import platform
 import sys
-from typing import Self
+from typing import Any, Final, Self
+
+import numpy as np
 
 from aiodist.errors import ProtocolError
 
 if sys.platform == "linux":
     import fcntl
+
+    _libc: Final = ctypes.CDLL(None, use_errno=True)
+    _libc.mmap.restype = ctypes.c_void_p
+    _ints = (ctypes.c_int, ctypes.c_int, ctypes.c_int)
+    _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *_ints, ctypes.c_int64)
+    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+_FAILED: Final = ctypes.c_void_p(-1).value
+_Memory: Any = type("_Memory", (ctypes.c_ubyte * sys.maxsize,), {"__slots__": ("owner",)})
+"""Memory from an address on; what `owner` is set to lives as long as views of it do."""
+
+
+class _Mapping:
+    """Mapped memory, until nobody refers to it any more."""
+
+    __slots__ = ("_address", "_nbytes", "_unmap")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self._address = address
+        self._nbytes = nbytes
+        self._unmap = _libc.munmap  # this module may be gone when the last view is
+
+    def __del__(self) -> None:
+        self._unmap(self._address, self._nbytes)
+
+
+def _map(fd: int, nbytes: int, *, writes: bool) -> memoryview:
+    """Map the first `nbytes` bytes of a file, for as long as there are views of them. Raises
+    OSError.
+
+    Not by `mmap.mmap`, which keeps a duplicate of the file open meanwhile (up to Python 3.12): a
+    rank on a host of 64 would come to 64 files for each group.
+    """
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
+    address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, fd, 0)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = _Memory.from_address(address)
+    memory.owner = _Mapping(address, nbytes)
+    view = np.frombuffer(memory, np.uint8, nbytes).data
+    return view if writes else view.toreadonly()
+
 
 _SEAL_FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE (Linux 5.1): only mappings that exist already may write."""
@@ -28,15 +73,15 @@ class Segment:
     """A mapping of `nbytes` bytes: `create` one of your own, or `attach` that of a peer.
 
     `fd` is the descriptor of an owned segment, to be passed to peers, -1 for an attached or closed
-    one. Python's mapping keeps a descriptor of its own as long as it exists.
+    one: memory that is mapped needs none.
     """
 
     __slots__ = ("_memory", "fd", "nbytes")
 
-    def __init__(self, mapping: mmap.mmap, fd: int) -> None:
+    def __init__(self, memory: memoryview, fd: int) -> None:
         self.fd = fd
-        self.nbytes = len(mapping)
-        self._memory: memoryview | None = memoryview(mapping)
+        self.nbytes = len(memory)
+        self._memory: memoryview | None = memory
 
     @classmethod
     def create(cls, nbytes: int, name: str = "aiodist", *, all_write: bool = False) -> Self:
@@ -50,13 +95,13 @@ class Segment:
         try:
             # Mapped before it is sealed: the seal on future writes leaves this one mapping.
             os.ftruncate(fd, nbytes)
-            mapping = mmap.mmap(fd, nbytes)
+            memory = _map(fd, nbytes, writes=True)
             sizes = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             try:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sizes | (0 if all_write else _SEAL_FUTURE_WRITE))
             except OSError:  # an older kernel: a peer could write here, but not resize
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, sizes)
-            return cls(mapping, fd)
+            return cls(memory, fd)
         except BaseException:
             os.close(fd)
             raise
@@ -85,8 +130,7 @@ class Segment:
                     "a peer passed on a segment that it could shrink, which would kill its readers"
                     " (SIGBUS): expected one sealed by F_SEAL_SHRINK"
                 )
-            access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
-            return cls(mmap.mmap(fd, nbytes, access=access), -1)
+            return cls(_map(fd, nbytes, writes=writes), -1)
         finally:
             os.close(fd)
 

@@ -19,14 +19,13 @@ from aiodist.buffers import arrays
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.mapped import Mapped
 from aiodist.buffers.paths import Where
-from aiodist.buffers.segment import Segment
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import Encoded, parse
 from aiodist.engine.awaited import Awaited
 from aiodist.engine.operation import Failure
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place, share
-from aiodist.transports.handover import Handover, fetch
+from aiodist.transports.handover import Offer, take
 from aiodist.transports.surroundings import is_virtual
 
 ALIGNMENT: Final = 64
@@ -45,8 +44,7 @@ class Lent:
         self._meta = len(value.meta)
         self._parts: Sequence[memoryview] = [memoryview(value.meta), *value.buffers]
         self._starts = _starts([part.nbytes for part in self._parts])
-        self._segment: Segment | None = None
-        self._handover: Handover | None = None
+        self._offer: Offer | None = None
 
     async def copy(self) -> bytes:
         """Make the copy: the words with which others fetch it. Raises OSError."""
@@ -54,33 +52,27 @@ class Lent:
         if sys.platform != "linux" or is_virtual(loop):
             raise OSError("there is no memory here that processes could pass on")
         nbytes = self._starts[-1]
-        self._segment = Segment.create(nbytes, "aiodist-share", all_write=True)
+        self._offer = offer = Offer(loop, nbytes, "aiodist-share", all_write=True)
         if nbytes <= AT_ONCE:
-            self._fill()
+            self._fill(offer.segment.memory)
         else:
-            await loop.run_in_executor(None, self._fill)
-        self._handover = Handover(loop, self._segment.fd)
-        words = (self._handover.address, self._handover.key, nbytes, self._meta)
-        packed: bytes = msgpack.packb(words)
+            await loop.run_in_executor(None, self._fill, offer.segment.memory)
+        packed: bytes = msgpack.packb((offer.words, nbytes, self._meta))
         return packed
 
-    def _fill(self) -> None:
-        assert self._segment is not None
-        memory = self._segment.memory
+    def _fill(self, memory: memoryview) -> None:
         for start, part in zip(self._starts, self._parts, strict=False):
             memory[start : start + part.nbytes] = part
 
     def value(self) -> Any:
         """The owner's own view of the copy."""
-        assert self._segment is not None
-        return _value(self._segment, self._meta, self._place.max_message_bytes)
+        assert self._offer is not None
+        return _value(self._offer.segment.memory, self._meta, self._place.max_message_bytes)
 
     def close(self) -> None:
         """Nobody fetches it any more. Who has it, keeps it."""
-        if self._handover is not None:
-            self._handover.close()
-        if self._segment is not None:
-            self._segment.close()
+        if self._offer is not None:
+            self._offer.close()
 
 
 def lend(place: Place, lent: Lent, on_lane: bool) -> Part[Any]:
@@ -134,20 +126,15 @@ def _settle(place: Place, problem: str, on_lane: bool) -> Part[Failure | None]:
 
 async def _fetch(words: bytes, most: int) -> Any:
     try:
-        address, key, nbytes, meta = msgpack.unpackb(words)
-        fd, _ = await fetch(address, key, None)  # the operation has a deadline
+        offered, nbytes, meta = msgpack.unpackb(words)
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"malformed words about shared arrays: {error!r}") from None
-    segment = Segment.attach(fd, nbytes, writes=True)
-    try:
-        return _value(segment, meta, most)
-    finally:
-        segment.close()
+    return _value(await take(offered, nbytes, writes=True), meta, most)
 
 
-def _value(segment: Segment, meta: int, most: int) -> Any:
-    """The value whose metadata are the first bytes of a segment, over its memory."""
-    memory = np.frombuffer(segment.memory, np.uint8)
+def _value(shared: memoryview, meta: int, most: int) -> Any:
+    """The value whose metadata are the first bytes of shared memory, over that memory."""
+    memory = np.frombuffer(shared, np.uint8)
     incoming = parse(bytes(memory[:meta]), max_bytes=most)
     incoming.allocate(foreign=_Over(memory, meta, incoming.specs))
     return incoming.finish()

@@ -16,12 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from contextlib import closing
 from typing import Any, Protocol
 
 import msgpack
 
-from aiodist.buffers.segment import Segment, unsupported_reason
+from aiodist.buffers.segment import unsupported_reason
 from aiodist.engine.operation import Program, Start
 from aiodist.engine.tags import SETUP_TAG
 from aiodist.errors import AiodistError, ProtocolError
@@ -29,7 +28,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Place, share
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Sharing
-from aiodist.transports.handover import Handover, fetch
+from aiodist.transports.handover import Offer, take
 from aiodist.work import Work
 
 log = logging.getLogger("aiodist.group")
@@ -111,7 +110,7 @@ class LaneSetup:
         context = self._context
         own = _Own(context.loop, alone=not context.mates)
         try:
-            offers = await self._share(own.offer)
+            offers = await self._share(own.words)
             others, problem = await self._fetch(own, offers)
             self.settling = True
             answers = await self._share((not problem, context.upcoming()))
@@ -149,13 +148,13 @@ class LaneSetup:
         if refused:
             return {}, f"rank {refused[0]} offers none"
         found = await asyncio.gather(
-            *(_attach(offers[rank]) for rank in peers), return_exceptions=True
+            *(take(offers[rank], SEGMENT) for rank in peers), return_exceptions=True
         )
         others: dict[int, memoryview] = {}
         for rank, memory in zip(peers, found, strict=True):
             if isinstance(memory, memoryview):
                 others[rank] = memory
-            elif isinstance(memory, (OSError, ValueError, ProtocolError)):  # or no address
+            elif isinstance(memory, OSError):
                 return {}, f"that of rank {rank} cannot be had: {memory}"
             else:
                 raise memory
@@ -180,40 +179,30 @@ class LaneSetup:
 class _Own:
     """The memory of this rank, offered to the others.
 
-    `memory`: None where there is none, for the reason in `problem`. `offer`: what to tell them.
+    `memory`: None where there is none, for the reason in `problem`. `words`: what to tell them.
     `alone`: there are no others on this host, so any memory will do.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
         self.memory: memoryview | None = None
-        self.offer: tuple[str, bytes] | None = None
-        self.problem = unsupported_reason() or ""
-        self._handover: Handover | None = None
+        self.words: tuple[str, bytes] | None = None
+        self.problem = ""
+        self._offer: Offer | None = None
         if alone:
-            self.problem = ""
             self.memory = memoryview(bytearray(SEGMENT))
-        if alone or self.problem:
+            return
+        self.problem = unsupported_reason() or ""
+        if self.problem:
             return
         try:
-            with closing(Segment.create(SEGMENT)) as segment:
-                self._handover = Handover(loop, segment.fd)
-                self.memory = segment.memory
+            self._offer = Offer(loop, SEGMENT, "aiodist")
         except OSError as error:
             self.problem = f"no memory to share ({error})"
         else:
-            self.offer = self._handover.address, self._handover.key
+            self.memory = self._offer.segment.memory
+            self.words = self._offer.words
 
     def withdraw(self) -> None:
         """All that want it have it."""
-        if self._handover is not None:
-            self._handover.close()
-
-
-async def _attach(offer: object) -> memoryview:
-    """Map the memory of a peer. Raises OSError, ProtocolError."""
-    match offer:
-        case [str(address), bytes(key)]:
-            # However long it takes: it may compute. If it dies, the connection ends.
-            fd, _ = await fetch(address, key, None)
-            return Segment.attach(fd, SEGMENT).memory
-    raise ProtocolError(f"malformed words about shared memory: {offer!r}")
+        if self._offer is not None:
+            self._offer.close()

@@ -21,12 +21,12 @@ from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, prepared
-from aiodist.links.progress import cores
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import recursive_doubling
 from aiodist.schedules.plan import OUT, TMP, Copy, Recv, Reduce, Send, Step
 from aiodist.schedules.selection import choose_all_reduce
 from aiodist.transports.base import Link
+from aiodist.transports.polling import cores
 from aiodist.transports.stream import StreamLink
 from aiodist.types import ReduceOp
 from aiodist.wire import kinds

@@ -20,9 +20,9 @@ from aiodist.links.draining import Draining
 from aiodist.links.greeting import Claim, Greeter, Greeting, Identity, Nonces
 from aiodist.links.moved import Moved
 from aiodist.links.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
-from aiodist.links.progress import Progress
 from aiodist.recorder import Recorder
 from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.polling import Progress
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import is_virtual
 from aiodist.transports.unproven import UnprovenConnections

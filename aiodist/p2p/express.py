@@ -18,7 +18,6 @@ from aiodist.buffers import arrays, tensors, tokens, values
 from aiodist.buffers.tokens import Spec
 from aiodist.errors import ProtocolError
 from aiodist.links.endpoint import Endpoint
-from aiodist.links.progress import cores
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, Key, MessageTag, cost
 from aiodist.p2p.point_to_point import PointToPoint, as_tag
@@ -26,6 +25,7 @@ from aiodist.recorder import Recorder
 from aiodist.trace import Scope, Trace
 from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink
+from aiodist.transports.polling import cores
 from aiodist.types import ANY_TAG
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, prefix

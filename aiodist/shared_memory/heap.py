@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from aiodist.buffers import arrays
 from aiodist.buffers.dtypes import carrier
-from aiodist.buffers.segment import Segment
 from aiodist.errors import ProtocolError
-from aiodist.transports.handover import Handover, fetch
+from aiodist.transports.handover import Offer, take
 from aiodist.wire import kinds
 
 log = logging.getLogger("aiodist.group")
@@ -75,14 +74,14 @@ class HeapGroup(Protocol):
 class Block:
     """An array of this rank: its memory from `start` to `stop`, and who has not mapped it yet."""
 
-    __slots__ = ("handover", "missing", "number", "start", "stop")
+    __slots__ = ("missing", "number", "offer", "start", "stop")
 
-    def __init__(self, number: int, start: int, stop: int, missing: set[int]) -> None:
+    def __init__(self, number: int, start: int, offer: Offer, missing: set[int]) -> None:
         self.number = number
         self.start = start
-        self.stop = stop
+        self.stop = start + offer.segment.nbytes
+        self.offer = offer
         self.missing = missing
-        self.handover: Handover | None = None
 
 
 class Heap:
@@ -114,21 +113,16 @@ class Heap:
 
     def _allocate(self, nbytes: int) -> Bytes:
         """New memory, all zero, which the others will see in due course. Raises OSError."""
-        segment = Segment.create(nbytes, "aiodist-array")
-        memory = np.frombuffer(segment.memory, np.uint8)
         context = self._context
+        offer = Offer(context.loop, nbytes, "aiodist-array")
+        memory = np.frombuffer(offer.segment.memory, np.uint8)
         number = self._next
         self._next += 1
-        start = address_of(memory)
         missing = {rank for rank in range(context.size) if rank != context.rank}
-        block = self._blocks[number] = Block(number, start, start + nbytes, missing)
-        block.handover = Handover(context.loop, segment.fd)
+        self._blocks[number] = Block(number, address_of(memory), offer, missing)
         weakref.finalize(memory, _drop_soon, context.loop, weakref.ref(self), number).atexit = False
-        segment.close()
         for peer in missing:
-            context.tell(
-                peer, kinds.REGION, number, block.handover.address, block.handover.key, nbytes
-            )
+            context.tell(peer, kinds.REGION, number, *offer.words, nbytes)
         return memory
 
     def locate(self, address: int, nbytes: int) -> int:
@@ -163,17 +157,14 @@ class Heap:
         block.missing.discard(peer)
         if not block.missing:
             self.shows_any = True
-            if block.handover is not None:
-                block.handover.close()
-                block.handover = None
+            block.offer.close()
 
     def drop(self, number: int) -> None:
         """The last view of an array is gone."""
         block = self._blocks.pop(number, None)
         if block is None:
             return
-        if block.handover is not None:
-            block.handover.close()
+        block.offer.close()
         self.shows_any = any(not block.missing for block in self._blocks.values())
         for peer in range(self._context.size):
             if peer != self._context.rank:
@@ -199,7 +190,7 @@ class Heap:
                 if (peer, number) in self._mapped or (peer, number) in self._coming:
                     raise ProtocolError(f"rank {peer} shares array {number} twice")
                 self._coming[peer, number] = self._context.endpoint.spawn(
-                    self._map(peer, number, address, key, nbytes), "aiodist shared array"
+                    self._map(peer, number, (address, key), nbytes), "aiodist shared array"
                 )
             case [kinds.MAPPED, _, int(number)]:
                 self.mapped(peer, number)
@@ -213,11 +204,10 @@ class Heap:
             case _:
                 raise ProtocolError("malformed words about shared arrays")
 
-    async def _map(self, peer: int, number: int, address: str, key: bytes, nbytes: int) -> None:
+    async def _map(self, peer: int, number: int, words: tuple[str, bytes], nbytes: int) -> None:
         try:
-            fd, _ = await fetch(address, key, None)  # as long as it takes, see `lane_setup`
-            memory = Segment.attach(fd, nbytes).memory
-        except (OSError, ValueError, ProtocolError) as error:  # also an address that is none
+            memory = await take(words, nbytes)
+        except OSError as error:
             # Then it is staged, as other arrays are. Or it is gone already.
             log.debug("an array of rank %d is not mapped: %s", peer, error)
             self._coming.pop((peer, number), None)
@@ -233,8 +223,7 @@ class Heap:
             task.cancel()
         self.shows_any = False
         for block in self._blocks.values():
-            if block.handover is not None:
-                block.handover.close()
+            block.offer.close()
         self._blocks.clear()
         self._mapped.clear()
 

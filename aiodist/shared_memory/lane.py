@@ -58,7 +58,6 @@ import numpy as np
 
 from aiodist.buffers.vector import Vector
 from aiodist.links.moved import Moved
-from aiodist.links.progress import Progress, cores
 from aiodist.schedules.teams import Teams
 from aiodist.shared_memory.board import (
     A_PHASE,
@@ -69,6 +68,7 @@ from aiodist.shared_memory.board import (
     Board,
     stamp_of,
 )
+from aiodist.transports.polling import Progress, cores
 
 
 class Sharing(enum.Enum):

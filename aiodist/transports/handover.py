@@ -1,8 +1,33 @@
-"""Passing a file descriptor to other processes of this host, once, at set-up.
+"""How a process hands memory over to others of its host, which map it: the one way there is.
 
-`Handover` listens at a random abstract Unix socket. A caller that runs as the same user and
-shows the key gets the descriptor by SCM_RIGHTS; everybody else gets nothing. Address and key
-travel to the peers by a way of the caller's choice.
+Lanes, links through shared memory, arrays of `Group.empty` and of `Group.share` all do it so::
+
+    owner    Offer: makes a segment, listens     its words ──> any way there is ──> the others
+    other    take: connects, shows the key ──> gets the file (SCM_RIGHTS) ──> maps it, closes it
+    other    says whether it has it ──> the owner closes the Offer: the file and the socket
+
+**Who offers.** The process that owns the memory makes it (`Segment.create`), and with it an
+`Offer`: a socket at a random abstract name. Name and key are its *words*, which travel to the
+others by a way of the caller's choice. Two ends of a connection need neither: each passes its
+segment on over the connection itself (`pass_on`, `received`).
+
+**Who maps.** Whoever has the words (`take`). It may have to wait, as the owner may compute; there
+is no limit here, since the operation that waits has its deadline. If the owner dies, the connection
+ends. What it gets is checked: a memfd, of the size that was said, that nobody can shrink.
+
+**What fails** is an OSError in the process that it fails in, with the reason in words. It says so
+to the others by the way that the words came: in the next round of the collective (lanes, `share`:
+all have it, or none uses it), by a word that does not come (`empty`: the array is staged as others
+are), or by ending the connection (links: another transport is taken). Nobody has to clean up for
+anybody: a file that is under way to a dead process is closed by the system.
+
+**When files are closed.** Mapped memory needs no file. Who maps closes it at once; the owner when
+all have answered, by `Offer.close`, and in any case when the group or the operation ends. The
+memory lasts until its last view is gone, in whatever process.
+
+**Strangers.** The other end must run as the same user: both ask the kernel (`peer_pid`). Another
+user's connection is closed and logged, now and then; so is one that shows a wrong key. Who says
+nothing is dropped after `PATIENCE` seconds.
 """
 
 from __future__ import annotations
@@ -16,8 +41,10 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
-from typing import Self
+from contextlib import closing
 
+from aiodist.buffers.segment import Segment
+from aiodist.errors import ProtocolError
 from aiodist.transports.processes import peer_pid
 from aiodist.transports.sockets import Acceptor, log
 from aiodist.transports.sparing import Sparing
@@ -27,84 +54,171 @@ KEY_BYTES = 16
 """Length of the key."""
 
 PATIENCE = 10.0
-"""Seconds that a caller has to show the key."""
+"""Seconds that a caller has to say what it has to say first."""
 
-_SIZE = struct.Struct(">Q")
+VERSION = 1
+"""Of the layout of what is passed on, and of how that is done."""
+
+_GREETING = struct.Struct(">11sBQ")
+GREETING_BYTES = _GREETING.size
+
 _FD_BYTES = array.array("i").itemsize
 
+Heard = Callable[[socket.socket, int, bytes, list[int]], None]
+"""Called once for each caller, with its socket, its process, what it said, and the files that came
+with that. All of these belong to whoever is called."""
 
-class Handover:
-    """Gives one file descriptor to every caller that has the `key`, until closed.
 
-    `address` ("unix-abstract:aiodist-mem-…") and `key` are what `fetch` takes.
-    """
+class Callers(Acceptor):
+    """Accepts connections of this user's processes, and hears what each of them says first:
+    `nbytes` bytes, and at most `most` files with them, within `PATIENCE` seconds. What `heard` gets
+    is shorter, or empty, where the other side went away or took too long."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
-        self.key = secrets.token_bytes(KEY_BYTES)
-        self._loop = loop
-        self._size = _SIZE.pack(os.fstat(fd).st_size)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listening: tuple[socket.socket, str],
+        nbytes: int,
+        most: int,
+        heard: Heard,
+    ) -> None:
+        """`listening`: a socket, and its address."""
+        super().__init__(loop, *listening, self._called)
+        self._user = os.geteuid()
+        self._expected = nbytes, most
+        self._heard = heard
         self._callers: set[Caller] = set()
         self._sparing = Sparing(log)
-        self._user = os.geteuid()
-        sock, self.address = bound_socket("aiodist-mem", SCHEME)
-        try:
-            self._fd = os.dup(fd)  # ours: the number of a closed one may soon mean another file
-            self._acceptor = Acceptor(loop, sock, self.address, self._take)
-        except BaseException:
-            sock.close()
-            raise
 
-    @classmethod
-    async def open(cls, fd: int) -> Self:
-        """Offer `fd`, which may be closed afterwards. Raises OSError."""
-        return cls(asyncio.get_running_loop(), fd)
-
-    def _take(self, sock: socket.socket) -> None:
+    def _called(self, sock: socket.socket) -> None:
         try:
             pid = peer_pid(sock, self._user)
         except PermissionError as error:
             self._sparing.warning("refused", "%s refused a connection: %s", self.address, error)
             sock.close()
             return
-        self._callers.add(Caller(self._loop, sock, pid, KEY_BYTES, 0, self._heard))
+        self._callers.add(Caller(self._loop, sock, pid, *self._expected, self._over))
 
-    def _heard(self, caller: Caller, key: bytes, fds: list[int]) -> None:
+    def _over(self, caller: Caller, data: bytes, fds: list[int]) -> None:
         self._callers.discard(caller)
-        with caller.release() as sock:
-            if hmac.compare_digest(key, self.key):
-                with contextlib.suppress(OSError):  # it is gone: its affair
-                    socket.send_fds(sock, [self._size], [self._fd])
-            elif key:
-                text = "%s: process %d showed a wrong key"
-                self._sparing.warning("wrong key", text, self.address, caller.pid)
+        self._heard(caller.release(), caller.pid, data, fds)
 
     def close(self) -> None:
         """Stop. What was given stays given. Idempotent."""
-        self._acceptor.close()
+        super().close()
         for caller in self._callers:
             caller.release().close()
-        self._drop()
+        self._callers.clear()
 
     def close_in_child(self) -> None:
         """After a fork, in the child: drop this process' copies, leaving the loop alone."""
-        self._acceptor.close_in_child()
+        super().close_in_child()
         for caller in self._callers:
             caller.sock.close()
-        self._drop()
-
-    def _drop(self) -> None:
         self._callers.clear()
-        fd, self._fd = self._fd, -1
-        if fd != -1:
-            os.close(fd)
+
+
+class Offer(Callers):
+    """Memory of this process, for everybody who has the `words`, until it is closed."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, nbytes: int, name: str, *, all_write: bool = False
+    ) -> None:
+        """New memory, see `Segment.create`. Raises OSError."""
+        self.segment = Segment.create(nbytes, name, all_write=all_write)
+        self._key = secrets.token_bytes(KEY_BYTES)
+        try:
+            listening = bound_socket("aiodist-mem", SCHEME)
+        except BaseException:
+            self.segment.close()
+            raise
+        super().__init__(loop, listening, KEY_BYTES, 0, self._asked)
+
+    @property
+    def words(self) -> tuple[str, bytes]:
+        """What `take` needs."""
+        return self.address, self._key
+
+    def _asked(self, sock: socket.socket, pid: int, key: bytes, fds: list[int]) -> None:
+        with sock:
+            if hmac.compare_digest(key, self._key):
+                with contextlib.suppress(OSError):  # it is gone: its affair
+                    pass_on(sock, self.segment)
+            elif key:
+                text = "%s: process %d showed a wrong key"
+                self._sparing.warning("wrong key", text, self.address, pid)
+
+    def close(self) -> None:
+        super().close()
+        self.segment.close()
+
+
+async def take(words: object, nbytes: object, *, writes: bool = False) -> memoryview:
+    """The memory of an `Offer` with these words, mapped: `nbytes` bytes, to be read, or to be
+    written as well. Waits for as long as the other side takes.
+
+    Raises OSError where that side cannot be reached, is another user's, refuses or breaks off; and
+    where the words, or what it passes on, make no sense.
+    """
+    loop = asyncio.get_running_loop()
+    match words, nbytes:
+        case [str(address), bytes(key)], int():
+            pass
+        case _:
+            raise ConnectionError(f"malformed words about memory: {words!r}, {nbytes!r} bytes")
+    try:
+        with await connected_socket(address, SCHEME) as sock:
+            peer_pid(sock, os.geteuid())
+            await loop.sock_sendall(sock, key)
+            with closing(await received(loop, sock, nbytes, writes=writes)) as segment:
+                return segment.memory
+    except (OSError, ValueError, ProtocolError) as error:
+        raise ConnectionError(f"{address} passed no memory on: {error}") from error
+
+
+# -- over a connection ----------------------------------------------------------------------------
+
+
+def greeting(nbytes: int) -> bytes:
+    """What comes with a segment of `nbytes` bytes."""
+    return _GREETING.pack(b"aiodist-shm", VERSION, nbytes)
+
+
+def pass_on(sock: socket.socket, segment: Segment) -> None:
+    """Give the other side a segment of this process. Raises OSError."""
+    socket.send_fds(sock, [greeting(segment.nbytes)], [segment.fd])
+
+
+async def received(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, nbytes: int, *, writes: bool = False
+) -> Segment:
+    """Wait for a segment of the other side, and map it. Raises what `mapped` does."""
+    await readable(loop, sock)
+    return mapped(*receive_fds(sock, GREETING_BYTES, 1), nbytes, writes=writes)
+
+
+def mapped(data: bytes, fds: list[int], nbytes: int, *, writes: bool = False) -> Segment:
+    """Map the segment of the other side that came with `data`; all of `fds` are closed. Raises
+    OSError, ProtocolError."""
+    if data == greeting(nbytes) and len(fds) == 1:
+        return Segment.attach(fds[0], nbytes, writes=writes)
+    for fd in fds:
+        os.close(fd)
+    if not data:
+        raise ConnectionResetError(
+            "it ended the set-up (it went away, was shown a wrong key, or could not share memory:"
+            " then its log says why)"
+        )
+    raise ProtocolError(
+        f"expected a segment and {greeting(nbytes)!r}, got {len(fds)} descriptors and {data!r}: is"
+        " it another version of aiodist?"
+    )
 
 
 class Caller:
-    """A connection that has not said yet what it has to say first: `nbytes` bytes, and at most
-    `most` file descriptors with them, within `PATIENCE` seconds.
+    """A connection that has not said yet what it has to say first, see `Callers`.
 
-    Then `heard(caller, data, fds)` is called, once, which must `release` it; `data` is shorter,
-    or empty, where the other side went away or took too long.
+    Then `over(caller, data, fds)` is called, once, which must `release` it.
     """
 
     def __init__(
@@ -114,14 +228,14 @@ class Caller:
         pid: int,
         nbytes: int,
         most: int,
-        heard: Callable[[Caller, bytes, list[int]], None],
+        over: Callable[[Caller, bytes, list[int]], None],
     ) -> None:
         self.sock = sock
         self.pid = pid
         self._loop = loop
         self._nbytes = nbytes
         self._most = most
-        self._heard = heard
+        self._heard = over
         self._data = b""
         self._fds: list[int] = []
         self._timer = loop.call_later(PATIENCE, self._over)
@@ -154,37 +268,6 @@ class Caller:
             os.close(fd)
         self._fds = []
         return self.sock
-
-
-async def fetch(address: str, key: bytes, timeout: float | None) -> tuple[int, int]:
-    """Get the descriptor that a `Handover` at `address` offers: (fd, size of the file in bytes).
-    The caller closes `fd`, which is not inherited by child processes.
-
-    Raises OSError where the other side cannot be reached, is another user's, refuses, breaks off,
-    or takes longer than `timeout` seconds (TimeoutError; None: any time).
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(timeout):
-            with await connected_socket(address, SCHEME) as sock:
-                peer_pid(sock, os.geteuid())
-                await loop.sock_sendall(sock, key)
-                await readable(loop, sock)
-                data, fds = receive_fds(sock, _SIZE.size, 1)
-    except TimeoutError:
-        raise TimeoutError(
-            f"{address} passed no memory on within {timeout:g} s: is its process stopped?"
-        ) from None
-    except OSError as error:
-        raise ConnectionError(f"{address} passed no memory on: {error}") from error
-    if len(fds) != 1 or len(data) != _SIZE.size:
-        for fd in fds:
-            os.close(fd)
-        raise ConnectionError(
-            f"{address} passed no memory on: expected one descriptor and {_SIZE.size} bytes, got"
-            f" {len(fds)} and {len(data)} (a wrong key, or it was just closed)"
-        )
-    return fds[0], _SIZE.unpack(data)[0]
 
 
 async def readable(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from aiodist.transports.base import Receiver
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.kept import JOINED
 from aiodist.transports.link import FRAME, TURN
+from aiodist.transports.polling import linger
 from aiodist.transports.processes import open_behind
 from aiodist.transports.shm_rings import PIECE, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
@@ -84,13 +84,15 @@ class ShmLink(FramedLink):
         if self._closed:
             return
         rings = self._rings
-        now = time.perf_counter()
-        if rings.moved != self._moved:
+        has_moved = rings.moved != self._moved
+        if has_moved:
             self._moved = rings.moved
-            self._bedtime = now + LINGER
-        elif now < self._bedtime:
-            os.sched_yield()  # the peer may be waiting for this core
-        if now < self._bedtime or not rings.sleep(for_room=bool(self._outbox.backlog)):
+            self._bedtime = time.perf_counter() + LINGER
+        if (
+            has_moved
+            or linger(self._bedtime)
+            or not rings.sleep(for_room=bool(self._outbox.backlog))
+        ):
             self._stay_awake()
         else:
             self._asleep = True

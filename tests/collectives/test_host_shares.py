@@ -145,7 +145,7 @@ def test_cancelled_while_it_waits(run: Any, monkeypatch: pytest.MonkeyPatch, sta
     """Everybody hears of it, nothing is left, and the group goes on."""
     waiting = asyncio.Event()
 
-    async def never(*args: Any) -> Any:
+    async def never(*args: Any, **kwargs: Any) -> Any:
         waiting.set()
         await asyncio.Event().wait()
 
@@ -155,7 +155,7 @@ def test_cancelled_while_it_waits(run: Any, monkeypatch: pytest.MonkeyPatch, sta
                 if stage == "copy":
                     patch.setattr(host_loans.Lent, "copy", never)
                 else:
-                    patch.setattr(host_loans, "fetch", never)
+                    patch.setattr(host_loans, "take", never)
                 works = [group.share(np.ones(9) if group.rank == 0 else None) for group in groups]
                 await waiting.wait()
                 works[1].cancel()

@@ -11,7 +11,7 @@ import aiodist
 from aiodist import ReduceOp
 from aiodist.collectives.link_express import LinkExpress
 from aiodist.engine import deadlines
-from aiodist.links import progress
+from aiodist.transports import polling as progress
 
 pytestmark = pytest.mark.strength(2)
 

@@ -29,9 +29,7 @@ def say(value):
     print(json.dumps(value), flush=True)
 
 def held():
-    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-             if os.path.exists(f"/proc/self/fd/{fd}")]
-    return [link for link in links if link.startswith("/memfd:")]
+    return [line for line in open("/proc/self/maps") if "/memfd:aiodist" in line]
 
 async def start():
     logging.basicConfig(format="%(message)s")

@@ -143,11 +143,11 @@ def test_arrays_at_addresses_that_make_no_sense(run: Any) -> None:
 
 
 def test_arrays_that_never_come(run: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(address: str, key: bytes, timeout: float | None) -> tuple[int, int]:
+    async def never(words: object, nbytes: object) -> memoryview:
         await asyncio.sleep(math.inf)
         raise AssertionError
 
-    monkeypatch.setattr(heap, "fetch", never)
+    monkeypatch.setattr(heap, "take", never)
     monkeypatch.setattr(heap, "MOST", 10)
 
     async def main() -> None:

@@ -78,6 +78,17 @@ def test_kernels_without_the_seal_against_future_writers(monkeypatch: pytest.Mon
     peer.close()
 
 
+def test_what_is_mapped_needs_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    own = Segment.create(SIZE)
+    peer = attached(own)
+    written, read = own.memory, peer.memory
+    own.close()
+    assert os.listdir("/proc/self/fd") == before
+    written[:5] = b"hello"
+    assert read[:5] == b"hello"
+
+
 def test_descriptors_are_not_inherited() -> None:
     own = Segment.create(SIZE)
     assert not os.get_inheritable(own.fd)

@@ -13,7 +13,7 @@ import pytest
 import aiodist
 from aiodist import ReduceOp
 from aiodist.collectives.express import Express
-from aiodist.links import progress
+from aiodist.transports import polling as progress
 
 torch = pytest.importorskip("torch")
 

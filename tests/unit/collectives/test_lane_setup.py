@@ -220,29 +220,20 @@ def test_a_rank_whose_system_has_none(run, monkeypatch, caplog):
 
 
 def test_a_rank_without_memory_to_spare(run, monkeypatch, caplog):
-    class Segment(lane_setup.Segment):
-        create = once(lane_setup.Segment.create, raising(OSError(12, "Cannot allocate memory")))
-
-    monkeypatch.setattr(lane_setup, "Segment", Segment)
-    run(use_sockets(2))
-    assert sum("Cannot allocate memory" in line for line in warnings(caplog)) == 1
-    assert len(warnings(caplog)) == 2
-
-
-def test_a_rank_that_cannot_pass_it_on(run, monkeypatch, caplog):
-    handover = lane_setup.Handover
+    real = lane_setup.Offer
     monkeypatch.setattr(
-        lane_setup, "Handover", once(handover, raising(OSError(24, "Too many open files")))
+        lane_setup, "Offer", once(real, raising(OSError(12, "Cannot allocate memory")))
     )
     run(use_sockets(3))
-    assert sum("Too many open files" in line for line in warnings(caplog)) == 1
+    assert sum("Cannot allocate memory" in line for line in warnings(caplog)) == 1
     assert len(warnings(caplog)) == 3
 
 
 def test_a_rank_that_cannot_get_the_memory_of_another(run, monkeypatch, caplog):
-    monkeypatch.setattr(
-        lane_setup, "fetch", once(lane_setup.fetch, raising(ConnectionError("no way through")))
-    )
+    async def refused(*args):
+        raise ConnectionError("no way through")
+
+    monkeypatch.setattr(lane_setup, "take", once(lane_setup.take, refused))
     run(use_sockets(3))
     assert sum("no way through" in line for line in warnings(caplog)) == 1
     assert len(warnings(caplog)) == 3

@@ -12,10 +12,10 @@ import pytest
 
 import aiodist
 from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError, ProtocolError
-from aiodist.links import progress
 from aiodist.p2p.credit import COST, EAGER, WINDOW
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.frames import EAGER as EAGER_FRAME
+from aiodist.transports import polling as progress
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 

@@ -95,7 +95,7 @@ class Path:
 
 
 class Progress:
-    """`aiodist.links.progress.Progress` without a clock: it looks once."""
+    """`aiodist.transports.polling.Progress` without a clock: it looks once."""
 
     def __init__(self, chooser: Any) -> None:
         self._chooser = chooser

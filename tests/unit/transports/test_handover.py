@@ -1,4 +1,4 @@
-"""Passing a file descriptor on to those who have the key."""
+"""Memory that is handed over to those who have the key."""
 
 from __future__ import annotations
 
@@ -6,33 +6,39 @@ import array
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
 
+from aiodist.buffers.segment import Segment, supported, unsupported_reason
 from aiodist.transports import handover as module
 from aiodist.transports import processes
-from aiodist.transports.handover import KEY_BYTES, Handover, fetch, receive_fds
+from aiodist.transports.handover import KEY_BYTES, Offer, take
 from aiodist.transports.unix import SCHEME, bound_socket
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux only")
+pytestmark = pytest.mark.skipif(not supported(), reason=str(unsupported_reason()))
 
 TIMEOUT = 30.0
 
 
-@pytest.fixture
-def fd() -> Any:
-    """A file of five bytes."""
-    fd = os.memfd_create("handed over", os.MFD_CLOEXEC)
-    os.write(fd, b"hello")
-    yield fd
-    os.close(fd)
+SIZE = 5
 
 
-def content(fd: int) -> bytes:
-    return os.pread(fd, 100, 0)
+@contextmanager
+def offered() -> Iterator[Offer]:
+    """Memory of five bytes, offered."""
+    offer = Offer(asyncio.get_running_loop(), SIZE, "handed over")
+    offer.segment.memory[:] = b"hello"
+    try:
+        yield offer
+    finally:
+        offer.close()
+
+
+def got(offer: Offer) -> Coroutine[Any, Any, memoryview]:
+    return asyncio.wait_for(take(offer.words, SIZE), TIMEOUT)
 
 
 async def ended(sock: socket.socket) -> bytes:
@@ -51,136 +57,105 @@ async def ended(sock: socket.socket) -> bytes:
             came += part
 
 
-def connect(handover: Handover) -> socket.socket:
+def connect(offer: Offer) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect("\0" + handover.address.removeprefix(SCHEME))
+    sock.connect("\0" + offer.address.removeprefix(SCHEME))
     return sock
 
 
-def test_everyone_with_the_key_gets_it(run: Any, fd: int) -> None:
+def test_everyone_with_the_words_gets_it(run: Any) -> None:
     async def main() -> None:
-        handover = await Handover.open(fd)
-        assert handover.address.startswith("unix-abstract:aiodist-mem-")
-        got = await asyncio.gather(
-            *(fetch(handover.address, handover.key, TIMEOUT) for _ in range(5))
-        )
-        handover.close()
-        for other, nbytes in got:
-            assert nbytes == 5
-            assert content(other) == b"hello"
-            assert not os.get_inheritable(other)
-            os.close(other)
+        with offered() as offer:
+            assert offer.address.startswith("unix-abstract:aiodist-mem-")
+            views = await asyncio.gather(*(got(offer) for _ in range(5)))
+            mine = offer.segment.memory
+        for view in views:
+            assert view.readonly
+            assert view == b"hello"
+        mine[0] = ord("j")
+        assert {bytes(view) for view in views} == {b"jello"}
 
     run(main())
 
 
-async def test_the_offered_descriptor_may_be_closed(fd: int) -> None:
-    copy = os.dup(fd)
-    handover = await Handover.open(copy)
-    os.close(copy)
-    other, _nbytes = await fetch(handover.address, handover.key, TIMEOUT)
-    assert content(other) == b"hello"
-    os.close(other)
-    handover.close()
+async def test_a_wrong_key_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with offered() as offer:
+        address, right = offer.words
+        for key in (bytes(KEY_BYTES), right[::-1], right[:-1] + b"?"):
+            with pytest.raises(ConnectionError, match="wrong key"):
+                await take((address, key), SIZE)
+        assert f"process {os.getpid()} showed a wrong key" in caplog.text
+        assert await got(offer) == b"hello"
 
 
-async def test_a_wrong_key_gets_nothing(fd: int, caplog: pytest.LogCaptureFixture) -> None:
-    handover = await Handover.open(fd)
-    for key in (bytes(KEY_BYTES), handover.key[::-1], handover.key[:-1] + b"?"):
-        with pytest.raises(ConnectionError, match="wrong key"):
-            await fetch(handover.address, key, TIMEOUT)
-    assert f"process {os.getpid()} showed a wrong key" in caplog.text
-    other, _nbytes = await fetch(handover.address, handover.key, TIMEOUT)
-    os.close(other)
-    handover.close()
-
-
-async def test_the_key_may_come_in_pieces(fd: int) -> None:
-    handover = await Handover.open(fd)
-    with connect(handover) as sock:
+async def test_the_key_may_come_in_pieces() -> None:
+    with offered() as offer, connect(offer) as sock:
+        _, key = offer.words
         for at in range(KEY_BYTES):
-            sock.send(handover.key[at : at + 1])
+            sock.send(key[at : at + 1])
             for _ in range(3):
                 await asyncio.sleep(0)
         sock.setblocking(False)
         async with asyncio.timeout(TIMEOUT):
-            await module.readable(asyncio.get_running_loop(), sock)
-        data, fds = receive_fds(sock, 8, 1)
-    assert int.from_bytes(data, "big") == 5
-    os.close(fds[0])
-    handover.close()
+            segment = await module.received(asyncio.get_running_loop(), sock, SIZE)
+        assert segment.memory == b"hello"
 
 
-async def test_who_says_nothing_is_dropped_after_a_while(
-    fd: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_says_nothing_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.0)
-    handover = await Handover.open(fd)
-    with connect(handover) as mute, connect(handover) as half:
-        half.send(handover.key[:-1])
-        assert await ended(mute) == b""
-        assert await ended(half) == b""
-    monkeypatch.undo()
-    with connect(handover) as gone:
-        gone.send(b"x")
-    other, _nbytes = await fetch(handover.address, handover.key, TIMEOUT)
-    os.close(other)
-    assert not handover._callers
-    handover.close()
+    with offered() as offer:
+        with connect(offer) as mute, connect(offer) as half:
+            half.send(offer.words[1][:-1])
+            assert await ended(mute) == b""
+            assert await ended(half) == b""
+        monkeypatch.undo()
+        with connect(offer) as gone:
+            gone.send(b"x")
+        assert await got(offer) == b"hello"
+        assert not offer._callers
 
 
-async def test_a_caller_that_leaves_before_the_answer(fd: int) -> None:
-    handover = await Handover.open(fd)
-    with connect(handover) as sock:
-        sock.send(handover.key)
-    other, _nbytes = await fetch(handover.address, handover.key, TIMEOUT)
-    os.close(other)
-    handover.close()
+async def test_a_caller_that_leaves_before_the_answer() -> None:
+    with offered() as offer:
+        with connect(offer) as sock:
+            sock.send(offer.words[1])
+        assert await got(offer) == b"hello"
 
 
-async def test_closing_drops_who_waits(fd: int) -> None:
-    handover = await Handover.open(fd)
-    with connect(handover) as mute:
-        handover._acceptor._ready()
-        handover.close()
-        handover.close()
-        assert await ended(mute) == b""
-    with pytest.raises(OSError, match="passed no memory on"):
-        await fetch(handover.address, handover.key, TIMEOUT)
+async def test_closing_drops_who_waits() -> None:
+    with offered() as offer:
+        with connect(offer) as mute:
+            offer._ready()
+            offer.close()
+            offer.close()
+            assert await ended(mute) == b""
+        with pytest.raises(OSError, match="passed no memory on"):
+            await got(offer)
 
 
-async def test_closing_in_a_forked_child_leaves_the_loop_alone(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    handover = await Handover.open(fd)
-    with connect(handover):
-        handover._acceptor._ready()
-        (caller,) = handover._callers
-        number = caller.sock.fileno()
-        handover.close_in_child()
-        handover.close_in_child()
-        handover.close()
-        caller._timer.cancel()
-        assert loop.remove_reader(number), "the loop was told"
-        assert caller.sock.fileno() == -1
-    # The listening socket is closed; its number may be another's by now.
+async def test_nothing_is_open_once_all_have_it() -> None:
+    before = open_files()
+    with offered() as offer:
+        view = await got(offer)
+    assert view == b"hello"
+    assert open_files() == before
 
 
 async def test_other_users_get_nothing(
-    fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handover = await Handover.open(fd)
     uid = os.getuid() + 1
-    monkeypatch.setattr(processes, "_CREDENTIALS", CredentialsOf(uid))
-    with connect(handover) as sock:
-        assert await ended(sock) == b""
-    assert "refused a connection" in caplog.text
-    for _ in range(20):
-        with connect(handover) as sock:
+    with offered() as offer:
+        monkeypatch.setattr(processes, "_CREDENTIALS", CredentialsOf(uid))
+        with connect(offer) as sock:
             assert await ended(sock) == b""
-    assert caplog.text.count("refused a connection") == 10
-    with pytest.raises(ConnectionError, match=f"runs as user {uid}"):
-        await fetch(handover.address, handover.key, TIMEOUT)
-    handover.close()
+        assert "refused a connection" in caplog.text
+        for _ in range(20):
+            with connect(offer) as sock:
+                assert await ended(sock) == b""
+        assert caplog.text.count("refused a connection") == 10
+        with pytest.raises(ConnectionError, match=f"runs as user {uid}"):
+            await got(offer)
 
 
 class CredentialsOf:
@@ -197,7 +172,7 @@ class CredentialsOf:
 
 @asynccontextmanager
 async def impostor(answer: Callable[[socket.socket], None]) -> AsyncIterator[str]:
-    """Listens like a `Handover`, and answers the first caller's key as it likes."""
+    """Listens like an `Offer`, and answers the first caller's key as it likes."""
     loop = asyncio.get_running_loop()
     listening, address = bound_socket("aiodist-mem", SCHEME)
 
@@ -220,23 +195,51 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    made = Segment.create(SIZE)
+    yield made
+    made.close()
+
+
+HELLO = module.greeting(SIZE)
+
+
 @pytest.mark.parametrize(
-    ("data", "count"), [(b"12345678", 0), (b"1234", 1), (b"", 0)], ids=["no fd", "short", "nothing"]
+    ("data", "count", "complaint"),
+    [
+        (HELLO, 0, "got 0 descriptors"),
+        (HELLO[:-1], 1, "got 1 descriptors"),
+        (module.greeting(SIZE + 1), 1, "got 1 descriptors"),
+        (b"", 0, "it ended the set-up"),
+    ],
+    ids=["no file", "short", "another size", "nothing"],
 )
-async def test_answers_that_make_no_sense(fd: int, data: bytes, count: int) -> None:
+async def test_answers_that_make_no_sense(
+    segment: Segment, data: bytes, count: int, complaint: str
+) -> None:
     before = open_files()
-    async with impostor(lambda sock: send(sock, data, [fd] * count)) as address:
-        with pytest.raises(ConnectionError, match=f"got {count} and {len(data)}"):
-            await fetch(address, bytes(KEY_BYTES), TIMEOUT)
+    async with impostor(lambda sock: send(sock, data, [segment.fd] * count)) as address:
+        with pytest.raises(ConnectionError, match=f"passed no memory on: .*{complaint}"):
+            await take((address, bytes(KEY_BYTES)), SIZE)
     assert open_files() == before
 
 
-async def test_a_flood_of_descriptors_is_not_taken(fd: int) -> None:
+async def test_a_file_of_another_size_is_refused() -> None:
     before = open_files()
-    async with impostor(lambda sock: send(sock, bytes(7) + b"\x05", [fd] * 200)) as address:
-        other, nbytes = await fetch(address, bytes(KEY_BYTES), TIMEOUT)
-    assert nbytes == 5
-    os.close(other)
+    small = Segment.create(SIZE - 1)
+    async with impostor(lambda sock: send(sock, HELLO, [small.fd])) as address:
+        with pytest.raises(ConnectionError, match=f"of {SIZE - 1} bytes: expected {SIZE}"):
+            await take((address, bytes(KEY_BYTES)), SIZE)
+    small.close()
+    assert open_files() == before
+
+
+async def test_a_flood_of_descriptors_is_not_taken(segment: Segment) -> None:
+    before = open_files()
+    async with impostor(lambda sock: send(sock, HELLO, [segment.fd] * 200)) as address:
+        view = await take((address, bytes(KEY_BYTES)), SIZE)
+    assert view.nbytes == SIZE
     assert open_files() == before
 
 
@@ -246,35 +249,41 @@ def send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
         sock.sendmsg([data], [rights] if fds else [])
 
 
-async def test_a_silent_handover_is_given_up(fd: int) -> None:
-    held: list[socket.socket] = []
-    async with impostor(lambda sock: held.append(sock.dup())) as address:
-        with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
-            await fetch(address, bytes(KEY_BYTES), 0.01)
-    for sock in held:
-        sock.close()
+async def test_who_waits_no_longer_leaves_nothing() -> None:
+    before = open_files()
+    asked = asyncio.Event()
+    async with impostor(lambda sock: asked.set()) as address:
+        waiting = asyncio.ensure_future(take((address, bytes(KEY_BYTES)), SIZE))
+        await asked.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert open_files() == before
 
 
 async def test_nobody_there() -> None:
+    key = bytes(KEY_BYTES)
     with pytest.raises(OSError, match=r"aiodist-mem-0 passed no memory on: .*refused"):
-        await fetch(f"{SCHEME}aiodist-mem-0", bytes(KEY_BYTES), TIMEOUT)
-    with pytest.raises(ValueError, match="unix-abstract:"):
-        await fetch("tcp://127.0.0.1:1", bytes(KEY_BYTES), TIMEOUT)
+        await take((f"{SCHEME}aiodist-mem-0", key), SIZE)
+    with pytest.raises(OSError, match="unix-abstract:"):
+        await take(("tcp://127.0.0.1:1", key), SIZE)
 
 
-async def test_an_offer_that_is_no_descriptor() -> None:
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        await Handover.open(-1)
+@pytest.mark.parametrize(
+    ("words", "nbytes"), [(None, SIZE), (("a",), SIZE), (("a", "b"), SIZE), (("a", b"b"), "many")]
+)
+async def test_words_that_make_no_sense(words: object, nbytes: object) -> None:
+    with pytest.raises(OSError, match="malformed words about memory"):
+        await take(words, nbytes)
 
 
-async def test_a_full_table_of_descriptors_frees_the_socket(
-    fd: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_full_table_of_descriptors_frees_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full(fd: int) -> int:
+    def full(*args: Any) -> Any:
         raise OSError(24, "Too many open files")
 
     before = open_files()
-    monkeypatch.setattr(os, "dup", full)
+    monkeypatch.setattr(module, "bound_socket", full)
     with pytest.raises(OSError, match="Too many open files"):
-        await Handover.open(fd)
+        Offer(asyncio.get_running_loop(), SIZE, "handed over")
     assert open_files() == before

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.transports import shm_link, shm_rings
+from aiodist.transports import polling, shm_link, shm_rings
 from aiodist.transports.shm_rings import RING, Rings
 from aiodist.wire import frames
 
@@ -80,6 +80,7 @@ async def test_a_link_stays_awake_for_a_while_after_traffic(
     """An answer that comes soon needs no bell; one that does not come costs nothing for long."""
     now = 100.0
     monkeypatch.setattr(shm_link.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(polling, "_clock", lambda: now)
     async with wired() as w:
         for moved in (lambda: w.raw.send(frames.encode(b"in")), lambda: w.link.send(b"out")):
             now += 1.0

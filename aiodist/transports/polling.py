@@ -1,8 +1,23 @@
-"""Inline progress: a short, bounded poll before an operation leaves it to the event loop.
+"""Looking for what is about to come, instead of waiting to be woken for it.
 
-A wake-up by the event loop costs tens of microseconds; an answer of a peer that is working on the
-same operation is often sooner here than that. How long polling goes on adapts to how often it
-pays. The loop still gets a turn at least every `TURN` seconds, however fast operations complete.
+A wake-up by the event loop costs tens of microseconds. A peer that works on the same operation has
+its answer ready sooner than that, so whoever needs it first looks again and again: at a stamp in
+shared memory, at a link for a frame. There is one loop that does so, `Progress._spin`. For how long
+it goes on is a matter of who else needs the core:
+
+- **As long as it pays.** A poll lasts `LONGEST` at most, half of that after each one in vain, down
+  to `SHORTEST`. Every `AGAIN` polls one is long again: ranks that poll too briefly miss each other
+  for good, since each of them has to be woken by then, which makes it late for the next one.
+- **Crowded hosts.** With more ranks than cores the one that is waited for may need this core: it is
+  offered (`sched_yield`) before every look. Else only after `ALONE`, for looks are faster without.
+- **Neighbours.** A yield that took longer than `OTHERS` let somebody work: that was no waiting, and
+  does not count. One that took longer than `HOGGED` was a whole time slice of a program that only
+  computes: then the poll ends, as sleeping costs less than that.
+- **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
+  it had no turn for `TURN`, it is due, and nothing is polled for before it.
+
+Who may not hold the loop up looks from one turn of it to the next (`linger`): so does a link in
+shared memory that has just moved something.
 """
 
 from __future__ import annotations
@@ -66,8 +81,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def linger(until: float) -> bool:
+    """Whether it is not `until` yet, by `time.perf_counter`: then look again in the next turn of
+    the loop, rather than sleep. The core has been offered to the peer that is waited for."""
+    lingers = _clock() < until
+    if lingers:
+        _yield()
+    return lingers
+
+
 class Progress:
-    """The polling budget of one endpoint."""
+    """Polls within the calls of one endpoint: what pays for one of its groups does so for all."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -100,9 +124,8 @@ class Progress:
         self, look: Callable[[Any, Any], bool | None], a: Any, b: Any, spins: int, *, crowded: bool
     ) -> bool | None:
         """``look(a, b)`` again and again until it is not None, and return that; None once the
-        budget is used up. `crowded`: there are more ranks than cores, so who waits had better let
-        others run at once; else only if it takes a while, for then the rank that is waited for may
-        well be one that the system has put on this core."""
+        budget is used up. The clock is looked at after `spins` looks. `crowded`: there are more
+        ranks than cores, or who waits has nothing to gain by being fast."""
         if not self._polls:
             return None
         looks = range(spins)
@@ -146,29 +169,19 @@ class Progress:
 
     def inline(self, is_done: Callable[[], bool], link_of: Callable[[], Link | None]) -> None:
         """Poll `link_of()`, the link that is waited for (None: there is nothing to poll), until
-        `is_done()` or the budget is used up."""
-        if self.is_due():
-            return
-        now = _clock()
-        limit = now + self._patience()
-        while now < self._due:
-            link = link_of()
-            if link is None:
+        `is_done()` or the budget is used up. What comes in between renews the budget."""
+        while not self.is_due() and (link := link_of()) is not None:
+            # The peer of an in-process link runs in this loop: it needs a turn.
+            if not link.poll() and (
+                link.kind == "inproc" or not self._spin(_come, link_of, None, 1, crowded=True)
+            ):
                 return
-            if link.poll():
-                if is_done():
-                    self._in_vain = 0
-                    return
-                now = _clock()
-                limit = now + self._patience()
-                continue
-            if link.kind == "inproc" or not self._polls:
-                return  # the peer runs in this loop: it needs a turn
-            _yield()
-            before, now = now, _clock()
-            away = now - before
-            if away > OTHERS:
-                limit += away
-            if now > limit or away > HOGGED:
-                self._in_vain += 1
+            if is_done():
+                self._in_vain = 0
                 return
+
+
+def _come(link_of: Callable[[], Link | None], _: None) -> bool | None:
+    """Whether something has come on the link that is waited for."""
+    link = link_of()
+    return True if link is None or link.poll() else None

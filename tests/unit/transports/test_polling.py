@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
-from aiodist.links import progress
-from aiodist.links.progress import AGAIN, LONGEST, SHORTEST, Progress
+from aiodist.transports import polling as progress
+from aiodist.transports.polling import AGAIN, LONGEST, SHORTEST, Progress
 
 STEP = 1e-6
 
@@ -102,3 +103,51 @@ async def test_who_waits_for_long_lets_others_run(
     began = clock.now
     assert not polling.look(crowd, b"", memoryview(b""), crowded=True)
     assert yields[0] < began + progress.ALONE
+
+
+class Busy(Quiet):
+    """A link on which something comes at every so many looks; of another process, or of this."""
+
+    def __init__(self, every: float, kind: str = "tcp") -> None:
+        super().__init__()
+        self.every = every
+        self.kind = kind
+
+    def poll(self) -> bool:
+        self.looks += 1
+        return self.looks % self.every == 0
+
+
+def inline(polling: Progress, link: Any, looks: float) -> int:
+    """How often `link` was looked at by who waits until it was looked at so often."""
+    polling._turned()
+    polling.inline(lambda: link.looks >= looks, lambda: link)
+    return link.looks
+
+
+async def test_what_comes_in_between_renews_the_budget(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    almost = round(LONGEST / STEP) - 5
+    assert inline(polling, Busy(almost), 3 * almost) == 3 * almost
+    assert polling._in_vain == 0
+    assert inline(polling, Busy(2 * almost), 3 * almost) == pytest.approx(LONGEST / STEP, abs=3)
+    assert polling._in_vain == 1
+
+
+async def test_a_link_of_this_loop_is_not_waited_for(clock: Clock) -> None:
+    assert inline(Progress(asyncio.get_running_loop()), Busy(2, "inproc"), 10) == 1
+
+
+async def test_the_loop_gets_its_turn_though_more_and_more_comes(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    polling._turned()
+    assert inline(polling, Busy(1), math.inf) == pytest.approx(progress.TURN / STEP, abs=3)
+
+
+async def test_lingering_offers_the_core(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    yields: list[float] = []
+    monkeypatch.setattr(progress, "_yield", lambda: yields.append(clock.now))
+    assert progress.linger(clock.now + 2 * STEP)
+    assert len(yields) == 1
+    assert not progress.linger(clock.now)
+    assert len(yields) == 1
