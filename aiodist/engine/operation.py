@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 from aiodist.engine.hosting import Host
 from aiodist.engine.pull import PullPhase, PullRun, area_for
-from aiodist.engine.variants import Over, turned
 from aiodist.errors import ProtocolError
 from aiodist.schedules.plan import Await, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step
 from aiodist.schedules.pull import moved
+from aiodist.shared_memory.board import ON_DEVICE
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.work import Work
 
@@ -136,8 +136,8 @@ class Operation:
         "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
         "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_receives",
         "_running", "_running_phase", "_sent", "_staging", "_start", "_to", "_unsent", "call",
-        "digest", "done", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited",
-        "urgent", "waiting_for", "work",
+        "digest", "done", "heard", "lane", "place", "roll", "seen", "seq", "tag", "timer",
+        "unsolicited", "urgent", "waiting_for", "work",
     )  # fmt: skip
 
     def __init__(
@@ -156,6 +156,9 @@ class Operation:
         self.call = call  # what was called, in words: all ranks must agree on it
         self.digest = 0  # on a lane: that of `call`, to be compared with the others'
         self.place = place  # where its array lies in memory that all ranks see
+        # Whether the arrays of others are on devices, as far as it was heard; None: this rank's is
+        # not, so it need not know (`aiodist.engine.roll_call`).
+        self.roll: dict[int, bool] | None = {} if place == ON_DEVICE else None
         self.lane: Lane | None = None  # where it runs; None: over links alone
         self.done = False  # it has ended, well or not, and never runs again
         self.waiting_for: int | None = None
@@ -206,37 +209,6 @@ class Operation:
             elif isinstance(step, Recv):
                 self._arrived[step.peer] += 1
                 self.heard.add(step.peer)
-
-    def turn(self, call: bytes) -> None:
-        """The others give arrays of the host, which they name `call`: the program hears it. What
-        was exchanged till now was in vain, and does not count; on a lane, it was one phase."""
-        self.call = call
-        size = len(self._sent)
-        self._sent, self._arrived, self._base = [0] * size, [0] * size, [0] * size
-        self._consumed, self._granted, self._allowed = [0] * size, [0] * size, [0] * size
-        self._early.clear()
-        self._staging.clear()
-        self._receives = {}
-        self._draining = False
-        self.urgent = True
-        self.waiting_for = None
-        program = self._program
-        if program is None:
-            start = self._start
-
-            self._start = lambda on_lane: turned(start(on_lane), fresh=True)
-            return
-        self._program = turned(program, fresh=False)
-        if self._running_phase is not None:
-            self._running_phase.close()
-        self._unbind()
-        self._running_phase = Over()
-        self._plan = self._memory = None
-        self.advance()
-
-    def others_are_on_host(self) -> None:
-        """On its lane all have entered, and some give arrays of the host."""
-        self._host.turn(self)
 
     def resume(self) -> None:
         """It is its turn on its lane."""
@@ -435,7 +407,7 @@ class Operation:
                     late = [p for p in step.peers if not lane.has_published(p, step.count)]
                     return self._rest(late)
             pc += 1
-            if self._plan is not plan:  # during a send, it has ended, or turned
+            if self._plan is not plan:  # it has ended during a send
                 return not self.done
         self._pc = pc
         self.waiting_for = None
