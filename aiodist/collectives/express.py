@@ -437,6 +437,8 @@ class Run:
 
     __slots__ = ("_area", "_express", "_flat", "_recipe", "_todo")
 
+    waiting_for = None
+
     def __init__(
         self, express: LaneExpress, recipe: Recipe, todo: Todo, flat: Flat, area: int
     ) -> None:

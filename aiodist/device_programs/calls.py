@@ -1,14 +1,14 @@
 """What all collectives of arrays on devices share.
 
-First all share where their arrays lie, and agree to read each other's (`_meet`). Then each queues
+First it is found whether all ranks have theirs on devices (`RollCall`). If so, all share where they
+lie, and agree to read each other's (`_meet`). Then each queues
 what it reads, behind the events of those that it reads from, and shares that it has recorded its
 own. In the end all wait until the device has come to their last event, and share that: only then is
 an array its owner's again. Where the ranks do not see each other's devices, arrays go through the
 host: all take the same way, for they decide by what all have heard.
 
-Ranks that give arrays of the host take no part in this: they run the collective as ever. Those with
-arrays on devices hear of that (`OnHostError`) before they have done anything, and run the same, on
-copies in memory of the host.
+Ranks that give arrays of the host take no part in this: they run the collective as ever. Then those
+with arrays on devices run the same, on copies in memory of the host.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiodist.device_programs.meeting import Meeting
 from aiodist.devices.base import Device
 from aiodist.devices.memory import EVENTS, RECORDED, DeviceWork, Found, Settled
 from aiodist.engine.operation import Program
-from aiodist.engine.variants import OnHostError, on_device
+from aiodist.engine.roll_call import RollCall
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Call, Part, Place, share
 from aiodist.shared_memory.board import ON_DEVICE
@@ -66,24 +65,16 @@ class DeviceCall:
 
         def program(on_lane: bool) -> Program:
             device_memory = self.place.device_memory
-            found, mixed = None, False
+            roll = RollCall(self.place)
             try:
-                try:
-                    if on_lane:
-                        yield Meeting()
-                    if self.direct:
-                        found = yield from self._meet(on_lane)
-                    if found is None:
-                        yield from through_host(on_lane)
-                except OnHostError:
-                    mixed = True
-                if mixed:
+                yield roll
+                if not roll.all_on_devices:
                     device_memory.mixed()
-                    if on_lane:
-                        yield Meeting(turned=True)
                     yield from as_on_host(on_lane)
-                elif found is not None:
+                elif found := (yield from self._meet(on_lane)) if self.direct else None:
                     yield from run(found, on_lane)
+                else:
+                    yield from through_host(on_lane)
             except BaseException:
                 device_memory.abandon(self.device_work)
                 raise
@@ -93,7 +84,7 @@ class DeviceCall:
                     self.device.written(array)
             return self.result
 
-        return Call(self.op, on_device(text), program, self.nbytes, ON_DEVICE)
+        return Call(self.op, text, program, self.nbytes, ON_DEVICE)
 
     def _meet(self, on_lane: bool) -> Part[list[Found] | None]:
         """What all ranks have, by rank; None if they cannot read each other's."""

@@ -30,7 +30,7 @@ more: so a rank that completes knows that nobody had given up when its reads wer
 **What failed is kept** (`memory`) until all other ranks have said that what they had queued by then
 is complete. The current stream waits for what was queued here.
 
-**Ranks that give arrays of the host never know of devices**, see `aiodist.engine.variants`.
+**Ranks that give arrays of the host never know of devices**, see `aiodist.engine.roll_call`.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from aiodist.engine import failures, variants
+from aiodist.engine import failures
 from aiodist.engine.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
 from aiodist.engine.hosting import Party
 from aiodist.engine.operation import Operation
+from aiodist.engine.roll_call import marked, unmarked
 from aiodist.engine.tags import SETUP_TAG, TagCounts
 from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import ProtocolError
 from aiodist.recorder import Recorder, name_of
-from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.trace import Scope
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
@@ -39,7 +39,6 @@ class Matching(Party, Protocol):
     ops: dict[Key, Operation]
     tags: TagCounts
     verdict_relay: VerdictRelay
-    teams: Teams
     recorder: Recorder
     scope: Scope
 
@@ -111,19 +110,17 @@ class Arrivals:
             self._admit(src, (op.tag, op.seq))
         calls = {src: call for src, (_, call) in early.grants.items()}
         calls |= {frame.src: frame.call for frame in early.frames}
-        wrong = {src: call for src, call in calls.items() if call != op.call}
-        if wrong:
-            others = {s: call for s, call in wrong.items() if not variants.alike(call, op.call)}
-            if others:
-                self._context.differ(op, others)
-                return False
+        others = {src: call for src, call in calls.items() if unmarked(call) != op.call}
+        if others:
+            self._context.differ(op, others)
+            return False
         for frame in early.frames:
             if op.done:
                 return False
-            if frame.call == op.call or self._agrees(op, frame.src, frame.call):
+            if self._agrees(op, frame.src, frame.call):
                 self._hand_over(op, frame)
         for src, (upto, call) in early.grants.items():
-            if call == op.call or self._agrees(op, src, call):
+            if self._agrees(op, src, call):
                 op.granted(src, upto)
         return not op.done
 
@@ -244,30 +241,26 @@ class Arrivals:
         return memoryview(ahead.data)
 
     def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
-        if call == op.call:
+        """Whether `src`, whose frame names that call, has called what `op` is: then it is for
+        `op`."""
+        if op.roll is None and call == op.call:
             return True
-        if not variants.alike(call, op.call):
+        if unmarked(call) != op.call:
             self._context.differ(op, {src: call})
-        elif call == variants.on_host(op.call):
-            self.turn(op)
-            return True
-        else:  # to those whose arrays are on devices, too: they cannot know
+            return False
+        if op.roll is None:
             self._say_called(src, op, op.call)
-        return False
+        elif src not in op.roll:
+            op.roll[src] = call != op.call
+            if op.waiting_for is not None:  # in the roll call, perhaps
+                op.advance()
+        return not op.done
 
-    def turn(self, op: Operation) -> None:
-        """Others have called `op` with arrays of the host: this rank does as they do. It says so,
-        since others may have heard only of those whose arrays are on devices."""
-        context = self._context
-        for src in op.exchange.receiving_from():
-            context.divert(src, None)
-            self.cut_off(src)
-        call = variants.on_host(op.call)
-        if op.lane is None or spans_hosts(context.teams):
-            for peer in range(context.size):
-                if peer != context.rank:
-                    self._say_called(peer, op, call)
-        op.turn(call)
+    def call_roll(self, op: Operation) -> None:
+        """Tell all others that the array of this rank is on a device: see `roll_call`."""
+        for peer in range(self._context.size):
+            if peer != self._context.rank:
+                self._say_called(peer, op, marked(op.call))
 
     def _say_called(self, dst: int, op: Operation, call: bytes) -> None:
         """Grants nothing: it is there to say what was called."""

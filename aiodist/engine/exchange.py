@@ -49,12 +49,6 @@ class Exchange(Generic[Op]):
         self._op = op
         self._unsent = [0] * size  # frames that were sent and have not left yet
         self._to: set[int] = set()  # to whom something was sent in this phase
-        self.forget()
-
-    def forget(self) -> None:
-        """What was exchanged till now does not count: both sides begin anew. What is on its way
-        out still has to leave."""
-        size = len(self._unsent)
         self._sent = [0] * size  # the slot of the next frame to the peer
         self._granted = [0] * size  # the peer takes ours with slots below
         self._base = [0] * size  # the slot of the first frame of this phase

@@ -148,7 +148,7 @@ class Executor:
                     return False
                 elif not links.send(step.peer, memory.outgoing(step.spans)):
                     return self._wait(pc, step.peer)
-                if self._stopped:  # by what came of it: the operation has ended, or turned
+                if self._stopped:  # by what came of it: the operation has ended
                     return False
         self._pc = len(steps)
         if area is not None:

@@ -57,10 +57,6 @@ class Host(Protocol[Op]):
         """Others called something else."""
         ...
 
-    def turn(self, op: Op) -> None:
-        """Others have called `op` with arrays of the host: this rank does as they do."""
-        ...
-
     def why_lost(self, peer: int) -> BaseException | None:
         """Why nothing can be exchanged with `peer` any more, or None."""
         ...

@@ -16,13 +16,16 @@ from aiodist.engine.exchange import Exchange
 from aiodist.engine.executor import Executor, begin_area
 from aiodist.engine.hosting import Host
 from aiodist.engine.phase import Phase
-from aiodist.engine.variants import Over, turned
+from aiodist.shared_memory.board import ON_DEVICE
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.work import Work
 
 
 class Running(Protocol):
-    """A phase that is no plan, and is under way."""
+    """A phase that is under way. `waiting_for` is the peer that it needs to go on, if it is one."""
+
+    @property
+    def waiting_for(self) -> int | None: ...
 
     def run(self) -> bool:
         """Go on. True: done. False: it has to wait; `Operation.resume` is called in due course."""
@@ -41,6 +44,7 @@ class Pause(ABC):
     """
 
     resume: Callable[[], None]
+    waiting_for: int | None = None
     last = False
 
     def belong(self, operation: Operation) -> None:
@@ -79,7 +83,8 @@ class Operation:
 
     __slots__ = (
         "_draining", "_host", "_phase", "_program", "_running", "_start", "call", "digest", "done",
-        "exchange", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited", "work",
+        "exchange", "heard", "lane", "place", "roll", "seen", "seq", "tag", "timer", "unsolicited",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +103,9 @@ class Operation:
         self.call = call  # what was called, in words: all ranks must agree on it
         self.digest = 0  # on a lane: that of `call`, to be compared with the others'
         self.place = place  # where its array lies in memory that all ranks see
+        # Whether the arrays of others are on devices, as far as it was heard; None: this rank's is
+        # not, so it need not know (`aiodist.engine.roll_call`).
+        self.roll: dict[int, bool] | None = {} if place == ON_DEVICE else None
         self.lane: Lane | None = None  # where it runs; None: over links alone
         self.done = False  # it has ended, well or not, and never runs again
         self.timer: Any = None  # of its deadline
@@ -134,27 +142,6 @@ class Operation:
         self.exchange.catch_up(executor.done)
         executor.hand_over(self.exchange)
 
-    def turn(self, call: bytes) -> None:
-        """The others give arrays of the host, which they name `call`: the program hears it. What
-        was exchanged till now was in vain, and does not count; on a lane, it was one phase."""
-        self.call = call
-        self.exchange.forget()
-        self._draining = False
-        program = self._program
-        if program is None:
-            start = self._start
-
-            self._start = lambda on_lane: turned(start(on_lane), fresh=True)
-            return
-        self._program = turned(program, fresh=False)
-        self._end_phase()
-        self._phase = Over()
-        self.advance()
-
-    def others_are_on_host(self) -> None:
-        """On its lane all have entered, and some give arrays of the host."""
-        self._host.turn(self)
-
     def resume(self) -> None:
         """It is its turn on its lane."""
         assert self.lane is not None
@@ -168,7 +155,7 @@ class Operation:
     @property
     def waiting_for(self) -> int | None:
         """The peer that the next step needs, if it is a peer."""
-        return self._phase.waiting_for if isinstance(self._phase, Executor) else None
+        return None if self._phase is None else self._phase.waiting_for
 
     def granted(self, src: int, upto: int) -> None:
         """`src` takes our frames with slots below `upto`."""
@@ -233,10 +220,7 @@ class Operation:
             while not self.done:
                 phase = self._phase
                 assert phase is not None
-                over = phase.run()
-                if phase is not self._phase:  # it has turned meanwhile
-                    continue
-                if not over or self.done:
+                if not phase.run() or self.done:
                     return
                 if not self.exchange.is_drained:
                     self._draining = True

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.devices.memory import DeviceMemory
-from aiodist.engine.operation import Program, Running, Start
+from aiodist.engine.operation import Operation, Program, Running, Start
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import AiodistError
 from aiodist.phases.memories import Blobs
@@ -56,6 +56,10 @@ class Place(Protocol):
 
     max_message_bytes: int
     allow_pickle: bool
+
+    def call_roll(self, op: Operation) -> None:
+        """Tells all others that the array of this rank is on a device, and asks for theirs."""
+        ...
 
     def error(self, cls: type[AiodistError], message: str, **fields: object) -> AiodistError: ...
 

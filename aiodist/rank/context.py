@@ -18,12 +18,13 @@ from aiodist.collectives.express import Express, LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
 from aiodist.devices.memory import DeviceMemory
-from aiodist.engine import deadlines, failures, variants
+from aiodist.engine import deadlines, failures
 from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.early import Key
 from aiodist.engine.executor import Executor
 from aiodist.engine.hearsay import Hearsay
 from aiodist.engine.operation import Failure, Operation, Program, Start, refused
+from aiodist.engine.roll_call import unmarked
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
 from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import (
@@ -39,7 +40,7 @@ from aiodist.p2p.point_to_point import PointToPoint
 from aiodist.rank import revoking
 from aiodist.schedules.plan import Send
 from aiodist.schedules.teams import post, spans_hosts
-from aiodist.shared_memory.board import ON_DEVICE, digest_of
+from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.heap import Heap
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import Done, Link
@@ -241,10 +242,7 @@ class Context:
         lane = self.lane
         if lane is not None and tag is None and seq >= lane.first:
             operation.lane = lane
-            call = operation.call
-            operation.digest = digest_of(
-                variants.on_host(call) if operation.place == ON_DEVICE else call
-            )
+            operation.digest = digest_of(operation.call)
         verdict, early = self.arrivals.take(key)
         if verdict is not None:
             self.end(operation, verdict)
@@ -404,7 +402,7 @@ class Context:
 
     def end(self, op: Operation, verdict: failures.Verdict) -> None:
         """Another rank gave `op` up."""
-        call = variants.shown(op.call)
+        call = op.call.decode(errors="replace")
         self._withdraw(op)
         where = {
             "group": self.group,
@@ -418,13 +416,13 @@ class Context:
     def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """`others`, by rank, called something else than `op`."""
         called = {self.rank: op.call, **others}
-        calls = {src: variants.shown(call) for src, call in called.items()}
+        calls = {src: unmarked(call).decode(errors="replace") for src, call in called.items()}
         error = MismatchError(failures.mismatch_text(calls), calls=calls)
         self.failed(op, error)
 
-    def turn(self, op: Operation) -> None:
-        """Others have called `op` with arrays of the host: this rank does as they do."""
-        self.arrivals.turn(op)
+    def call_roll(self, op: Operation) -> None:
+        """Tell all others that the array of this rank is on a device, and ask for theirs."""
+        self.arrivals.call_roll(op)
 
     def locate(self, error: AiodistError, op: Operation) -> None:
         if error.op is None:

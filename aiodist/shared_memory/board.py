@@ -81,7 +81,6 @@ _ABORTED: Final = 3  # and 4, by parity: the number after that of an operation g
 _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in shared memory, or 0
 SLEEP: Final = 8
 WANTED: Final = 9
-_DEVICE: Final = 10  # and 11, by parity: 1 where the array is on a device, 2 if the rank turned
 _TEXT: Final = 1024  # bytes; and 1024 further, by parity: what was called, in words
 _TEXT_ROOM: Final = 1016
 
@@ -93,11 +92,8 @@ AN_OPERATION: Final = 1 << 24
 A_PHASE: Final = 1 << 20
 
 
-ON_DEVICE: Final = -1
+ON_DEVICE: Final = (1 << 64) - 1
 """A place that says: the array is on a device."""
-_TURNED: Final = -2
-"""A place that says: the array is on a device, but all do as ranks with arrays of the host do."""
-_ON_DEVICE_WORD: Final = {ON_DEVICE: 1, _TURNED: 2}
 
 
 def stamp_of(operation: int, phase: int = 0, publishes: int = 0) -> int:
@@ -169,22 +165,16 @@ class Board:
         all see."""
         word = _PLACE + (operation & 1)
         found = {peer: words[word] for peer, words in self._words}
-        return found if all(found.values()) else None
+        return None if 0 in found.values() or ON_DEVICE in found.values() else found
 
     def all_on_devices(self, operation: int) -> bool:
         """Whether the arrays of the others, who have all entered, are on devices."""
-        word = _DEVICE + (operation & 1)
-        return all(words[word] for _, words in self._words)
-
-    def turn(self, operation: int) -> None:
-        """The array of this rank is on a device, but ranks of other hosts give arrays of the host:
-        what they do it does, too, from the next stamp that it writes."""
-        self._say_place(operation & 1, _TURNED)
+        word = _PLACE + (operation & 1)
+        return all(words[word] == ON_DEVICE for _, words in self._words)
 
     def _say_place(self, parity: int, place: int) -> None:
         self._places[parity] = place
-        self.own[_PLACE + parity] = max(place, 0)
-        self.own[_DEVICE + parity] = _ON_DEVICE_WORD.get(place, 0)
+        self.own[_PLACE + parity] = place
 
     def agree(self, operation: int, digest: int) -> bool:
         """Whether the others, who have all entered `operation`, called what `digest` stands for."""
@@ -236,17 +226,14 @@ class Board:
         fence()
 
     def is_void(self, operation: int) -> bool:
-        """Whether one of the others has given `operation` up, or with this rank's array on a device
-        has turned to what this rank does not do yet: what is read of it may be anything."""
-        parity = operation & 1
-        word = _ABORTED + parity
+        """Whether one of the others has given `operation` up: what is read of it may be
+        anything."""
+        word = _ABORTED + (operation & 1)
         for _, words in self._words:
             if words[word] == operation + 1:
                 break
         else:
-            return self._places[parity] == ON_DEVICE and any(
-                words[_DEVICE + parity] == _ON_DEVICE_WORD[_TURNED] for _, words in self._words
-            )
+            return False
         return True
 
     # -- waiting ----------------------------------------------------------------------------------

@@ -366,11 +366,6 @@ class Lane:
             self._write(self._base)
         return self._phase
 
-    def skip_phase(self) -> None:
-        """The first phase is over, if it has not begun."""
-        if self._phase < 0:
-            self.next_phase()
-
     def begin(self, area: int) -> bool:
         """Wait until the own `area` may be written. False: wait, and call again."""
         return self._wait(self.others, self._free[area])

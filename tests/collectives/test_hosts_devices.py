@@ -14,9 +14,10 @@ from aiodist.testing.standin import StandinDevice
 PATTERNS = [
     ("aabb", "ddhh"), ("aabb", "hhdd"), ("aabb", "ddhd"), ("aabb", "dhdh"), ("abab", "dhdh"),
     ("aab", "ddh"), ("aab", "hhd"), ("aab", "dhd"), ("aabbcc", "ddddhh"), ("aabbcc", "ddhddd"),
+    ("aabb", "dddd"), ("aab", "ddd"),
 ]  # fmt: skip
 """The hosts of the ranks, and whose arrays are on a device (d), and whose on the host (h): where
-all ranks of a host begin on their devices before they hear of others, and where they do not."""
+all ranks of a host have theirs on devices, where they do not, and where all ranks do."""
 
 OPERATIONS = {
     "all_reduce": lambda g, x: g.all_reduce(x),

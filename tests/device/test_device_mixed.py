@@ -21,6 +21,7 @@ from aiodist import (
     ReduceOp,
 )
 from aiodist.devices import memory as device_memory
+from aiodist.engine.roll_call import marked
 from aiodist.testing.standin import StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
@@ -105,6 +106,31 @@ async def test_whoever_comes_late(devices: Devices, late: int) -> None:
         works[late] = groups[late].all_reduce(xs[late])
         for rank, work in works.items():
             ranks.check(rank, await work, np.full(9, 10.0))
+
+
+async def test_the_first_word_of_a_rank_counts(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for the word of rank 2 when rank 1 has had all, and goes on without the mark."""
+    made = devices(3)
+    async with aiodist.local(3) as groups:
+        first, _, last = [group._context.arrivals for group in groups]
+        say, delayed = last._say_called, []
+
+        def call_roll(op: Any) -> None:
+            say(1, op, marked(op.call))
+            delayed.append(op)
+
+        monkeypatch.setattr(last, "call_roll", call_roll)
+        works = [g.all_reduce(d.put(np.ones(9)), tag=7) for g, d in zip(groups, made, strict=True)]
+        (op,) = first._context.ops.values()
+        while not op._early:  # what rank 1 has sent after its roll call
+            await each(groups, lambda g, r: g.barrier(tag="turn"))
+        assert op.roll == {1: True}
+        say(0, delayed[0], marked(delayed[0].call))
+        for device, work in zip(made, works, strict=True):
+            np.testing.assert_array_equal(device.get(await work), np.full(9, 3.0))
+        assert [device.opened for device in made] == [2, 2, 2]  # nothing went through the host
 
 
 async def test_lists_out_and_operators(devices: Devices) -> None:

@@ -574,21 +574,3 @@ def test_who_has_its_array_on_a_device():
     assert one.all_on_devices(8)
     three.abort(10)  # passed over: it has announced nothing
     assert not one.all_on_devices(10)
-
-
-def test_who_turns_to_what_others_do_shows_nothing_to_those_who_have_not():
-    one, two = boards(2)
-    for board in (one, two):
-        board.announce(4, 1, b"call", ON_DEVICE)
-    assert not one.is_void(4)
-    two.turn(4)
-    assert one.is_void(4)
-    assert one.all_on_devices(4)  # it is where it was: both have begun alike
-    one.turn(4)
-    assert not one.is_void(4)
-    for board in (one, two):
-        board.announce(6, 1, b"call", ON_DEVICE)  # the same parity
-    assert not one.is_void(6)
-    two.turn(6)
-    one.announce(8, 1, b"call")  # of the host: what it reads is what the other does now
-    assert not one.is_void(8)
