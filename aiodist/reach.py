@@ -129,11 +129,9 @@ class Reach:
 
 def _advertised(address: str, host: str) -> str:
     """A listener's address as peers reach it."""
-    scheme, _, rest = address.partition("://")
-    if scheme not in ("tcp", "tls"):
+    if address.partition("://")[0] not in ("tcp", "tls"):
         return address
-    port = rest.rpartition(":")[2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return str(replace(parse_address(address), host=host))
 
 
 def endpoint_of(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:

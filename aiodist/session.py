@@ -14,7 +14,6 @@ import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from aiodist import environment
@@ -219,14 +218,9 @@ class Connecting:
         self._group = await _connect(self._options)
         return self._group
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._group is not None
-        await self._group._newest().__aexit__(kind, error, traceback)
+        await self._group._newest().__aexit__(kind, error, trace)
 
 
 async def _connect(options: _Options) -> Group:

@@ -501,11 +501,6 @@ def describe(value: object) -> str:
     return str(array)
 
 
-def copy_value(value: object, *, allow_pickle: bool = False) -> Any:
-    """A deep copy, as if the value had gone over the wire. Raises as `encode`."""
-    return into(value, None, allow_pickle=allow_pickle)
-
-
 def into(value: object, out: object, *, allow_pickle: bool = False, name: str = "out") -> Any:
     """Copy a value into `out` (None: into new memory), as if it had gone over the wire. Raises as
     `encode` and `allocate`."""

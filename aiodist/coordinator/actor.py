@@ -17,7 +17,6 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, turn_away
@@ -246,12 +245,7 @@ class Coordinator:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     def status(self) -> dict[str, Any]:
