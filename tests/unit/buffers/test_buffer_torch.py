@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from aiodist.buffers import arrays, tensors, tokens
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
+from aiodist.buffers.encoding import encode
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Operand, split_slots
-from aiodist.buffers.values import describe, encode, into, parse
+from aiodist.buffers.values import describe, into, parse
 from aiodist.types import ReduceOp
 
 torch = pytest.importorskip("torch")

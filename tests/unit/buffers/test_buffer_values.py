@@ -16,8 +16,9 @@ from hypothesis.extra import numpy as hnp
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.dtypes import MAX_NDIM
+from aiodist.buffers.encoding import encode
 from aiodist.buffers.reductions import Operand, split_slots
-from aiodist.buffers.values import describe, encode, fill, into, parse
+from aiodist.buffers.values import describe, fill, into, parse
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.types import ReduceOp
 
