@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist import environment
-from aiodist.control.client import ControlClient, ControlEvent
+from aiodist.control.client import ControlClient
+from aiodist.control.events import ControlEvent
 from aiodist.coordinator import finding
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint

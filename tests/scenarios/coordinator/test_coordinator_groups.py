@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.control.client import ControlClient, CoordinatorGone
+from aiodist.control.client import ControlClient
+from aiodist.control.events import CoordinatorGone
 from aiodist.coordinator import actor as coordinator_module
 from aiodist.coordinator import alarm
 from aiodist.coordinator import connection as coordinator_connection

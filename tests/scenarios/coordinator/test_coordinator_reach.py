@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from aiodist.control import dial as control_dial
-from aiodist.control.client import ControlClient, ForeignServiceError
+from aiodist.control.client import ControlClient
+from aiodist.control.dial import ForeignServiceError
 from aiodist.coordinator import entrance
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
