@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
 from typing import Any
 
 from aiodist.blocking import BlockingGroup
@@ -316,12 +315,7 @@ class Group(Operations):
     async def __aenter__(self) -> Group:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             await self.close()
         else:

@@ -13,12 +13,12 @@ import secrets
 import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any
 
 from aiodist import environment
-from aiodist.control.client import ControlClient, ControlEvent
+from aiodist.control.client import ControlClient
+from aiodist.control.events import ControlEvent
 from aiodist.coordinator import finding
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
@@ -26,14 +26,13 @@ from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
-from aiodist.rank.actor import Memory, RankActor
+from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
+from aiodist.reach import Reach, endpoint_of, memory_of
 from aiodist.transports import registry
-from aiodist.transports.base import Link, Listener, Receiver
-from aiodist.transports.processes import user_id
-from aiodist.transports.surroundings import chooser_on, identity_on
+from aiodist.transports.base import Listener
 from aiodist.transports.tls import TlsContexts
-from aiodist.wire.address import is_loopback, parse_address
+from aiodist.wire.address import parse_address
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo
 from aiodist.wire.proof import membership_key, secret_of
@@ -43,41 +42,24 @@ log = logging.getLogger("aiodist.session")
 MAX_MESSAGE_BYTES = 16 << 30
 """Default of `max_message_bytes`: 16 GiB."""
 
-_PROCESS = "process:"
-"""Marks the process among the addresses of a member, which tells peers that share it."""
-
-_USER = "user:"
-"""Marks the user among them, who may share memory with others of the same name on one host."""
-
 _PAUSE = 0.2
 """Seconds before a coordinator that went away during a join is looked for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The arguments of `connect`, with the environment looked up."""
+    """The arguments of `connect`, with the environment looked up. `ask`: what is asked of the
+    coordinator, but for what `Reach.introduce` adds."""
 
     coordinator: finding.Wanted
-    group: str
-    rank: int | None
-    size: int | None
-    min_size: int | None
-    max_size: int | None
-    join_window: float
+    ask: JoinRequest
+    reach: Reach
     timeout: float
     op_timeout: float
-    lease: float
-    contexts: TlsContexts | None
     client: tls.SSLContext | None
-    transports: tuple[str, ...]
     reads_devices: bool
-    bind: str | None
-    advertise: str | None
-    name: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-    allow_pickle: bool = False
-    run_id: str = ""
+    max_message_bytes: int
+    allow_pickle: bool
 
 
 def connect(
@@ -138,66 +120,87 @@ def connect(
             `allow_pickle` where other hosts can connect, and neither a token nor TLS that asks for
             certificates keeps strangers out.
     """
+    _check_positive(timeout=timeout, op_timeout=op_timeout, lease=lease)
+    if max_message_bytes < 1:
+        raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
+    address, found, allowed = _looked_up(address, transports)
+    if size is None and min_size is None and max_size is None:
+        if found.size is None:
+            raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
+        size = found.size
+    secret = secret_of(found.token if token is None else token)
+    contexts = server = None
+    if isinstance(ssl, tuple):
+        contexts = TlsContexts(*ssl)
+        ssl, server = contexts
+    guard = Guard.of(secret, server, allow_pickle=allow_pickle)
+    ask = JoinRequest(
+        group=group or found.group or "world",
+        id="",
+        rank=found.rank if rank is None else rank,
+        size=size,
+        min_size=min_size,
+        max_size=max_size,
+        join_window=join_window,
+        lease=lease,
+        name=name or "",
+        metadata=dict(metadata or {}),
+        run_id=found.run_id,
+    )
+    return Connecting(
+        _Options(
+            _wanted(address, found, ask, secret, server, guard),
+            ask,
+            Reach(registry.choose(allowed), contexts, guard, bind, advertise),
+            timeout,
+            op_timeout,
+            ssl,
+            registry.allows_devices(allowed),
+            max_message_bytes,
+            allow_pickle,
+        )
+    )
+
+
+def _check_positive(**options: float) -> None:
+    for name, seconds in options.items():
+        if not seconds > 0:
+            raise ValueError(f"{name} is more than 0 seconds, not {seconds!r}")
+
+
+def _looked_up(
+    address: str | None, transports: str | Iterable[str] | None
+) -> tuple[str, environment.Settings, list[str]]:
+    """The coordinator's address, what else the environment says, which is nothing where an address
+    is given, and the names of the transports that are allowed."""
     found = environment.Settings()
     if address is None:
         found = environment.settings_from(os.environ)
         address = found.address
-    for label, seconds in (("timeout", timeout), ("op_timeout", op_timeout), ("lease", lease)):
-        if not seconds > 0:
-            raise ValueError(f"{label} is more than 0 seconds, not {seconds!r}")
-    if max_message_bytes < 1:
-        raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
-    rank = found.rank if rank is None else rank
-    elastic = min_size is not None or max_size is not None
-    if size is None and not elastic:
-        size = found.size
-    if size is None and not elastic:
-        raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
-    secret = secret_of(found.token if token is None else token)
-    contexts = None
-    if isinstance(ssl, tuple):
-        contexts = TlsContexts(*ssl)
-        ssl = contexts.client
-    server = None if contexts is None else contexts.server
-    guard = Guard.of(secret, server, allow_pickle=allow_pickle)
-    served = found.listen_guarded if guard.keeps_out else found.listen
-    name_of_group = group or found.group or "world"
     if transports is None:
         transports = found.transports or os.environ.get("AIODIST_TRANSPORTS") or None
-    allowed = registry.names_of(transports)
-    return Connecting(
-        _Options(
-            coordinator=finding.Wanted(
-                address,
-                serve=served if rank == 0 else "",
-                through_agent=found.agent_store,
-                key=_meeting_key(secret, found.run_id, name_of_group),
-                token=secret,
-                ssl=server,
-                guard=guard,
-                hint=narrow_hint(parse_address(address)) if served != found.listen_guarded else "",
-            ),
-            group=name_of_group,
-            rank=rank,
-            size=size,
-            min_size=min_size,
-            max_size=max_size,
-            join_window=join_window,
-            timeout=timeout,
-            op_timeout=op_timeout,
-            lease=lease,
-            contexts=contexts,
-            client=ssl,
-            transports=registry.choose(allowed),
-            reads_devices=registry.allows_devices(allowed),
-            bind=bind,
-            advertise=advertise,
-            name=name or "",
-            metadata=dict(metadata or {}),
-            max_message_bytes=max_message_bytes,
-            allow_pickle=allow_pickle,
-            run_id=found.run_id,
-        )
+    return address, found, registry.names_of(transports)
+
+
+def _wanted(
+    address: str,
+    found: environment.Settings,
+    ask: JoinRequest,
+    secret: bytes | None,
+    server: tls.SSLContext | None,
+    guard: Guard,
+) -> finding.Wanted:
+    """The coordinator at `address`, which rank 0 may have to serve: where, the environment says."""
+    served = found.listen_guarded if guard.keeps_out else found.listen
+    return finding.Wanted(
+        address,
+        serve=served if ask.rank == 0 else "",
+        through_agent=found.agent_store,
+        key=_meeting_key(secret, found.run_id, ask.group),
+        token=secret,
+        ssl=server,
+        guard=guard,
+        hint=narrow_hint(parse_address(address)) if served != found.listen_guarded else "",
     )
 
 
@@ -220,14 +223,9 @@ class Connecting:
         self._group = await _connect(self._options)
         return self._group
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._group is not None
-        await self._group._newest().__aexit__(kind, error, traceback)
+        await self._group._newest().__aexit__(kind, error, trace)
 
 
 async def _connect(options: _Options) -> Group:
@@ -280,8 +278,8 @@ async def _join(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     control: ControlClient | None = None
-    expected = options.size or options.max_size or MAX_MEMBERS
-    endpoint = Endpoint(loop, expected=expected, lease=options.lease)
+    expected = options.ask.size or options.ask.max_size or MAX_MEMBERS
+    endpoint = Endpoint(loop, expected=expected, lease=options.ask.lease)
     endpoint.reads_devices = options.reads_devices
     listeners: list[Listener] = []  # those that there are so far, should one fail
     events: list[ControlEvent] = []
@@ -289,10 +287,10 @@ async def _join(
         control = await ControlClient.open(
             address, token=options.coordinator.token, ssl=options.client, timeout=timeout
         )
-        await _listen(options, endpoint, control, listeners)
-        request = _request(options, control, listeners, loop)
+        await options.reach.listen(address, control.local_host, endpoint.accept, listeners)
+        ask = options.reach.introduce(options.ask, control.seen_host, listeners, loop)
         control.on_event = events.append
-        view = await control.join(request, deadline - loop.time())
+        view = await control.join(ask, deadline - loop.time())
     except BaseException:
         for listener in listeners:
             listener.close()
@@ -300,24 +298,18 @@ async def _join(
         if control is not None:
             control.abort()
         raise
-    own = _reach(view.members[view.rank_of(request.id)], options.transports)
+    own = endpoint_of(view.members[view.rank_of(ask.id)], options.reach.transports)
     coordinator_host = parse_address(address).host
     people: dict[int, MemberInfo] = {}
     endpoint.activate(
-        Identity(view.group, request.id, options.coordinator.token),
-        lambda root, receiver, patience: _dial(
-            own,
-            people[root],
-            coordinator_host,
-            receiver,
-            options.contexts,
-            options.coordinator.guard,
-            patience,
+        Identity(view.group, ask.id, options.coordinator.token),
+        lambda root, receiver, patience: options.reach.dial(
+            own, people[root], coordinator_host, receiver, patience
         ),
     )
     return RankActor(
         people=people,
-        memory_of=_memory,
+        memory_of=memory_of,
         address=address,
         view=view,
         control=control,
@@ -327,126 +319,6 @@ async def _join(
         op_timeout=options.op_timeout,
         events=events,
     )
-
-
-async def _listen(
-    options: _Options, endpoint: Endpoint, control: ControlClient, listeners: list[Listener]
-) -> None:
-    """Open the listeners that this rank has for its peers. Raises OSError, and ValueError where
-    strangers could send pickles."""
-    guard = options.coordinator.guard
-    host = options.bind or control.local_host or "127.0.0.1"
-    beyond = is_loopback(host) and not parse_address(control.address).is_loopback
-    if beyond and not options.bind and guard.keeps_out:
-        # The coordinator runs on this host, but others come to it from elsewhere: see `_dial`.
-        host = "::" if ":" in host else "0.0.0.0"
-    for kind in options.transports:
-        transport = registry.make(kind, options.contexts)
-        listeners.append(await transport.listen(endpoint.accept, host=host))
-        if kind == "tcp":
-            guard.check(listeners[-1].address)
-
-
-def _request(
-    options: _Options,
-    control: ControlClient,
-    listeners: Iterable[Listener],
-    loop: asyncio.AbstractEventLoop,
-) -> JoinRequest:
-    host = options.advertise or control.seen_host or "127.0.0.1"
-    addresses = [_advertised(listener.address, host) for listener in listeners]
-    who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
-    return JoinRequest(
-        group=options.group,
-        id=chooser_on(loop).randbytes(16).hex(),
-        rank=options.rank,
-        size=options.size,
-        min_size=options.min_size,
-        max_size=options.max_size,
-        join_window=options.join_window,
-        lease=options.lease,
-        pid=who.pid,
-        host=host,
-        host_id=who.host,
-        name=options.name or who.name,
-        metadata=dict(options.metadata),
-        addresses=(_PROCESS + who.process, _USER + who.user, *addresses),
-        run_id=options.run_id,
-    )
-
-
-def _advertised(address: str, host: str) -> str:
-    """A listener's address as peers reach it."""
-    scheme, _, rest = address.partition("://")
-    if scheme not in ("tcp", "tls"):
-        return address
-    port = rest.rpartition(":")[2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _reach(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
-    addresses = {_kind(address): address for address in member.addresses}
-    return registry.Endpoint(
-        process=addresses.pop("process", "").removeprefix(_PROCESS),
-        host=member.host_id,
-        user=addresses.pop("user", "").removeprefix(_USER),
-        addresses=addresses,
-        allowed=allowed,
-    )
-
-
-def _kind(address: str) -> str:
-    scheme = address.partition(":")[0]
-    return {"unix-abstract": "unix", "tls": "tcp"}.get(scheme, scheme)
-
-
-def _memory(member: MemberInfo) -> Memory:
-    """Which memory `member` can share."""
-    reach = _reach(member, ())
-    process = reach.process.rpartition("-")[0]  # without the loop
-    host = f"{reach.host} {reach.user}" if "shm" in reach.addresses else ""
-    return Memory(process, "inproc" in reach.addresses, host)
-
-
-async def _dial(
-    own: registry.Endpoint,
-    member: MemberInfo,
-    coordinator_host: str,
-    receiver: Receiver,
-    contexts: TlsContexts | None,
-    guard: Guard,
-    patience: float,
-) -> Link:
-    """A link to `member` over the best transport that gets through. `patience`: see
-    `registry.make`. Raises OSError, and ValueError where a stranger elsewhere could send
-    pickles."""
-    peer = _reach(member, tuple(_kind(address) for address in member.addresses))
-    tried: list[str] = []
-    apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
-    hint = "check firewalls, and bind= and advertise="
-    last: OSError | None = None
-    for kind, address in registry.candidates(own, peer):
-        if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
-            # The coordinator sees it come from its own host, which we know by another name.
-            address = _advertised(address, coordinator_host)
-            if not guard.keeps_out:
-                hint = (
-                    "it came to the coordinator by a loopback address, and listens there alone, as "
-                    "there is no token: give all ranks the same one, or it bind= and advertise="
-                )
-        if kind == "tcp":
-            # The coordinator may let others in, though this rank reaches it on its own host.
-            guard.check(address)
-        try:
-            return await registry.make(kind, contexts, patience).dial(address, receiver)
-        except OSError as error:
-            tried.append(f"{address} ({error})")
-            last = error
-    raise OSError(
-        f"tried {', '.join(tried)}; {hint}"
-        if tried
-        else f"no transport of {', '.join(own.allowed)} is common to both ranks{apart}"
-    ) from last
 
 
 def _meeting_key(token: bytes | None, run_id: str, group: str) -> str:

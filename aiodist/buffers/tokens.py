@@ -31,6 +31,9 @@ MAX_DEPTH: Final = 100
 TOO_DEEP: Final = f"the value is nested over {MAX_DEPTH} levels deep: does it contain itself?"
 """What a ValueError says of a value beyond that."""
 
+PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
+"""Types of values that are tokens as they are; so are ints of 64 bits."""
+
 LIST, TUPLE, DICT, ARRAY, SCALAR, BIG_INT, COMPLEX, PICKLE = range(8)
 """Extension types. LIST, TUPLE and DICT hold the number of items, as 4 bytes."""
 

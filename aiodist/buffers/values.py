@@ -1,25 +1,12 @@
-"""Values of users as metadata and array bytes, and back (API section 3).
+"""Metadata and array bytes as values of users (API section 3): what `aiodist.buffers.encoding` has
+made, on its way back.
 
-`encode` makes a message of a value without copying its arrays; `parse` reads the metadata of a
-message that came, trusting nothing; the `Incoming` it gives makes the memory that the arrays'
-bytes go to, and in the end the value::
-
-    sender                              wire                    receiver
-    encode(value) -> Encoded.meta       tree, dtypes, shapes    parse(meta) -> Incoming
-                                                                .allocate(out) -> .buffers
-                     Encoded.buffers    bytes of the arrays     each buffer filled, in order
-                                                                .finish() -> the value
-
-**Why in two parts.** The metadata is small and has to be read as a whole before anything is known.
-The bytes of arrays are large, and there is nothing in them to read. Because the metadata comes
-first, the receiver knows where each array belongs before its first byte arrives: a socket can then
-read straight into the user's array, and a message that is too large, or does not fit into `out`, is
-refused before any memory is set aside for it.
+`parse` reads the metadata of a message that came, trusting nothing; the `Incoming` it gives makes
+the memory that the arrays' bytes go to, and in the end the value.
 """
 
 from __future__ import annotations
 
-import math
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,226 +14,21 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
-import numpy as np
 
 from aiodist.buffers import arrays, tokens
 from aiodist.buffers.arrays import Flat, check_same, view, writable
-from aiodist.buffers.dtypes import carrier
-from aiodist.buffers.foreign import Giver, Taker, Target
+from aiodist.buffers.encoding import byte_view, encode
+from aiodist.buffers.foreign import Taker, Target
 from aiodist.buffers.paths import Path, Where
-from aiodist.buffers.tokens import MAX_DEPTH, Spec
+from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
 from aiodist.errors import MessageTooLargeError, ProtocolError
 
-_PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
 _END: Final = object()
 _SHORT: Final = 128
 """Most bytes of metadata that are looked up before they are parsed. The metadata of one array is
 shorter. A longer one is that of a tree, which is hardly ever the same twice."""
 _KEPT: Final = 1024
-"""So many of these are kept, on either side."""
-_described: Final[dict[tuple[Any, Any], tuple[bytes, tuple[Spec, ...]]]] = {}
-"""Metadata and specs of values that are one array whose memory travels as it is, by its dtype and
-shape: of those that came last."""
-
-
-class Encoded:
-    """A value, ready to be sent.
-
-    `meta`: what `parse` takes. `buffers`: read-only or writable byte views of the arrays, in
-    order, without the empty ones; they keep the memory alive. `nbytes`: their sum. `specs`: dtype
-    and shape of each array. `gaps`: for each foreign array, how many of the buffers come before it;
-    `elsewhere`: the bytes of these.
-    """
-
-    __slots__ = ("buffers", "elsewhere", "gaps", "meta", "nbytes", "specs")
-
-    def __init__(
-        self,
-        meta: bytes,
-        buffers: list[memoryview],
-        specs: tuple[Spec, ...],
-        gaps: Sequence[int] = (),
-    ) -> None:
-        self.meta = meta
-        self.buffers = buffers
-        self.nbytes = sum([b.nbytes for b in buffers])
-        self.specs = specs
-        self.gaps = gaps
-        self.elsewhere = sum([s.nbytes for s in specs if s.kind == "device"]) if gaps else 0
-
-    def fill(self, copies: Sequence[memoryview]) -> None:
-        """Its foreign arrays are on the host from here on."""
-        self.buffers = self.filled(copies)
-        self.nbytes += self.elsewhere
-        self.elsewhere, self.gaps = 0, ()
-
-    def filled(self, copies: Sequence[memoryview]) -> list[memoryview]:
-        """All buffers, with copies of the foreign arrays in their places."""
-        joined: list[memoryview] = []
-        start = 0
-        for gap, data in zip(self.gaps, copies, strict=True):
-            joined += self.buffers[start:gap]
-            if data.nbytes:
-                joined.append(data)
-            start = gap
-        return joined + self.buffers[start:]
-
-
-def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None = None) -> Encoded:
-    """The message for a value. `foreign` takes arrays out of it that are not of the host.
-
-    Arrays that are contiguous and little-endian are not copied. Raises TypeError, naming the
-    path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
-    """
-    array: Any = value
-    # One plain array is what nearly all values are. Its metadata depends on dtype and shape alone,
-    # and to look it up takes far less time than to make it.
-    flat = arrays.plain(array)
-    if flat is not None:
-        found = _described.get((array.dtype, array.shape))
-        if found is not None:
-            meta, specs = found
-            return Encoded(meta, [byte_view(flat)] if flat.nbytes else [], specs)
-    encoder = _Encoder(allow_pickle, foreign)
-    encoder.put(value, "value", 0)
-    meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)
-    encoded = Encoded(meta, encoder.buffers, specs, encoder.gaps)
-    if flat is not None and encoder.direct:
-        if len(_described) >= _KEPT:
-            del _described[next(iter(_described))]
-        _described[array.dtype, array.shape] = encoded.meta, encoded.specs
-    return encoded
-
-
-class _Encoder:
-    """Walks over a value once, in preorder, and collects what `Encoded` holds."""
-
-    def __init__(self, allow_pickle: bool, foreign: Giver | None) -> None:
-        self.allow_pickle = allow_pickle  # whether other objects may travel, as pickles
-        self.foreign = foreign  # takes arrays that are on devices; None: there are none
-        self.gaps: list[int] = []  # for each of those, how many buffers come before it
-        self.tokens: list[Any] = []  # the tree, flat
-        self.buffers: list[memoryview] = []  # the bytes of its arrays
-        self.specs: list[Spec] = []  # dtypes and shapes of its arrays
-        self.direct = True  # the memory of arrays is what travels, as it is
-
-    def put(self, value: Any, where: Where, depth: int) -> None:
-        # The exact types first, as they are most common and take one look at a set. What is left
-        # may be a subclass (np.float64 is a float, np.str_ is a str, True is an int), so whether it
-        # is an array is asked before whether it is a number: a numpy scalar keeps its dtype.
-        kind = type(value)
-        if kind in _PLAIN:
-            self.tokens.append(value)
-        elif kind is int:
-            self.tokens.append(_int(value))
-        elif not self._array(value, where):
-            if isinstance(value, (list, tuple, dict)):
-                self._container(value, where, depth + 1)
-            elif (plain := _plain(value)) is not None:
-                self.tokens.append(plain)
-            else:
-                self._pickle(value, where)
-
-    def _array(self, value: Any, where: Where) -> bool:
-        if isinstance(value, (str, bytes, list, tuple, dict)):  # np.str_ is str
-            return False
-        if self.foreign is not None and (given := self.foreign.give(value, where)) is not None:
-            name, shape = given
-            self.tokens.append(tokens.array("device", name, shape))
-            nbytes = math.prod(shape) * carrier(name).itemsize
-            self.specs.append(Spec("device", name, shape, nbytes))
-            self.gaps.append(len(self.buffers))
-            return True
-        array = view(value, where)
-        if array is None:
-            return False
-        self.direct = self.direct and array.is_flat
-        flat = array.read()
-        if array.kind == "scalar":
-            self.tokens.append(tokens.scalar(array.name, flat.tobytes()))
-            return True
-        kind: arrays.Kind = "torch" if array.kind == "torch" else "numpy"
-        self.tokens.append(tokens.array(kind, array.name, array.shape))
-        self.specs.append(Spec(kind, array.name, array.shape, flat.nbytes))
-        if flat.nbytes:
-            self.buffers.append(byte_view(flat))
-        return True
-
-    def _container(self, value: Any, where: Where, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise ValueError(tokens.TOO_DEEP)
-        if isinstance(value, dict):
-            self.tokens.append(tokens.container(tokens.DICT, len(value)))
-            for key, item in value.items():
-                self._key(key, where, depth)
-                self.put(item, Path(where, key), depth)
-            return
-        code = tokens.LIST if isinstance(value, list) else tokens.TUPLE
-        self.tokens.append(tokens.container(code, len(value)))
-        for index, item in enumerate(value):
-            self.put(item, Path(where, index), depth)
-
-    # A key has to be hashable and equal to itself on the other side: plain values are, and tuples
-    # of them. An array as a key could be neither. A tuple counts as a level of depth of its own,
-    # because whoever reads it calls itself for each level.
-    def _key(self, key: Any, where: Where, depth: int) -> None:
-        if type(key) in _PLAIN:
-            self.tokens.append(key)
-        elif isinstance(key, tuple):
-            if depth >= MAX_DEPTH:
-                raise ValueError(f"the keys of a dict are nested over {MAX_DEPTH} levels deep")
-            self.tokens.append(tokens.container(tokens.TUPLE, len(key)))
-            for item in key:
-                self._key(item, where, depth + 1)
-        elif isinstance(key, (str, int, bytes, float)):
-            self.tokens.append(_plain(key))
-        else:
-            raise TypeError(
-                f"{where}: a key of type {type(key).__name__} does not travel: str, int, bytes, "
-                "bool, None, float and tuples of these do"
-            )
-
-    def _pickle(self, value: Any, where: Where) -> None:
-        if not self.allow_pickle:
-            raise TypeError(
-                f"{where}: a {type(value).__name__} does not travel: arrays, numbers, str, bytes, "
-                "None and list, tuple, dict of these do (anything else with allow_pickle=True "
-                "on all ranks)"
-            )
-        try:
-            data = pickle.dumps(value, protocol=5)
-        except Exception as error:  # whatever __reduce__ raises
-            raise TypeError(
-                f"{where}: this {type(value).__name__} cannot be pickled: {error}"
-            ) from error
-        self.tokens.append(msgpack.ExtType(tokens.PICKLE, data))
-
-
-def _plain(value: Any) -> Any | None:
-    """The token of a number, string or a subclass of these; None for anything else.
-
-    The methods of the base classes are called by name, because a subclass may have changed them:
-    an `enum.IntEnum` that prints itself, a `str` whose `__str__` adds something.
-    """
-    if isinstance(value, int):
-        return _int(int.__index__(value))
-    if isinstance(value, complex):
-        return tokens.complex_number(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, bytes):
-        return bytes(memoryview(value))
-    return float.__float__(value) if isinstance(value, float) else None
-
-
-def _int(value: int) -> Any:
-    # What msgpack can hold; Python's ints have no end.
-    return value if -(2**63) <= value < 2**64 else tokens.big_int(value)
-
-
-def byte_view(flat: Flat) -> memoryview:
-    """The bytes of a flat array; writable if it is."""
-    return flat.view(np.uint8).data
+"""So many of these are kept."""
 
 
 class _Leaf:
@@ -480,7 +262,7 @@ class _Reader:
     def _value(self, depth: int) -> Any:
         token: Any = next(self._stream, _END)
         kind = type(token)
-        if kind in _PLAIN or kind is int:
+        if kind in PLAIN or kind is int:
             return token
         if kind is not msgpack.ExtType:
             what = "nothing" if token is _END else f"a {kind.__name__}"
@@ -522,7 +304,7 @@ class _Reader:
 def _is_key(key: Any) -> bool:
     if type(key) is tuple:
         return all(map(_is_key, key))
-    return type(key) in _PLAIN or type(key) is int
+    return type(key) in PLAIN or type(key) is int
 
 
 def describe(value: object) -> str:
@@ -543,11 +325,6 @@ def describe(value: object) -> str:
     if array is None or array.kind == "scalar":
         return type(value).__name__
     return str(array)
-
-
-def copy_value(value: object, *, allow_pickle: bool = False) -> Any:
-    """A deep copy, as if the value had gone over the wire. Raises as `encode`."""
-    return into(value, None, allow_pickle=allow_pickle)
 
 
 def into(value: object, out: object, *, allow_pickle: bool = False, name: str = "out") -> Any:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from aiodist.buffers.values import Encoded, Incoming, encode, parse
+from aiodist.buffers.encoding import Encoded, encode
+from aiodist.buffers.values import Incoming, parse
 from aiodist.devices import device_of
 from aiodist.devices.memory import DeviceWork, Found, Settled
 from aiodist.devices.values import Places, Sources, device_among
@@ -65,7 +66,7 @@ class DeviceTransfer:
     # -- when it is called ------------------------------------------------------------------------
 
     def encode(self, value: object) -> Encoded:
-        """A value of this rank. Raises as `aiodist.buffers.values.encode`."""
+        """A value of this rank. Raises as `aiodist.buffers.encoding.encode`."""
         first = len(self._sources.flats)
         encoded = encode(value, allow_pickle=self._place.allow_pickle, foreign=self._sources)
         if encoded.gaps:

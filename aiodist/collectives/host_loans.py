@@ -16,11 +16,12 @@ import msgpack
 import numpy as np
 
 from aiodist.buffers import arrays
+from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.mapped import Mapped
 from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import Spec
-from aiodist.buffers.values import Encoded, parse
+from aiodist.buffers.values import parse
 from aiodist.engine.awaited import Awaited
 from aiodist.engine.operation import Failure
 from aiodist.errors import ProtocolError

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.foreign import Taker
-from aiodist.buffers.values import Encoded, Incoming, describe, fill, parse
+from aiodist.buffers.values import Incoming, describe, fill, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer, Offer
 from aiodist.devices.values import device_among

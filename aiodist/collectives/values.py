@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.buffers.values import Encoded, describe, fill
+from aiodist.buffers.encoding import Encoded
+from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer, Offer
 from aiodist.collectives.offers import (

@@ -15,26 +15,21 @@ import math
 import ssl as tls
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiodist.control.connection import ControlSocket
-from aiodist.control.dial import ATTEMPT_SECONDS, ForeignServiceError, Greeted, dial
+from aiodist.control.dial import ATTEMPT_SECONDS, Greeted, dial
+from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone, error_of
 from aiodist.control.lease import renew
 from aiodist.control.requests import OnReply, Requests
 from aiodist.control.standing import Standing, check_successor
 from aiodist.errors import (
     AiodistError,
-    AuthenticationError,
     CoordinatorLostError,
     GroupClosedError,
-    GroupCompleteError,
     JoinError,
     JoinTimeoutError,
-    MessageTooLargeError,
     ProtocolError,
-    RankTakenError,
-    SizeMismatchError,
 )
 from aiodist.transports.surroundings import chooser_on
 from aiodist.wire.activity import Activity, Inquire
@@ -45,7 +40,6 @@ from aiodist.wire.messages import (
     Draining,
     Evicted,
     Failed,
-    Failure,
     Goodbye,
     JoinRequest,
     Leave,
@@ -64,16 +58,6 @@ from aiodist.wire.messages import (
 from aiodist.wire.recovery import WatchWaiting
 from aiodist.wire.returning import Later, Rejoined, ViewWanted
 
-__all__ = [
-    "ControlClient",
-    "ControlEvent",
-    "CoordinatorBack",
-    "CoordinatorGone",
-    "ForeignServiceError",
-    "JoinRequest",
-    "View",
-]
-
 log = logging.getLogger("aiodist.control")
 
 WITHDRAW_SECONDS = 2.0
@@ -91,28 +75,6 @@ REJOIN_SECONDS = 30.0
 """How long a coordinator that was found may take to let this member in."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorGone:
-    """The connection to the coordinator ended, not by this side. `orderly`: it said goodbye.
-    `evicted`: it ruled this member lost, and told the others so. `final`: it is not looked for."""
-
-    reason: str
-    orderly: bool = False
-    evicted: bool = False
-    final: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorBack:
-    """There is a coordinator again, and this is a member there. `kept`: it has the store of the
-    one before; else the store is empty now."""
-
-    kept: bool
-
-
-ControlEvent = MemberLost | MemberLeft | Draining | CoordinatorGone | CoordinatorBack
-
-
 class Doings(Protocol):
     """Whoever can be asked what this member is doing."""
 
@@ -123,25 +85,6 @@ class Doings(Protocol):
     def busy(self, seconds: float, ident: int) -> Activity:
         """From another thread, where the loop, in thread `ident`, has not turned for `seconds`."""
         ...
-
-
-class StoreValueError(AiodistError, ValueError):
-    """`add` met a value that is no decimal number of at most 64 bits."""
-
-
-_ERRORS: dict[Failure, type[AiodistError]] = {
-    Failure.RANK_TAKEN: RankTakenError,
-    Failure.SIZE_MISMATCH: SizeMismatchError,
-    Failure.COMPLETE: GroupCompleteError,
-    Failure.DRAINING: JoinError,
-    Failure.INVALID: JoinError,
-    Failure.VERSION: JoinError,
-    Failure.BUSY: JoinError,
-    Failure.AUTHENTICATION: AuthenticationError,
-    Failure.NOT_A_MEMBER: GroupClosedError,
-    Failure.TOO_LARGE: MessageTooLargeError,
-    Failure.NOT_AN_INTEGER: StoreValueError,
-}
 
 
 class ControlClient:
@@ -410,7 +353,7 @@ class ControlClient:
                 self._standing.take(message)
         elif self._standing is not None:
             self._standing.hears(self._requests.of(number), message)
-        answer = self._error(message) if isinstance(message, Failed) else message
+        answer = error_of(message, self._group) if isinstance(message, Failed) else message
         self._requests.answer(number, answer)
 
     def _on_told(self, message: Message) -> None:
@@ -458,9 +401,6 @@ class ControlClient:
         if self._coming_back is not None:
             self._coming_back.cancel()
         self._requests.fail(error)
-
-    def _error(self, failed: Failed) -> AiodistError:
-        return _ERRORS[failed.kind](failed.text, group=self._group)
 
     def renew_from_thread(self, frame: bytes) -> None:
         """A sign of life, from the lease thread."""

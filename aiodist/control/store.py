@@ -8,7 +8,6 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from types import TracebackType
 from typing import TypeVar
 
 from aiodist.control.client import ControlClient
@@ -170,12 +169,7 @@ class Watch:
     async def __aenter__(self) -> Watch:
         return await self._until_begun()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __aiter__(self) -> Watch:

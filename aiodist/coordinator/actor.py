@@ -11,18 +11,16 @@ import itertools
 import logging
 import os
 import secrets
-import socket
 import ssl as tls
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, turn_away
+from aiodist.coordinator.alarm import Alarm
+from aiodist.coordinator.connection import Connection
+from aiodist.coordinator.entrance import Entrance
 from aiodist.coordinator.journal import Journal
-from aiodist.coordinator.listening import bind_tcp, bind_unix
 from aiodist.coordinator.state_file import StateFile
 from aiodist.errors import CoordinatorLostError
 from aiodist.membership import (
@@ -38,10 +36,7 @@ from aiodist.membership import (
     Send,
     Tick,
 )
-from aiodist.transports import inproc_names
-from aiodist.transports.sockets import Acceptor
 from aiodist.transports.sparing import Sparing
-from aiodist.transports.unproven import UnprovenConnections
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
@@ -49,14 +44,6 @@ from aiodist.wire.proof import secret_of
 from aiodist.wire.returning import ViewWanted
 
 logger = logging.getLogger("aiodist.coordinator")
-
-LATE_SECONDS = 0.25
-GRACE_SECONDS = 1.0
-"""A timer that fires LATE_SECONDS too late shows that this loop was busy, so that signs of life may
-lie unread: leases are judged GRACE_SECONDS later."""
-
-MOMENT_SECONDS = 1.0
-"""Who connects has so long to say who it is, however many do so at the same time."""
 
 GOODBYE_SECONDS = 1.0
 """How long `stop` waits for members to read the goodbye."""
@@ -124,19 +111,14 @@ class Coordinator:
         self._journal: Journal | None = None
         self._failure: asyncio.Future[OSError]
         self._stopping = False
-        self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
-            logger, moment=MOMENT_SECONDS
-        )
         self.sparing = Sparing(logger)
         self._machine: Membership
         self._loop: asyncio.AbstractEventLoop
-        self._acceptor: Acceptor | None = None
+        self._entrance: Entrance
+        self._alarm: Alarm
         self._connections: dict[int, Connection] = {}
         self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._numbers = itertools.count(1)
-        self._adopting: dict[asyncio.Task[None], Connection] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
         self._changed = asyncio.Event()
 
     @property
@@ -154,6 +136,8 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         self._stopping = False
+        self._entrance = Entrance(self, self._ssl, self._numbers)
+        self._alarm = Alarm(self._loop, lambda: self._step(Tick()))
         now = self._loop.time()
         self._machine = Membership(
             wall_offset=time.time() - now,
@@ -163,7 +147,7 @@ class Coordinator:
         if self._state is not None:
             self._recall(StateFile(self._state, force=self._force), now)
         try:
-            self._address = await self._listen(self._wanted)
+            self._address = await self._entrance.open(self._wanted)
         except BaseException:
             if self._journal is not None:
                 await self._journal.close()
@@ -194,17 +178,6 @@ class Coordinator:
             file.close()
             raise
 
-    async def _listen(self, wanted: Address) -> Address:
-        if wanted.scheme == "inproc":
-            inproc_names.register(wanted.host, self._adopt_from_anywhere)
-            return wanted
-        sock = bind_unix(wanted.path) if wanted.scheme == "unix" else await bind_tcp(wanted)
-        address = wanted
-        if wanted.scheme != "unix":
-            address = Address(wanted.scheme, wanted.host, sock.getsockname()[1])
-        self._acceptor = Acceptor(self._loop, sock, str(address), self._take)
-        return address
-
     async def failed(self) -> OSError:
         """Wait until this coordinator cannot serve any more, for what it must keep cannot be
         written: then it has closed all connections, and is to be stopped."""
@@ -227,10 +200,8 @@ class Coordinator:
         address, self._address = self._address, None
         if address is None:  # a second call was faster
             return
-        self._stop_listening(address)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._entrance.shut()
+        self._alarm.cancel()
         await self._close_connections()
         if self._journal is not None:
             await self._journal.close()
@@ -246,12 +217,7 @@ class Coordinator:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     def status(self) -> dict[str, Any]:
@@ -286,8 +252,7 @@ class Coordinator:
         for connection in self._connections.values():
             connection.detach_after_fork(null)
         os.close(null)
-        if self._acceptor is not None:
-            self._acceptor.close_in_child()
+        self._entrance.close_in_child()
         if self._journal is not None:
             self._journal.close_after_fork()
 
@@ -298,7 +263,7 @@ class Coordinator:
         self._connections[connection.number] = connection
 
     def welcomed(self, connection: Connection) -> None:
-        self._unproven.discard(connection)
+        self._entrance.let_in(connection)
 
     def received(self, connection: Connection, request: int, message: Message) -> None:
         self._step(Received(connection.number, request, message))
@@ -306,54 +271,10 @@ class Coordinator:
     def closed(self, connection: Connection, reason: str) -> None:
         if self._connections.pop(connection.number, None) is None:
             return
-        self._unproven.discard(connection)
+        self._entrance.let_in(connection)
         self._step(Disconnected(connection.number, reason))
 
     # Inside.
-
-    def _adopt_from_anywhere(self, sock: socket.socket) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._take, sock)
-        except RuntimeError as error:  # the loop was closed without stopping the coordinator
-            sock.close()
-            raise ConnectionRefusedError(f"the coordinator's loop is closed: {error}") from None
-
-    def _take(self, sock: socket.socket) -> None:
-        """A connection has come. Raises OSError where it is gone already."""
-        if self._address is None:
-            sock.close()
-            return
-        sock.setblocking(False)
-        connection = Connection(self, next(self._numbers), sock)
-        if not self._unproven.add(connection, self._loop.time()):
-            turn_away(sock, encrypted=self._ssl is not None)
-            return
-        task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
-        connection.adopting = task
-        self._adopting[task] = connection
-        task.add_done_callback(partial(self._adopted, connection, sock))
-
-    async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
-        limit = None if self._ssl is None else HANDSHAKE_SECONDS
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: connection, sock, ssl=self._ssl, ssl_handshake_timeout=limit
-            )
-        except OSError as error:
-            logger.debug("no connection with %s: %s", connection.peer, error)
-            self._unproven.discard(connection)
-            sock.close()
-
-    def _adopted(
-        self, connection: Connection, sock: socket.socket, task: asyncio.Task[None]
-    ) -> None:
-        del self._adopting[task]
-        if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
-            self._unproven.discard(connection)
-            sock.close()
-            if connection.number in self._connections:
-                # It was made just then. uvloop closes it, too, and tells nobody.
-                connection.connection_lost(None)
 
     def _step(self, event: Event) -> None:
         if self._stopping:
@@ -377,9 +298,7 @@ class Coordinator:
         )
         self._stopping = True
         self._end_surveys(f"the coordinator cannot write its state: {error}")
-        if self._acceptor is not None:
-            self._acceptor.close()
-            self._acceptor = None
+        self._entrance.shut()
         for connection in list(self._connections.values()):
             connection.abort()
         if not self._failure.done():
@@ -422,39 +341,11 @@ class Coordinator:
     def _arm(self) -> None:
         """See to it that a tick comes in time. One that comes too early does no harm."""
         when = self._machine.deadline()
-        if when is None or self._address is None:
-            return
-        if self._timer is None or when < self._due:
-            self._set_timer(when)
-
-    def _set_timer(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due = when
-        self._timer = self._loop.call_at(when, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        if now - self._due > LATE_SECONDS:
-            self._set_timer(now + GRACE_SECONDS)
-        else:
-            self._step(Tick())
-
-    def _stop_listening(self, address: Address) -> None:
-        if address.scheme == "inproc":
-            inproc_names.unregister(address.host)
-        if self._acceptor is not None:
-            self._acceptor.close()
-            self._acceptor = None
-        if address.scheme == "unix":
-            Path(address.path).unlink(missing_ok=True)
+        if when is not None and self._address is not None:
+            self._alarm.ring_by(when)
 
     async def _close_connections(self) -> None:
-        for connection in self._adopting.values():
-            if connection.adopting is not None:  # else it is about to end by itself
-                connection.drop()
-        await asyncio.gather(*self._adopting, return_exceptions=True)
+        await self._entrance.clear()
         if self._journal is not None:
             await self._journal.idle()
         self._stopping = True

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from aiodist.buffers.arrays import shown
+from aiodist.buffers.encoding import encode
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.mapped import Mapped
 from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import Spec
-from aiodist.buffers.values import encode, parse
+from aiodist.buffers.values import parse
 from aiodist.collectives import host_loans
 from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.offers import ROOM, metadata, pack_offers

@@ -16,10 +16,10 @@ import numpy as np
 from aiodist.buffers import arrays
 from aiodist.buffers.arrays import Array, Flat, check_same
 from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP, Spec
-from aiodist.buffers.values import byte_view
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.devices.memory import READY, DeviceMemory, DeviceWork, Found

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.buffers.dtypes import carrier
-from aiodist.buffers.values import Encoded, Incoming, byte_view
+from aiodist.buffers.encoding import Encoded, byte_view
+from aiodist.buffers.values import Incoming
 from aiodist.devices import memory as device_memory
 from aiodist.devices.memory import DONE, RECORDED
 from aiodist.devices.values import Leaf, Places, Sources, host_bytes

@@ -49,7 +49,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from aiodist.buffers import values
+from aiodist.buffers.encoding import encode
 from aiodist.devices.memory import DeviceMemory, DeviceWork
 from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError
@@ -120,7 +120,7 @@ class PointToPoint:
         tag = as_tag(tag)
         dst = self._as_rank(dst, "dst")
         sources = None if self._device_memory is None else Sources(self._device_memory)
-        encoded = values.encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
+        encoded = encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
         if sources is not None and sources.device_work is None:
             sources = None
         nbytes = encoded.nbytes + encoded.elsewhere

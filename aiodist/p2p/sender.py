@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from aiodist.buffers.values import Encoded
+from aiodist.buffers.encoding import Encoded
 from aiodist.devices.values import Sources
 from aiodist.errors import AiodistError, MessageTooLargeError, ProtocolError
 from aiodist.p2p import frames as wire

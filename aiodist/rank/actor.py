@@ -14,12 +14,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from aiodist.control.client import (
-    ControlClient,
-    ControlEvent,
-    CoordinatorBack,
-    CoordinatorGone,
-)
+from aiodist.control.client import ControlClient
+from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.control.store import Store
 from aiodist.errors import CollectiveTimeoutError, GroupClosedError
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import NoReturn
 
 from aiodist.errors import ProtocolError
 from aiodist.testing.links import LARGE, Ends, LinkTests, Recorder, scenario
+
+
+def failing(error: Exception) -> Callable[..., NoReturn]:
+    """A callback that raises `error`."""
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 class EndTests(LinkTests):
@@ -35,16 +46,13 @@ class EndTests(LinkTests):
 
     async def _broken(self, ends: Ends, error: type[BaseException]) -> None:
         """Both ends close: `b` by `error`, `a` because the connection broke."""
-        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+        await ends.over()
         assert isinstance(ends.at_b.ends[0], error), ends.at_b.ends
         assert isinstance(ends.at_a.ends[0], OSError), ends.at_a.ends
 
     @scenario
     async def test_an_error_in_frame_closes(self, ends: Ends) -> None:
-        def frame(header: bytes, nbytes: int) -> memoryview:
-            raise ProtocolError("no such operation")
-
-        ends.at_b.on_frame = frame
+        ends.at_b.on_frame = failing(ProtocolError("no such operation"))
         ends.a.send(b"h", [memoryview(b"p")])
         ends.a.send(b"h", [memoryview(b"p")])
         await self._broken(ends, ProtocolError)
@@ -53,10 +61,7 @@ class EndTests(LinkTests):
 
     @scenario
     async def test_an_error_in_payload_closes(self, ends: Ends) -> None:
-        def payload() -> None:
-            raise LookupError("a mistake")
-
-        ends.at_b.on_payload = payload
+        ends.at_b.on_payload = failing(LookupError("a mistake"))
         ends.a.send(b"h", [memoryview(b"p")])
         ends.a.send(b"h", [memoryview(b"p")])
         await self._broken(ends, LookupError)
@@ -71,19 +76,13 @@ class EndTests(LinkTests):
 
     @scenario
     async def test_an_error_in_done_closes(self, ends: Ends) -> None:
-        def done() -> None:
-            raise LookupError("a mistake")
-
-        ends.b.send(b"h", [memoryview(b"p")], done=done)
+        ends.b.send(b"h", [memoryview(b"p")], done=failing(LookupError("a mistake")))
         await self._broken(ends, LookupError)
 
     @scenario
     async def test_an_error_in_done_of_a_queued_frame_closes(self, ends: Ends) -> None:
-        def done() -> None:
-            raise LookupError("a mistake")
-
         ends.b.send(b"h", [memoryview(bytes(LARGE))])
-        ends.b.send(b"h", done=done)
+        ends.b.send(b"h", done=failing(LookupError("a mistake")))
         await self._broken(ends, LookupError)
 
     # ---- the end ----
@@ -136,7 +135,7 @@ class EndTests(LinkTests):
         assert ends.a.backlog == 0
         assert not ends.at_a.ends, "closed() was called inside close()"
         ends.a.close(RuntimeError("ignored"))
-        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+        await ends.over()
         assert ends.at_a.ends == [None]
         assert isinstance(ends.at_b.ends[0], OSError)
         assert not ends.at_b.frames
@@ -169,7 +168,7 @@ class EndTests(LinkTests):
         ends.at_b.on_frame = frame
         ends.a.send(b"1", [memoryview(b"x")])
         ends.a.send(b"2", [memoryview(b"x")])
-        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+        await ends.over()
         assert ends.at_b.headers == [b"1"]
         assert not ends.at_b.frames
         assert ends.at_b.ends == [None]
@@ -179,7 +178,7 @@ class EndTests(LinkTests):
         ends.at_b.on_payload = ends.b.close
         ends.a.send(b"1", [memoryview(b"x")])
         ends.a.send(b"2", [memoryview(b"x")])
-        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+        await ends.over()
         assert ends.at_b.frames == [(b"1", b"x")]
         assert ends.at_b.headers == [b"1"]
         assert ends.at_b.ends == [None]
@@ -194,7 +193,7 @@ class EndTests(LinkTests):
             ends.a.send(b"2")
 
         ends.a.send(b"1", [memoryview(b"x")], done=done)
-        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+        await ends.over()
         assert calls == [1]
         assert ends.at_a.ends == [None]
 
@@ -202,7 +201,7 @@ class EndTests(LinkTests):
     async def test_a_closed_link_does_nothing(self, ends: Ends) -> None:
         calls: list[object] = []
         ends.a.close()
-        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+        await ends.over()
         for link in (ends.a, ends.b):
             link.send(b"h", [memoryview(b"x")], done=ends.done(calls, 1), urgent=True)
             assert not link.poll()

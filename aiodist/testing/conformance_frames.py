@@ -226,10 +226,7 @@ class FrameTests(LinkTests):
         for n in range(LARGE // 8000):
             ends.a.send(b"%d" % n, [block])
 
-        def refill() -> None:
-            ends.a.poll()
-
-        ends.at_b.on_payload = refill  # there is always more
+        ends.at_b.on_payload = ends.a.poll  # there is always more
         assert ends.b.poll()
         assert 0 < ends.b.received_bytes <= 2 << 20, "one poll moved more than 2 MiB"
 
@@ -238,10 +235,7 @@ class FrameTests(LinkTests):
         for n in range(20_000):
             ends.a.send(b"%20d" % n)
 
-        def refill() -> None:
-            ends.a.poll()
-
-        ends.at_b.on_payload = refill  # there is always more
+        ends.at_b.on_payload = ends.a.poll  # there is always more
         assert ends.b.poll()
         assert 0 < len(ends.at_b.frames) <= 8192, "the loop waits for more than 8192 frames"
         await ends.until(lambda: len(ends.at_b.frames) == 20_000)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodist.buffers import values
+from aiodist.buffers.encoding import encode
 from aiodist.errors import AiodistError
 from aiodist.trace import Scope
 
@@ -163,7 +163,7 @@ def digest_of(value: Any) -> str:
     if isinstance(value, tuple) and type(value) is not tuple:
         summary.update(repr(value).encode())  # an Envelope
         return summary.hexdigest()
-    encoded = values.encode(value, allow_pickle=True)
+    encoded = encode(value, allow_pickle=True)
     summary.update(encoded.meta)
     for part in encoded.buffers:
         summary.update(part)

@@ -35,7 +35,7 @@ class Recorder:
         self.headers: list[bytes] = []  # those of all frames, complete or not
         self.ends: list[BaseException | None] = []
         self.on_frame: Callable[[bytes, int], memoryview | None] | None = None
-        self.on_payload: Callable[[], None] | None = None
+        self.on_payload: Callable[[], object] | None = None
         self._news = news
         self.mistakes: list[str] = []
         self._inside = False  # a callback is running: none may be called from within
@@ -97,6 +97,10 @@ class Ends:
                 self.news.clear()
                 await self.news.wait()
 
+    async def over(self) -> None:
+        """Let the loop work until both receivers were told of the end."""
+        await self.until(lambda: bool(self.at_a.ends and self.at_b.ends))
+
     def done(self, calls: list[object], value: object) -> Callable[[], None]:
         """A `done` that appends `value` to `calls`."""
 
@@ -134,7 +138,7 @@ async def connected(
     finally:
         ends.a.close()
         ends.b.close()
-        await ends.until(lambda: bool(ends.at_a.ends and ends.at_b.ends))
+        await ends.over()
     assert not ends.at_a.mistakes + ends.at_b.mistakes, ends.at_a.mistakes + ends.at_b.mistakes
 
 

@@ -118,8 +118,7 @@ class _Call:
         process: Process,
         callback: Callable[..., object],
         args: Any,
-        *,
-        by_thread: bool = False,
+        by_thread: bool,
     ) -> None:
         self.process = process
         self.callback = callback
@@ -140,6 +139,26 @@ class _Call:
 
     def __repr__(self) -> str:
         return f"{self.process.name}: {self.callback!r}"
+
+
+H = TypeVar("H", bound=asyncio.Handle)
+
+
+def _belonging(
+    schedule: Callable[..., H],
+    callback: Callable[..., object],
+    args: tuple[Any, ...],
+    context: Context | None,
+    *,
+    by_thread: bool = False,
+) -> H:
+    """Have the loop `schedule` a callback as one of the process that is running, if one is."""
+    process = _current.get() if context is None else context.get(_current)
+    if process is None:
+        return schedule(callback, *args, context=context)
+    call = _Call(process, callback, args, by_thread)
+    call.handle = handle = schedule(call, context=context)
+    return handle
 
 
 class Pollable(Protocol):
@@ -291,36 +310,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        process = _current.get() if context is None else context.get(_current)
-        if process is None:
-            return super().call_soon(callback, *args, context=context)
-        call = _Call(process, callback, args)
-        call.handle = super().call_soon(call, context=context)
-        return call.handle
+        return _belonging(super().call_soon, callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:  # fmt: skip
-        process = _current.get() if context is None else context.get(_current)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        call = _Call(process, callback, args)
-        handle = super().call_at(when, call, context=context)
-        call.handle = handle
-        return handle
+        return _belonging(partial(super().call_at, when), callback, args, context)
 
     def call_in_thread(
         self, delay: float, callback: Callable[..., object], *args: Any
     ) -> asyncio.TimerHandle:
         """What a thread of the process does after `delay` seconds, also where its loop is busy."""
-        process = _current.get()
-        if process is None:
-            return super().call_later(delay, callback, *args)
-        call = _Call(process, callback, args, by_thread=True)
-        handle = super().call_at(self.time() + delay, call)
-        call.handle = handle
-        return handle
+        call_at = partial(super().call_at, self.time() + delay)
+        return _belonging(call_at, callback, args, None, by_thread=True)
 
     def create_task(self, coro: Any, *, context: Context | None = None, **options: Any) -> Any:
         task = super().create_task(coro, context=context, **options)

@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.silence import probe_when_idle
@@ -20,6 +19,7 @@ from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
 from aiodist.transports.surroundings import new_socket
 from aiodist.transports.tls import TlsContexts, TlsLink
+from aiodist.wire.address import parse_address
 
 T = TypeVar("T")
 
@@ -85,21 +85,21 @@ class TcpTransport:
 
     async def dial(self, address: str, receiver: Receiver) -> Link:
         loop = asyncio.get_running_loop()
-        scheme, host, port = parse_address(address)
-        if scheme != self._scheme:
+        to = parse_address(address)
+        if to.scheme != self._scheme:
+            there, here = ("not ", "all") if to.scheme == "tcp" else ("", "not")
             raise ConnectionError(
-                f"{address} is {'not ' * (scheme == 'tcp')}encrypted, this rank's connections are "
-                f"{'not' if self._tls is None else 'all'}: give all ranks contexts for both sides "
-                "(ssl=), or none"
+                f"{address} is {there}encrypted, this rank's connections are {here}: give all "
+                "ranks contexts for both sides (ssl=), or none"
             )
         failure: OSError | None = None
-        found = await self._patiently(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        found = await self._patiently(loop.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM))
         for family, kind, proto, _name, where in found:
             sock = new_socket(family, kind, proto)
             try:
                 sock.setblocking(False)
                 await self._patiently(loop.sock_connect(sock, where))
-                link = self._link(loop, sock, receiver, host)
+                link = self._link(loop, sock, receiver, to.host)
             except OSError as error:
                 sock.close()
                 failure = error
@@ -144,18 +144,6 @@ class TcpTransport:
             return StreamLink(loop, sock, kind="tcp", peer_name=peer, receiver=receiver)
         context = self._tls.server if host is None else self._tls.client
         return TlsLink(loop, sock, context, peer_name=peer, receiver=receiver, server_hostname=host)
-
-
-def parse_address(address: str) -> tuple[str, str, int]:
-    """Scheme, host and port of a "tcp://host:port" or "tls://host:port". Raises ValueError."""
-    parts = urlsplit(address)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme not in ("tcp", "tls") or not parts.hostname or port is None or parts.path:
-        raise ValueError(f"an address looks like tcp://10.0.0.1:4711, not {address!r}")
-    return parts.scheme, parts.hostname, port
 
 
 def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:

@@ -8,7 +8,9 @@ import sys
 PROGRAM = """
 import asyncio, os, sys
 from aiodist.errors import GroupClosedError
-from aiodist.control.client import ControlClient, CoordinatorGone, JoinRequest
+from aiodist.control.client import ControlClient
+from aiodist.control.events import CoordinatorGone
+from aiodist.wire.messages import JoinRequest
 from aiodist.coordinator.actor import Coordinator
 from aiodist.wire.messages import MemberLost
 

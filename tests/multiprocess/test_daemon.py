@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from aiodist.control.client import ControlClient, CoordinatorGone, JoinRequest
+from aiodist.control.client import ControlClient
+from aiodist.control.events import CoordinatorGone
 from aiodist.errors import AuthenticationError
-from aiodist.wire.messages import Draining, StoreSet
+from aiodist.wire.messages import Draining, JoinRequest, StoreSet
 from aiodist_server import Config
 
 PROGRAM = "import sys, aiodist_server as s; sys.exit(s.serve(s.Config()))"

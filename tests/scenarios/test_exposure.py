@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import aiodist
-from aiodist import session
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.exposure import Guard, narrow_hint
 from aiodist.coordinator.listening import own_address
+from aiodist.reach import Reach
 from aiodist.transports.registry import Endpoint
 from aiodist.transports.tcp import PATIENCE
 from aiodist.transports.tls import TlsContexts
@@ -257,6 +257,10 @@ HERE = Endpoint("y", "this", {}, ("tcp",))
 """A rank that dials."""
 
 
+def reach(guard: Guard) -> Reach:
+    return Reach(("tcp",), None, guard, None, None)
+
+
 def test_who_allows_pickles_calls_no_strangers_elsewhere(run: Any, member: MemberInfo) -> None:
     """The coordinator lets everybody in, though this rank reaches it by a loopback address."""
     # 192.0.2.0/24 is nobody's (RFC 5737).
@@ -265,7 +269,7 @@ def test_who_allows_pickles_calls_no_strangers_elsewhere(run: Any, member: Membe
     guard = Guard(False, allow_pickle=True)
     receiver: Any = None
     with pytest.raises(ValueError, match=r"connect to tcp://192\.0\.2\.1:9 could become one"):
-        run(session._dial(HERE, stranger, "127.0.0.1", receiver, None, guard, PATIENCE))
+        run(reach(guard).dial(HERE, stranger, "127.0.0.1", receiver, PATIENCE))
 
 
 @pytest.mark.parametrize("token", [True, False])
@@ -280,4 +284,4 @@ def test_a_rank_that_listens_on_its_own_host_alone(
         receiver: Any = None
         why = "check firewalls" if token else "listens there alone, as there is no token"
         with pytest.raises(OSError, match=rf"tried tcp://127\.0\.0\.1:\d+ .*{why}"):
-            run(session._dial(HERE, mate, "127.0.0.1", receiver, None, Guard(token), PATIENCE))
+            run(reach(Guard(token)).dial(HERE, mate, "127.0.0.1", receiver, PATIENCE))

@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 
-from aiodist.control.client import ControlClient, ControlEvent, JoinRequest
+from aiodist.control.client import ControlClient
+from aiodist.control.events import ControlEvent
 from aiodist.control.store import Store
 from aiodist.coordinator.actor import Coordinator
 from aiodist.wire.frames import Decoder
-from aiodist.wire.messages import Hello, Message, Proof, View, decode_message, encode_message
+from aiodist.wire.messages import (
+    Hello,
+    JoinRequest,
+    Message,
+    Proof,
+    View,
+    decode_message,
+    encode_message,
+)
 
 PATIENCE = 30.0
 """Seconds after which a test that waits for something fails."""

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from aiodist.control.client import ControlClient, CoordinatorGone
+from aiodist.control.client import ControlClient
+from aiodist.control.events import CoordinatorGone
 from aiodist.coordinator import actor as coordinator_module
+from aiodist.coordinator import alarm
 from aiodist.coordinator import connection as coordinator_connection
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import (
@@ -282,21 +284,22 @@ def test_a_pause_of_the_coordinator_kills_nobody(play: Play, late: bool) -> None
 
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
-        clock = coordinator._loop = Clock(coordinator._loop)  # type: ignore[assignment]
+        clock: Any = Clock(coordinator._loop)
+        coordinator._loop = coordinator._alarm._loop = clock
         raw, other = [await site.raw(coordinator.address) for _ in range(2)]
         for one, lease in ((raw, 1000.0), (other, 3000.0)):
             await one.greet()
             one.say(JoinRequest(group="g", id=f"of {lease:g} s", size=2, lease=lease))
         assert isinstance(await raw.hear(), View)
-        clock.skipped = 1000.0 + (coordinator_module.LATE_SECONDS + 1.0 if late else 0.0)
-        coordinator._on_timer()
+        clock.skipped = 1000.0 + (alarm.LATE_SECONDS + 1.0 if late else 0.0)
+        coordinator._alarm._on_timer()
         if not late:
             assert await raw.hear() == Evicted("no sign of life for 1000 s")
             return
         raw.say(StoreGet("k"))  # what lay unread
         assert await raw.hear() == Result(None)
-        clock.skipped += coordinator_module.GRACE_SECONDS
-        coordinator._on_timer()
+        clock.skipped += alarm.GRACE_SECONDS
+        coordinator._alarm._on_timer()
         raw.say(StoreGet("k"))
         assert await raw.hear() == Result(None)
 

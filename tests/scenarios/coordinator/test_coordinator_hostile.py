@@ -174,7 +174,7 @@ def test_a_connection_that_is_dropped_while_it_is_made(
             connection: coordinator_connection.Connection, transport: asyncio.BaseTransport
         ) -> None:
             real(connection, transport)
-            for task in coordinator._adopting:
+            for task in coordinator._entrance._adopting:
                 task.cancel()
 
         monkeypatch.setattr(coordinator_connection.Connection, "connection_made", made)

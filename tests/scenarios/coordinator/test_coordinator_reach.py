@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from aiodist.control import dial as control_dial
-from aiodist.control.client import ControlClient, ForeignServiceError
-from aiodist.coordinator import actor as coordinator_module
+from aiodist.control.client import ControlClient
+from aiodist.control.dial import ForeignServiceError
+from aiodist.coordinator import entrance
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
 from aiodist.wire.messages import (
@@ -351,12 +352,12 @@ def test_who_finds_a_full_house_comes_again(play: Play, monkeypatch: pytest.Monk
         take(greeting, message)
 
     monkeypatch.setattr(control_dial._Greeting, "_take", counted)
-    monkeypatch.setattr(coordinator_module, "MOMENT_SECONDS", math.inf)
+    monkeypatch.setattr(entrance, "MOMENT_SECONDS", math.inf)
 
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
         turned_away.clear()
-        coordinator._unproven.most = 2
+        coordinator._entrance._unproven.most = 2
         mute = await site.raw(coordinator.address)
         with pytest.raises(JoinTimeoutError, match="it is busy: too many connect"):
             await site.process(coordinator.address, timeout=0.1)
@@ -380,7 +381,7 @@ def test_a_burst_of_joins(play: Play, certificate: Path, encrypted: bool) -> Non
     async def scenario(site: Any) -> None:
         context = server if encrypted else None
         async with Coordinator("tcp://127.0.0.1:0", ssl=context) as coordinator:
-            coordinator._unproven.most = 16
+            coordinator._entrance._unproven.most = 16
             async with asyncio.TaskGroup() as group:
                 for _ in range(40):
                     group.create_task(site.process(coordinator.address, ssl=client))

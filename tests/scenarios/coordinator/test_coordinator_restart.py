@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiodist.control import client as control_client
-from aiodist.control.client import CoordinatorBack, CoordinatorGone
+from aiodist.control.events import CoordinatorBack, CoordinatorGone
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.state_file import StateFile
 from aiodist.errors import (

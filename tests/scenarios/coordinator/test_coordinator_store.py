@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aiodist.control import store as store_module
-from aiodist.control.client import CoordinatorGone, StoreValueError
+from aiodist.control.events import CoordinatorGone, StoreValueError
 from aiodist.control.store import Store
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import (

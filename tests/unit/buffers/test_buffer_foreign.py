@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.buffers import values
+from aiodist.buffers import encoding
+from aiodist.buffers.encoding import Encoded, encode
 from aiodist.buffers.mapped import Mapped
 from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import Spec
-from aiodist.buffers.values import Encoded, encode, fill, parse
+from aiodist.buffers.values import fill, parse
 
 
 class There:
@@ -103,8 +104,8 @@ def test_what_is_mapped_already() -> None:
 
 def test_of_known_forms_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[Any, Any] = {}
-    monkeypatch.setattr(values, "_described", known)
-    monkeypatch.setattr(values, "_KEPT", 2)
+    monkeypatch.setattr(encoding, "_described", known)
+    monkeypatch.setattr(encoding, "_KEPT", 2)
     metas = [encode(np.zeros(size)).meta for size in (1, 2, 3)]
     assert [shape for _, shape in known] == [(2,), (3,)]
     assert [encode(np.zeros(size)).meta for size in (1, 2, 3)] == metas

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from aiodist.buffers import tokens
 from aiodist.buffers.dtypes import MAX_NDIM
-from aiodist.buffers.values import encode, parse
+from aiodist.buffers.encoding import encode
+from aiodist.buffers.values import parse
 from aiodist.errors import MessageTooLargeError, ProtocolError
 
 Ext = msgpack.ExtType

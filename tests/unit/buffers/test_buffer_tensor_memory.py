@@ -11,8 +11,9 @@ import pytest
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.dtypes import TORCH, carrier
+from aiodist.buffers.encoding import encode
 from aiodist.buffers.reductions import Operand
-from aiodist.buffers.values import describe, encode, into
+from aiodist.buffers.values import describe, into
 from aiodist.types import ReduceOp
 
 torch = pytest.importorskip("torch")

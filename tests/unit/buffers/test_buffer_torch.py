@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from aiodist.buffers import arrays, tensors, tokens
 from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
+from aiodist.buffers.encoding import encode
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Operand, split_slots
-from aiodist.buffers.values import copy_value, describe, encode, into, parse
+from aiodist.buffers.values import describe, into, parse
 from aiodist.types import ReduceOp
 
 torch = pytest.importorskip("torch")
@@ -48,7 +49,7 @@ def test_every_dtype_travels(name: str, shape: tuple[int, ...]) -> None:
     if not hasattr(torch, name):
         pytest.skip(f"torch {torch.__version__} has no {name}")
     x = filled(name, shape)
-    (got,) = copy_value([x])
+    (got,) = into([x], None)
     assert same(got, x)
     assert got.data_ptr() != x.data_ptr() or not x.numel()
     assert describe(x) == f"{name}[{','.join(map(str, shape))}]"
@@ -84,7 +85,7 @@ def test_carriers_have_the_size_of_the_dtype() -> None:
     ],
 )
 def test_every_layout_travels(x: Any) -> None:
-    got = copy_value(x)
+    got = into(x, None)
     assert type(got) is torch.Tensor
     assert torch.equal(got, x.detach())
     assert got.is_contiguous()
@@ -128,7 +129,7 @@ def test_tensors_without_memory_do_not_travel() -> None:
 
 
 def test_received_tensors_and_arrays_keep_their_kind() -> None:
-    got = copy_value({"t": torch.ones(2), "n": np.ones(2), "s": torch.Size([2])})
+    got = into({"t": torch.ones(2), "n": np.ones(2), "s": torch.Size([2])}, None)
     assert [type(v) for v in got.values()] == [torch.Tensor, np.ndarray, tuple]
 
 
@@ -192,7 +193,7 @@ def test_torch_is_imported_only_when_needed() -> None:
 import sys, numpy as np
 from aiodist.buffers import reductions, values, scalars
 from aiodist.types import ReduceOp
-values.copy_value([np.ones(3), 1, "x"])
+values.into([np.ones(3), 1, "x"], None)
 reductions.Operand.of(np.ones(3), ReduceOp.SUM, in_place=True).finish()
 assert "torch" not in sys.modules
 incoming = values.parse({encode(torch.arange(3).bfloat16()).meta!r})

@@ -16,8 +16,9 @@ from hypothesis.extra import numpy as hnp
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.dtypes import MAX_NDIM
+from aiodist.buffers.encoding import encode
 from aiodist.buffers.reductions import Operand, split_slots
-from aiodist.buffers.values import copy_value, describe, encode, fill, into, parse
+from aiodist.buffers.values import describe, fill, into, parse
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.types import ReduceOp
 
@@ -142,7 +143,7 @@ def native(tree: Any) -> Any:
 def test_any_tree_round_trips(tree: Any) -> None:
     expected = native(tree)
     assert same(send(tree), expected)
-    assert same(copy_value(tree), expected)
+    assert same(into(tree, None), expected)
 
 
 class Color(enum.StrEnum):
@@ -280,7 +281,7 @@ def test_anything_else_is_pickled_only_if_both_sides_allow_it() -> None:
     assert refused.describe() == "list[2]"
     with pytest.raises(TypeError, match=r"value\[0\] came pickled: .*allow_pickle=True"):
         refused.allocate()
-    assert copy_value([{1, 2}, 3], allow_pickle=True) == [{1, 2}, 3]
+    assert into([{1, 2}, 3], None, allow_pickle=True) == [{1, 2}, 3]
     assert describe_meta({1}) == "a pickled object"
     with pytest.raises(TypeError, match=r"value\[0\]: this function cannot be pickled"):
         encode([lambda: None], allow_pickle=True)

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from aiodist.buffers.values import encode
+from aiodist.buffers.encoding import encode
 from aiodist.collectives import fitting
 from aiodist.collectives.fitting import (
     LOOK,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.buffers.values import encode
+from aiodist.buffers.encoding import encode
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import MAX_WANTS, TOTAL

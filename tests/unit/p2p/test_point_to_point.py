@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.buffers.values import encode
+from aiodist.buffers.encoding import encode
 from aiodist.errors import MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, WINDOW

@@ -1,0 +1,129 @@
+"""Where connections come in to the coordinator: its listening socket, and all that have not shown
+yet who they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl as tls
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from aiodist.coordinator.connection import HANDSHAKE_SECONDS, Connection, Owner, turn_away
+from aiodist.coordinator.listening import bind_tcp, bind_unix
+from aiodist.transports import inproc_names
+from aiodist.transports.sockets import Acceptor
+from aiodist.transports.unproven import UnprovenConnections
+from aiodist.wire.address import Address
+
+logger = logging.getLogger("aiodist.coordinator")
+
+MOMENT_SECONDS = 1.0
+"""Who connects has so long to say who it is, however many do so at the same time."""
+
+
+class Entrance:
+    """Listens, and makes a `Connection` of each that comes; the `owner` hears of those that have a
+    transport. `ssl`: the context of a listener that speaks TLS."""
+
+    def __init__(self, owner: Owner, ssl: tls.SSLContext | None, numbers: Iterator[int]) -> None:
+        """`numbers`: those of the connections."""
+        self._owner = owner
+        self._ssl = ssl
+        self._numbers = numbers
+        self._loop = asyncio.get_running_loop()
+        self._at: Address | None = None
+        self._acceptor: Acceptor | None = None
+        self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
+            logger, moment=MOMENT_SECONDS
+        )
+        self._adopting: dict[asyncio.Task[None], Connection] = {}
+
+    async def open(self, wanted: Address) -> Address:
+        """Listen; returns the address with the port that it got. Raises OSError."""
+        if wanted.scheme == "inproc":
+            inproc_names.register(wanted.host, self._take_from_anywhere)
+            self._at = wanted
+            return wanted
+        sock = bind_unix(wanted.path) if wanted.scheme == "unix" else await bind_tcp(wanted)
+        address = wanted
+        if wanted.scheme != "unix":
+            address = Address(wanted.scheme, wanted.host, sock.getsockname()[1])
+        self._at = address
+        self._acceptor = Acceptor(self._loop, sock, str(address), self._take)
+        return address
+
+    def shut(self) -> None:
+        """Let nobody in any more. Those who are in stay. Idempotent."""
+        address, self._at = self._at, None
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+        if address is not None and address.scheme == "inproc":
+            inproc_names.unregister(address.host)
+        if address is not None and address.scheme == "unix":
+            Path(address.path).unlink(missing_ok=True)
+
+    async def clear(self) -> None:
+        """Turn away all that have no transport yet, and wait until none is on its way."""
+        for connection in self._adopting.values():
+            if connection.adopting is not None:  # else it is about to end by itself
+                connection.drop()
+        await asyncio.gather(*self._adopting, return_exceptions=True)
+
+    def let_in(self, connection: Connection) -> None:
+        """It has shown who it is, or is gone. Idempotent."""
+        self._unproven.discard(connection)
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: give up its copy of the socket."""
+        if self._acceptor is not None:
+            self._acceptor.close_in_child()
+
+    def _take_from_anywhere(self, sock: socket.socket) -> None:
+        """A connection has come in this process, perhaps from another thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, sock)
+        except RuntimeError as error:  # the loop was closed without stopping the coordinator
+            sock.close()
+            raise ConnectionRefusedError(f"the coordinator's loop is closed: {error}") from None
+
+    def _take(self, sock: socket.socket) -> None:
+        """A connection has come. Raises OSError where it is gone already."""
+        if self._at is None:
+            sock.close()
+            return
+        sock.setblocking(False)
+        connection = Connection(self._owner, next(self._numbers), sock)
+        if not self._unproven.add(connection, self._loop.time()):
+            turn_away(sock, encrypted=self._ssl is not None)
+            return
+        task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
+        connection.adopting = task
+        self._adopting[task] = connection
+        task.add_done_callback(partial(self._adopted, connection, sock))
+
+    async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
+        limit = None if self._ssl is None else HANDSHAKE_SECONDS
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection, sock, ssl=self._ssl, ssl_handshake_timeout=limit
+            )
+        except OSError as error:
+            logger.debug("no connection with %s: %s", connection.peer, error)
+            self._unproven.discard(connection)
+            sock.close()
+
+    def _adopted(
+        self, connection: Connection, sock: socket.socket, task: asyncio.Task[None]
+    ) -> None:
+        del self._adopting[task]
+        if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
+            self._unproven.discard(connection)
+            sock.close()
+            if connection.adopting is None:
+                # It was made just then. uvloop closes it, too, and tells nobody.
+                connection.connection_lost(None)

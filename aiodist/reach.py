@@ -1,0 +1,159 @@
+"""How the ranks of a group reach each other: where each listens, what it says of that to the others
+when it joins, and by which of these ways they dial it.
+
+What a rank says are the addresses of its membership: those of its listeners, and two that name its
+process and its user, by which peers see whether they can share memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from aiodist.coordinator.exposure import Guard
+from aiodist.rank.actor import Memory
+from aiodist.transports import registry
+from aiodist.transports.base import Link, Listener, Receiver
+from aiodist.transports.processes import user_id
+from aiodist.transports.surroundings import chooser_on, identity_on
+from aiodist.transports.tls import TlsContexts
+from aiodist.wire.address import is_loopback, parse_address
+from aiodist.wire.messages import JoinRequest, MemberInfo
+
+_PROCESS = "process:"
+"""Marks the process among the addresses of a member, which tells peers that share it."""
+
+_USER = "user:"
+"""Marks the user among them, who may share memory with others of the same name on one host."""
+
+_CHECK = "check firewalls, and bind= and advertise="
+_LISTENS_ALONE = (
+    "it came to the coordinator by a loopback address, and listens there alone, as there is no "
+    "token: give all ranks the same one, or it bind= and advertise="
+)
+"""What to do about a peer that was not reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """By what this rank can be reached, and reaches others: the transports that it may use, best
+    first, the contexts for TLS, what keeps strangers out, and as in `aiodist.connect` the hosts to
+    listen at and to advertise."""
+
+    transports: tuple[str, ...]
+    contexts: TlsContexts | None
+    guard: Guard
+    bind: str | None
+    advertise: str | None
+
+    async def listen(
+        self,
+        coordinator: str,
+        local_host: str,
+        accept: Callable[[Link], None],
+        listeners: list[Listener],
+    ) -> None:
+        """Open the listeners that this rank has for its peers, and add each to `listeners` at once.
+        `local_host` is this end of the connection to the `coordinator`. Raises OSError, and
+        ValueError where strangers could send pickles."""
+        host = self.bind or local_host or "127.0.0.1"
+        beyond = is_loopback(host) and not parse_address(coordinator).is_loopback
+        if beyond and not self.bind and self.guard.keeps_out:
+            # The coordinator runs on this host, but others come to it from elsewhere: see `dial`.
+            host = "::" if ":" in host else "0.0.0.0"
+        for kind in self.transports:
+            transport = registry.make(kind, self.contexts)
+            listeners.append(await transport.listen(accept, host=host))
+            if kind == "tcp":
+                self.guard.check(listeners[-1].address)
+
+    def introduce(
+        self,
+        ask: JoinRequest,
+        seen_host: str,
+        listeners: Iterable[Listener],
+        loop: asyncio.AbstractEventLoop,
+    ) -> JoinRequest:
+        """`ask` with who this rank is, and where others reach it. `seen_host`: where the
+        coordinator saw it come from."""
+        host = self.advertise or seen_host or "127.0.0.1"
+        addresses = [_advertised(listener.address, host) for listener in listeners]
+        who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
+        return replace(
+            ask,
+            id=chooser_on(loop).randbytes(16).hex(),
+            pid=who.pid,
+            host=host,
+            host_id=who.host,
+            name=ask.name or who.name,
+            addresses=(_PROCESS + who.process, _USER + who.user, *addresses),
+        )
+
+    async def dial(
+        self,
+        own: registry.Endpoint,
+        member: MemberInfo,
+        coordinator_host: str,
+        receiver: Receiver,
+        patience: float,
+    ) -> Link:
+        """A link from this rank, `own`, to `member` over the best transport that gets through.
+        `patience`: see `registry.make`. Raises OSError, and ValueError where a stranger elsewhere
+        could send pickles."""
+        peer = endpoint_of(member, tuple(_kind(address) for address in member.addresses))
+        tried: list[str] = []
+        apart = "" if own.user == peer.user else "; where users differ, that takes 'tcp'"
+        hint = _CHECK
+        last: OSError | None = None
+        for kind, address in registry.candidates(own, peer):
+            if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
+                # The coordinator sees it come from its own host, which we know by another name.
+                address = _advertised(address, coordinator_host)
+                if not self.guard.keeps_out:
+                    hint = _LISTENS_ALONE
+            if kind == "tcp":
+                # The coordinator may let others in, though this rank reaches it on its own host.
+                self.guard.check(address)
+            try:
+                return await registry.make(kind, self.contexts, patience).dial(address, receiver)
+            except OSError as error:
+                tried.append(f"{address} ({error})")
+                last = error
+        raise OSError(
+            f"tried {', '.join(tried)}; {hint}"
+            if tried
+            else f"no transport of {', '.join(own.allowed)} is common to both ranks{apart}"
+        ) from last
+
+
+def _advertised(address: str, host: str) -> str:
+    """A listener's address as peers reach it."""
+    if address.partition("://")[0] not in ("tcp", "tls"):
+        return address
+    return str(replace(parse_address(address), host=host))
+
+
+def endpoint_of(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:
+    """Where `member` can be reached, by what it has said; `allowed`: the transports to be tried."""
+    addresses = {_kind(address): address for address in member.addresses}
+    return registry.Endpoint(
+        process=addresses.pop("process", "").removeprefix(_PROCESS),
+        host=member.host_id,
+        user=addresses.pop("user", "").removeprefix(_USER),
+        addresses=addresses,
+        allowed=allowed,
+    )
+
+
+def _kind(address: str) -> str:
+    scheme = address.partition(":")[0]
+    return {"unix-abstract": "unix", "tls": "tcp"}.get(scheme, scheme)
+
+
+def memory_of(member: MemberInfo) -> Memory:
+    """Which memory `member` can share."""
+    reach = endpoint_of(member, ())
+    process = reach.process.rpartition("-")[0]  # without the loop
+    host = f"{reach.host} {reach.user}" if "shm" in reach.addresses else ""
+    return Memory(process, "inproc" in reach.addresses, host)
