@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce
 from aiodist.schedules.pull import moved
 from aiodist.shared_memory.board import A_PHASE, AREAS
-from aiodist.shared_memory.lane import Lane, Rider
+from aiodist.shared_memory.lane import Lane
+from aiodist.shared_memory.turns import Rider
 
 
 class PullMemory(Protocol):
