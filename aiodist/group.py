@@ -22,6 +22,13 @@ from aiodist.wire.recovery import Purpose
 from aiodist.work import Work
 
 
+class _Line:
+    """Groups of which each came of the one before, by `shrink` or `rendezvous`. Only the newest is
+    kept: with those before it each epoch would keep its memory."""
+
+    newest: Group
+
+
 class Group(Operations):
     """Ranks that communicate. Get one from `aiodist.connect`, `run`, `local`, or another group.
 
@@ -45,15 +52,18 @@ class Group(Operations):
     `GroupClosedError`.
     """
 
-    def __init__(self, actor: RankActor, context: Context, *, name: str) -> None:
+    def __init__(
+        self, actor: RankActor, context: Context, *, name: str, line: _Line | None = None
+    ) -> None:
         super().__init__(context, actor.loop)
+        self._line = line or _Line()
+        self._line.newest = self
         self._actor = actor
         self._name = name
         self._members = tuple(
             as_member(actor.people[root], rank) for rank, root in enumerate(context.ranks)
         )
         self._recovery = Recovery(actor, context, [member.id for member in self._members])
-        self._successor: Group | None = None
         self._local_rank, self._local_size = actor.neighbours(context.ranks, context.rank)
         self._closing: asyncio.Task[None] | None = None
 
@@ -233,15 +243,11 @@ class Group(Operations):
             yield view
 
     def _gone_on(self, context: Context) -> Group:
-        self._successor = Group(self._actor, context, name=self._name)
-        return self._successor
+        return Group(self._actor, context, name=self._name, line=self._line)
 
     def _newest(self) -> Group:
         """What has become of this group by now."""
-        group = self
-        while group._successor is not None:
-            group = group._successor
-        return group
+        return self._line.newest
 
     def _seconds(self, timeout: float | None) -> float:
         deadlines.check_timeout(timeout)

@@ -36,6 +36,7 @@ user's, and the other ranks have heard. Only the Work is held, which is to say w
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -105,7 +106,7 @@ class Hearsay:
         """The group has ended here."""
         held, self._held = self._held, {}
         for work in held:
-            work.fail(error)
+            work.fail(copy.copy(error))
 
     def _expire(self, work: Work[Any]) -> None:
         """There was no ruling."""

@@ -7,6 +7,7 @@ the verdicts on collectives that others gave up before they were called here.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,9 @@ class Context:
         self.op_timeout = op_timeout  # seconds for a collective that was given no timeout
         self.max_message_bytes = max_message_bytes  # most of a message as a whole
         self.allow_pickle = allow_pickle  # whether values may be any Python objects
-        self.ended: AiodistError | None = None  # why nothing can be called any more
+        # Why nothing can be called any more. Raised are copies: an error that is raised keeps the
+        # frames that it went through, with all that they hold.
+        self.ended: AiodistError | None = None
         self.scope = trace.Scope(group, epoch, self.rank, self.size, id)  # names it in records
         self.trace = trace.bound(self.scope)  # hears of each operation; None: nobody listens
         self.recorder = endpoint.recorder  # the flight recorder
@@ -201,7 +204,7 @@ class Context:
         operation = Operation(self, work, None, call, lambda _: rest, self.size)
         self._begun(operation)
         if self.ended is not None:  # by what came while we looked for a frame
-            work.fail(self.ended)
+            work.fail(copy.copy(self.ended))
             return
         work._on_cancel = partial(self._cancelled, operation)
         operation.carry_on(executor)
@@ -534,7 +537,7 @@ class Context:
     def check_open(self) -> None:
         """Raise what ended this context, if anything did."""
         if self.ended is not None:
-            raise self.ended
+            raise copy.copy(self.ended)
 
     @property
     def called(self) -> int:
@@ -561,10 +564,10 @@ class Context:
         for op in list(self.ops.values()):
             if abort:
                 verdict = failures.Verdict("aborted", error.message, self.rank)
-                self._give_up(op, verdict, error)
+                self._give_up(op, verdict, copy.copy(error))
             else:
                 self._withdraw(op)
-                op.work.fail(error)
+                op.work.fail(copy.copy(error))
         self.hearsay.close(error)
         self.device_memory.close()  # it may have a last word
         self.endpoint.called += self.called
@@ -629,7 +632,7 @@ class Context:
         op = Operation(self, work, None, call, lambda _: program, self.size)
         self._begun(op)
         if self.ended is not None:
-            work.fail(self.ended)
+            work.fail(copy.copy(self.ended))
             return
         op.seq = self.tags.take(None)
         op.digest = digest_of(call)

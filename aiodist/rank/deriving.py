@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,11 +62,11 @@ async def derive(
             "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
         )
     except BaseException as error:
-        if error is context.ended and isinstance(error, GroupRevokedError):
+        if isinstance(error, GroupRevokedError) and isinstance(context.ended, GroupRevokedError):
             return context
         context.close(GroupClosedError("the group was not made", group=group))
         if isinstance(parent.ended, GroupRevokedError) and isinstance(error, AiodistError):
-            raise parent.ended from error  # some could not call this any more
+            raise copy.copy(parent.ended) from error  # some could not call this any more
         raise
     return context
 

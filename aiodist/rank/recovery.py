@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -119,7 +120,7 @@ class Recovery:
             text = "this group has gone on: use the one that shrink() or rendezvous() gave"
             raise self._context.error(GroupRevokedError, text)
         if ended is not None and not isinstance(ended, GroupRevokedError):
-            raise ended
+            raise copy.copy(ended)
 
     def _new_vote(
         self,

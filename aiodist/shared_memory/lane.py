@@ -1,7 +1,22 @@
 """A lane: where the collectives of a group whose ranks share a host run, one after the other.
 
-The lane holds operations in the order of their calls; the first of them runs. It waits by looking
-at the others' stamps for a short while; then it asks to be woken, and the event loop goes on.
+The lane holds operations in the order of their calls (`turns`); the first of them runs. It waits by
+looking at the others' stamps for a short while; then it asks to be woken, and the event loop goes
+on (`waiting`). What it shows to the others lies in staging memory (`areas`).
+
+**The stamp of one operation**, all its life long, at one rank. Others wait for some of its values
+(see `aiodist.shared_memory.board`); n.p.k is operation n, phase p, published k times::
+
+    stamp       written by              what others may conclude
+    (n-1).…     the operation before    they may enter n once all have entered n - 1
+    n.0.0       enter                   it was called here, with these words: compare them
+    n.0.1 …     publish                 what was copied to the area so far may be read
+    n.1.0       next_phase, or end      nothing of phase 0 is read here any more: write over it
+    n.1.1 …     publish                 the second phase, on another area
+    (n+1).0.0   enter of the next one   all of n is over here
+
+    Within the call n.0.0 is left out: n.0.1 says that, too. Of a call that is passed over there is
+    n.0.0 alone, behind its abort word.
 
 **One at a time.** A rank has one stamp, and there are words for two operations only (see
 `aiodist.shared_memory.board`), so what a rank does in shared memory is one row of steps, the same
@@ -50,15 +65,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiodist.buffers.vector import Vector
 from aiodist.links.moved import Moved
 from aiodist.schedules.teams import Teams
+from aiodist.shared_memory.areas import Areas
 from aiodist.shared_memory.board import (
     A_PHASE,
     AN_OPERATION,
@@ -68,6 +83,8 @@ from aiodist.shared_memory.board import (
     Board,
     stamp_of,
 )
+from aiodist.shared_memory.turns import Rider, SkippedCall, Turns
+from aiodist.shared_memory.waiting import Waiting
 from aiodist.transports.polling import Progress, cores
 
 
@@ -86,32 +103,6 @@ class Layout(NamedTuple):
 
     sharing: Sharing
     teams: Teams
-
-
-class Rider(Protocol):
-    """An operation on a lane."""
-
-    seq: int
-    digest: int
-    call: bytes
-    place: int
-    """Where its array lies, see `Board.announce`."""
-
-    def resume(self) -> None:
-        """It is its turn: go on as far as can be. Called again whenever what it waited for may be
-        there."""
-        ...
-
-
-class SkippedCall:
-    """A call that was given up before its turn: the others have to hear that it is passed over."""
-
-    def __init__(self, lane: Lane, seq: int) -> None:
-        self.seq = seq
-        self._lane = lane
-
-    def resume(self) -> None:
-        self._lane.pass_over(self.seq)
 
 
 class DifferentCallsError(Exception):
@@ -138,22 +129,23 @@ class Lane:
         size: int,
         polls: bool,
     ) -> None:
-        self.board = board  # the words and areas of the ranks
+        self.board = board  # the words of the ranks
         self.first = first
         self.moved = moved  # bytes that were shown to others, or read of them
         self.others: Sequence[int] = tuple(board.words)  # the other ranks of this host
-        self._polls = polls  # whether waiting begins with a look at memory, again and again
-        self._size = size
-        # Between hosts a yield of the core costs little of the time that is waited anyway.
-        self._crowded = len(self.others) + 1 > cores() or size > len(self.others) + 1
-        self.current: Rider | SkippedCall | None = None  # whose turn it is
         self.is_broken = False  # a rank is lost, see `break_off`
-        self._queue: deque[Rider | SkippedCall] = deque()  # what comes after `current`, in order
-        self._loop = loop
-        self._progress = progress  # how long to poll
         self._kick = kick  # wakes a rank that sleeps
-        self._free = [0] * len(AREAS)
-        """By area: the stamp that the others must reach before it may be reused."""
+        self._turns = Turns(loop)  # whose turn it is
+        here = len(self.others) + 1
+        self._waiting = Waiting(
+            board,
+            progress,
+            self._turns.resume_soon,
+            polls=polls,
+            # Between hosts a yield of the core costs little of the time that is waited anyway.
+            crowded=here > cores() or size > here,
+        )
+        self._areas = Areas(board, size)  # staging memory
         # Of the current operation:
         self._entered = False  # its words are on the board
         self._agreed = False  # all others are known to have called the same
@@ -162,105 +154,68 @@ class Lane:
         self._phase = -1  # the number of its phase; -1: none has begun
         self._base = 0  # the stamp with which that began
         self._publishes = 0  # how often this rank has published in it
-        self._asleep = False  # the board says that this rank sleeps, and what it waits for
-        self._resuming = False  # the loop will call `_resume`
-        self._hurries = False  # see `hurry`
         self._known = 0  # all others have reached this stamp, perhaps a later one
-        self._vectors: dict[tuple[int, np.dtype[Any]], list[Vector]] = {}  # see `vectors`
 
     # -- the order of operations ------------------------------------------------------------------
 
     @property
+    def current(self) -> Rider | SkippedCall | None:
+        """Whose turn it is."""
+        return self._turns.current
+
+    @property
     def idle(self) -> bool:
         """Whether an operation could run at once."""
-        return self.current is None and not self._queue
+        return self._turns.current is None and not self._turns.queue
 
     def add(self, rider: Rider | SkippedCall) -> None:
         """Run `rider` once it is its turn; perhaps at once."""
-        if self.idle:
-            self.current = rider
-            rider.resume()
-        else:
-            self._queue.append(rider)
+        self._turns.add(rider)
 
     def leave(self, rider: Rider, *, failed: bool) -> None:
         """`rider` has ended. If it failed, nobody completes with what it writes from here on."""
-        if rider is self.current and self._entered:
+        if rider is self._turns.current and self._entered:
             if failed:
                 self.board.abort(rider.seq)
-            if self._asleep:
-                self._wake()
+            self._waiting.woken()
             self._next()
             return
         # Its turn has not come. Then the others have to be told that it is passed over, unless
         # nobody will come to hear of it.
-        skipped = None if self.is_broken else SkippedCall(self, rider.seq)
-        if rider is self.current:
-            self.current = skipped
-            self._resume_soon()
-        elif rider in self._queue and skipped is not None:
-            self._queue[self._queue.index(rider)] = skipped
-        elif skipped is not None:
-            self.add(skipped)
+        skipped = None if self.is_broken else SkippedCall(self.pass_over, rider.seq)
+        self._turns.replace(rider, skipped)
 
     def _next(self) -> None:
         """Nothing is left to do for the current operation."""
-        self.current = None
         self._entered = self._agreed = False
         self._phase = -1
-        if self._queue:
-            self._resume_soon()
-
-    def _resume_soon(self) -> None:
-        if not self._resuming:
-            self._resuming = True
-            self._loop.call_soon(self._resume)
-
-    def _resume(self) -> None:
-        self._resuming = False
-        if self.current is None and self._queue:
-            self.current = self._queue.popleft()
-        if self.current is not None:
-            self.current.resume()
+        self._turns.next()
 
     def kicked(self) -> None:
         """One of the others has come as far as we waited for."""
-        if self._asleep:
-            self._wake()
-            self._resume()
-
-    def _wake(self) -> None:
-        self._asleep = False
-        self.board.awake()
+        if self._waiting.woken():
+            self._turns.resume()
 
     def hurry(self) -> None:
         """Go on as far as what is there allows, without waiting: one of the others is gone."""
-        self._hurries = True
+        self._waiting.hurries = True
         try:
-            while self.current is not None or self._queue:
-                if self.current is None:
-                    self.current = self._queue.popleft()
-                before = self.current
-                before.resume()
-                if self.current is before:
-                    break
+            while self._turns.resume():
+                pass
         finally:
-            self._hurries = False
+            self._waiting.hurries = False
 
     def break_off(self) -> None:
         """One of the ranks is lost: nothing that is called from here on can be done."""
         self.is_broken = True
-        self._queue.clear()
-        if isinstance(self.current, SkippedCall):
-            self.current = None
+        self._turns.clear()
 
     def close(self) -> None:
         """The group has ended: let go of all memory."""
-        self._queue.clear()
-        self.current = None
-        self._asleep = False
-        self._vectors.clear()
-        self.board.close()
+        self._turns.clear()
+        self._turns.current = None
+        self._waiting.close()
+        self._areas.close()
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -269,16 +224,8 @@ class Lane:
         return self.board.area(rank, index)
 
     def vectors(self, index: int, dtype: np.dtype[Any]) -> list[Vector]:
-        """That area of all ranks, by rank, as vectors of `dtype`; empty ones for ranks of other
-        hosts. They are kept."""
-        found = self._vectors.get((index, dtype))
-        if found is None:
-            count = AREAS[index][1] // dtype.itemsize
-            found = [Vector([], dtype)] * self._size
-            for rank in (self.board.rank, *self.others):
-                found[rank] = Vector.of(np.frombuffer(self.area(rank, index), dtype, count))
-            self._vectors[index, dtype] = found
-        return found
+        """See `Areas.vectors`."""
+        return self._areas.vectors(index, dtype)
 
     # -- what the current operation does ----------------------------------------------------------
 
@@ -286,10 +233,9 @@ class Lane:
         """Tell the others that `rider` was called here. False: wait, and `resume` again."""
         if self._entered:
             return True
-        if self._is_due():
-            self._resume_soon()
+        if self._waiting.gives_way():
             return False
-        if not self._wait(self.others, self._before(rider.seq)):
+        if not self._waiting.wait(self.others, self._before(rider.seq)):
             return False
         self._enter(rider.seq, stamp_of(rider.seq), rider.digest, rider.call, rider.place)
         self._write(self._base)
@@ -302,7 +248,7 @@ class Lane:
 
     def pass_over(self, seq: int) -> bool:
         """Tell the others that `seq` was given up before its turn. False: wait, and call again."""
-        if not self._wait(self.others, self._before(seq)):
+        if not self._waiting.wait(self.others, self._before(seq)):
             return False
         self.board.abort(seq)
         self._write(stamp_of(seq))
@@ -315,11 +261,12 @@ class Lane:
 
         `place`: where its array lies, see `Board.announce`.
         """
-        if self.current is not None or self._queue or self.is_broken or seq < self.first:
+        turns = self._turns
+        if turns.current is not None or turns.queue or self.is_broken or seq < self.first:
             return False
         base = (seq + 1) * AN_OPERATION
         before = base - AN_OPERATION if seq > self.first else 0  # as in `_before`
-        free = self._free[area]
+        free = self._areas.free[area]
         known = self._known
         if (known < before or known < free) and not self.board.reached(
             self.others, max(before, free)
@@ -348,8 +295,7 @@ class Lane:
 
     def continue_as_operation(self, rider: Rider) -> None:
         """What `try_enter` entered has to wait: from here on it is the operation `rider`."""
-        self.current = rider
-        rider.resume()
+        self._turns.add(rider)
 
     def entered(self, seq: int) -> list[int]:
         """The others that have entered operation `seq`."""
@@ -368,7 +314,7 @@ class Lane:
 
     def begin(self, area: int) -> bool:
         """Wait until the own `area` may be written. False: wait, and call again."""
-        return self._wait(self.others, self._free[area])
+        return self._waiting.wait(self.others, self._areas.free[area])
 
     def places(self) -> dict[int, int] | None:
         """Where the arrays of the others lie, see `Board.places`."""
@@ -385,11 +331,10 @@ class Lane:
 
         Raises DifferentCallsError.
         """
-        if (publishes > 1 or not peers) and self._is_due():
+        if (publishes > 1 or not peers) and self._waiting.gives_way():
             # Between two pieces, though they may be there: a large array takes many.
-            self._resume_soon()
             return False
-        there = self._wait(peers, self._base + publishes)
+        there = self._waiting.wait(peers, self._base + publishes)
         if not self._agreed:
             calls = self._compare()
             if calls:
@@ -398,11 +343,11 @@ class Lane:
 
     def watch(self, peers: Sequence[int], publishes: int) -> bool:
         """Wait for that for a moment only. False also for what `wait_for` raises."""
-        if publishes > 1 and self._is_due():
+        if publishes > 1 and self._waiting.is_due():
             return False
         stamp = self._base + publishes
         board = self.board
-        if not board.reached(peers, stamp) and not self._poll(peers, stamp):
+        if not board.reached(peers, stamp) and not self._waiting.poll(peers, stamp):
             return False
         if len(peers) == len(self.others):
             self._known = stamp
@@ -433,7 +378,7 @@ class Lane:
         if (not self._agreed and self._compare()) or self.board.is_void(self._seq):
             return False
         over = self._base + A_PHASE
-        self._free[area] = over
+        self._areas.free[area] = over
         if area == len(AREAS) - 1:
             # Used by one operation after the other: let others go on before our next one.
             self._write(over)
@@ -442,32 +387,3 @@ class Lane:
     def _write(self, stamp: int) -> None:
         for peer in self.board.reach(stamp):
             self._kick(peer)
-
-    # -- waiting ----------------------------------------------------------------------------------
-
-    def _wait(self, peers: Sequence[int], stamp: int) -> bool:
-        """Poll until `peers` have reached `stamp`. False: not yet; the current operation will be
-        resumed."""
-        board = self.board
-        if board.reached(peers, stamp):
-            return True
-        if self._hurries:
-            return False
-        if self._poll(peers, stamp):
-            return True
-        if self._is_due():
-            self._resume_soon()
-            return False
-        board.sleep(stamp)
-        if board.reached(peers, stamp):
-            board.awake()
-            return True
-        self._asleep = True
-        return False
-
-    def _is_due(self) -> bool:
-        """Whether the loop is due for a turn."""
-        return not self._hurries and self._progress.is_due()
-
-    def _poll(self, peers: Sequence[int], stamp: int) -> bool:
-        return self._polls and self._progress.watch(self.board, peers, stamp, crowded=self._crowded)

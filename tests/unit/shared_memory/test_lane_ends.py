@@ -7,7 +7,7 @@ import random
 import pytest
 
 from aiodist.errors import GroupClosedError, PeerLostError
-from aiodist.shared_memory.lane import SkippedCall
+from aiodist.shared_memory.turns import SkippedCall
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -109,7 +109,7 @@ def test_skipped_calls_keep_the_order_of_numbers(lanes):
     stamps = []
     lane.board.reach = lambda stamp: stamps.append(stamp >> 24) or []  # type: ignore[method-assign]
     for seq in range(2):
-        lane.add(SkippedCall(lane, seq))
+        lane.add(SkippedCall(lane.pass_over, seq))
     # The first passes at once; the second has to wait for rank 1 to be as far.
     world.settle()
     assert stamps == [1]
