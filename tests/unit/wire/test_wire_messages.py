@@ -368,6 +368,9 @@ def test_a_view_and_what_changes_give_the_next_one(
     change = r.NextView.between(old, new)
     assert (change.gone, "".join([one.name for one in change.joined])) == (gone, joined)
     assert change.after(old) == new
+    made = change.after(old)
+    assert change.after(old) is made
+    assert change.after(view_of(1, before)) == new  # of another process
 
 
 def test_a_change_of_another_view_is_none() -> None:
