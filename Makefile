@@ -103,8 +103,9 @@ crowd: $(READY)  ## CROWD connections to each listener that never finish the gre
 kill-times: $(READY)  ## how long survivors take to notice a killed rank, and to go on
 	$(BIN)/python -m benchmarks.kill_times
 
-members: $(READY)  ## what up to 10,000 live members cost a coordinator
+members: $(READY)  ## what up to 10,000 live members cost a coordinator, and what large groups do
 	$(BIN)/python -m benchmarks.members
+	$(BIN)/python -m benchmarks.groups
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

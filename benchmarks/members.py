@@ -16,7 +16,8 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from aiodist.wire.messages import (
     Challenge,
     Hello,
     JoinRequest,
+    Message,
     Proof,
     Renew,
     View,
@@ -44,7 +46,7 @@ RENEWAL = encode_message(Renew())
 
 
 class Member(asyncio.Protocol):
-    """One connection. `joined`: the view has come."""
+    """One connection. `joined`: the view has come. `received`: bytes."""
 
     def __init__(self, group: str, size: int, lease: float) -> None:
         self._ask = JoinRequest(
@@ -55,12 +57,15 @@ class Member(asyncio.Protocol):
             pid=os.getpid(),
             host="127.0.0.1",
             host_id="of the benchmark",
-            addresses=("tcp://127.0.0.1:1",),
+            addresses=(f"tcp://127.0.0.1:{10_000 + secrets.randbelow(50_000)}",),
         )
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_REPLY)
         self.is_welcome = self.is_over = False
-        self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.received = 0
+        loop = asyncio.get_running_loop()
+        self.welcomed: asyncio.Future[None] = loop.create_future()
+        self.joined: asyncio.Future[View] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -68,6 +73,7 @@ class Member(asyncio.Protocol):
         transport.write(encode_message(Hello(self._nonce)))
 
     def data_received(self, data: bytes) -> None:
+        self.received += len(data)
         for frame in self._decoder.feed(data):
             _, message = decode_message(frame)
             if isinstance(message, Challenge):
@@ -76,18 +82,25 @@ class Member(asyncio.Protocol):
             elif isinstance(message, Welcome):
                 self.transport.write(encode_message(self._ask, 1))
                 self.is_welcome = True
+                self.welcomed.set_result(None)
             elif isinstance(message, View):
-                self.joined.set_result(None)
+                self.joined.set_result(message)
             else:
-                self._over(ProtocolError(f"the coordinator says {message}"))
+                self.told(message)
+
+    def told(self, message: Message) -> None:
+        """Anything else that the coordinator says."""
+        self._over(ProtocolError(f"the coordinator says {message}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._over(error or ConnectionError("the coordinator closed the connection"))
 
     def _over(self, error: Exception) -> None:
         self.is_over = True
-        if not self.joined.done():
-            self.joined.set_exception(error)
+        for future in (self.welcomed, self.joined):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: who waits for the other one need not ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +144,8 @@ async def measure(
     """Add members until there are as many as each of `counts`, in groups of `size`."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     loop = asyncio.get_running_loop()
-    coordinator = Process(pid)
-    before = coordinator.memory()
+    served = Process(pid)
+    before = served.memory()
     members: list[Member] = []
     room = asyncio.Semaphore(max(AT_ONCE, size))
     due = iter(range(sys.maxsize))
@@ -163,7 +176,7 @@ async def measure(
             there, start = len(members), time.monotonic()
             await asyncio.gather(*(join(number) for number in range(there, count)))
             joining = time.monotonic() - start
-            renewed, spent, start = 0, coordinator.seconds(), time.monotonic()
+            renewed, spent, start = 0, served.seconds(), time.monotonic()
             await asyncio.sleep(lease)
             idle = time.monotonic() - start
             if lost := sum(member.is_over for member in members):
@@ -171,9 +184,9 @@ async def measure(
             figures = Figures(
                 count,
                 (count - there) / joining,
-                (coordinator.memory() - before) / count,
+                (served.memory() - before) / count,
                 renewed / idle,
-                (coordinator.seconds() - spent) / idle,
+                (served.seconds() - spent) / idle,
             )
             print(figures, flush=True)
             found.append(figures)
@@ -194,21 +207,27 @@ def allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
-async def run(token: Path, counts: Sequence[int], size: int, lease: float) -> list[Figures]:
-    """With a coordinator of its own, that reads its token from a file."""
-    coordinator = await asyncio.create_subprocess_exec(
+@asynccontextmanager
+async def coordinator(token: Path) -> AsyncIterator[tuple[str, int]]:
+    """The command, which reads its token from a file: its address, and its process."""
+    process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "aiodist_cli", "coordinator"),
         *("--listen", "tcp://127.0.0.1:0", "--token-file", str(token), "--drain", "0"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        assert coordinator.stdout is not None
-        address = (await coordinator.stdout.readline()).decode().split()[-1]
-        return await measure(address, coordinator.pid, counts, size, lease)
+        assert process.stdout is not None
+        yield (await process.stdout.readline()).decode().split()[-1], process.pid
     finally:
-        coordinator.terminate()
-        await coordinator.wait()
+        process.terminate()
+        await process.wait()
+
+
+async def run(token: Path, counts: Sequence[int], size: int, lease: float) -> list[Figures]:
+    """With a coordinator of its own."""
+    async with coordinator(token) as (address, pid):
+        return await measure(address, pid, counts, size, lease)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

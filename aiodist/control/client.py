@@ -55,7 +55,7 @@ from aiodist.wire.messages import (
     decode_message,
     encode_message,
 )
-from aiodist.wire.recovery import WatchWaiting
+from aiodist.wire.recovery import NextView, WatchWaiting
 from aiodist.wire.returning import Later, Rejoined, ViewWanted
 
 log = logging.getLogger("aiodist.control")
@@ -346,6 +346,8 @@ class ControlClient:
             self._on_told(message)
             return
         # At once: the connection may break before whoever waits for it has a turn.
+        if isinstance(message, NextView) and self._standing is not None:
+            message = self._standing.after(message)
         if isinstance(message, View) and self._ask is not None:
             if self._standing is None:
                 self._standing = Standing(self._ask, message)

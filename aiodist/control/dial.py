@@ -260,7 +260,7 @@ class _Greeting:
 
     def _on_frame(self, frame: Frame) -> None:
         if not self.done.done():
-            _, message = decode_message(frame)
+            _, message = decode_message(frame, rows=False)
             try:
                 self._take(message)
             except (ProtocolError, AuthenticationError, JoinError) as error:

@@ -9,7 +9,7 @@ from aiodist.control.dial import ForeignServiceError
 from aiodist.errors import ProtocolError
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, Message, View, Welcome
-from aiodist.wire.recovery import Heard, Verdict, Void, Vote
+from aiodist.wire.recovery import Heard, NextView, Verdict, Void, Vote
 from aiodist.wire.returning import MAX_HEARD, Rejoin
 
 
@@ -31,6 +31,13 @@ class Standing:
         self._digest = view.digest
         self._lost: set[int] = set()
         self._left: set[int] = set()
+
+    def after(self, change: NextView) -> View:
+        """The view that comes after this one. Raises ProtocolError where `change` is none of it."""
+        try:
+            return change.after(self.view)
+        except ValueError as error:
+            raise ProtocolError(f"the coordinator sends {error}") from None
 
     def news(self, epoch: int, ranks: tuple[int, ...], *, lost: bool) -> tuple[int, ...]:
         """Those of `ranks` that were not known to be gone; now they are."""

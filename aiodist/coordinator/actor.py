@@ -19,6 +19,7 @@ from typing import Any
 
 from aiodist.coordinator.alarm import Alarm
 from aiodist.coordinator.connection import Connection
+from aiodist.coordinator.encoding import Encoder
 from aiodist.coordinator.entrance import Entrance
 from aiodist.coordinator.journal import Journal
 from aiodist.coordinator.state_file import StateFile
@@ -38,7 +39,6 @@ from aiodist.membership import (
 )
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.address import Address, parse_address
-from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
 from aiodist.wire.proof import secret_of
 from aiodist.wire.returning import ViewWanted
@@ -305,8 +305,7 @@ class Coordinator:
             self._failure.set_result(error)
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        said: tuple[Message, int] | None = None
-        data = b""
+        encoder = Encoder()
         for effect in effects:
             if isinstance(effect, Note):
                 _log(effect)
@@ -320,12 +319,9 @@ class Coordinator:
             if isinstance(effect, Close):
                 connection.close(effect.reason)
             else:
-                if said is None or said[0] is not effect.message or said[1] != effect.request:
-                    said = (effect.message, effect.request)
-                    data = encode_message(effect.message, effect.request, max_body=MAX_REPLY)
                 if isinstance(effect.message, ViewWanted):
                     connection.expect_view()
-                connection.send(data)
+                connection.send(encoder.frame(effect.message, effect.request))
 
     def _answer_survey(self, effect: Effect) -> None:
         if isinstance(effect, Send) and isinstance(effect.message, Status):

@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
     # The greeting.
 
     def _take(self, frame: Frame) -> None:
-        request, message = decode_message(frame)
+        request, message = decode_message(frame, rows=False)
         if self._welcomed:
             self._owner.received(self, request, message)
         elif self._hello is None:

@@ -7,7 +7,7 @@ all are gone: then the joiners form the group anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +111,7 @@ class Group:
     gathering: Ballot | None = None
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     watchers: dict[int, set[int]] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
     cut_off: bool = False
 
     @property
@@ -221,7 +221,7 @@ class Group:
         """Make `view` that of the group."""
         self.view = view
         self.digest = view.digest
-        self.ranks = {member.id: member.rank for member in view.members}
+        self.ranks = view.ranks
         self.ballots.new_view()
         self.gathering = None
         self.gave_up = {}
@@ -350,7 +350,7 @@ def _member(joiner: Joiner, rank: int) -> MemberInfo:
         pid=ask.pid,
         name=ask.name,
         metadata=ask.metadata,
-        joined_at=joiner.since,
+        joined_at=round(joiner.since, 2),  # finer, it would take more bytes of a view than a port
         host_id=ask.host_id,
         addresses=ask.addresses,
         lease=ask.lease,

@@ -56,7 +56,7 @@ from aiodist.wire.messages import (
     Withdraw,
     Withdrawn,
 )
-from aiodist.wire.recovery import Cause, GiveUpVote
+from aiodist.wire.recovery import Cause, GiveUpVote, NextView
 from aiodist.wire.returning import Rejoin
 
 _DRAINING = Failed(
@@ -387,13 +387,21 @@ class Membership:
 
     def go_on(self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]) -> None:
         """The next epoch of `group`: its members `survivors`, in that order, with the requests to
-        answer, then the joiners `admitted`."""
+        answer, then the joiners `admitted`.
+
+        The survivors have the view that was: the context of the vote that they have cast is its
+        digest. So they are told what has changed, and only the joiners the view itself.
+        """
         self.cancel_timer(Window(group.key))
-        requests = dict(survivors)
-        requests.update({conn: group.joiners[conn].request for conn in admitted})
+        before = group.view
+        assert before is not None
+        requests = {conn: group.joiners[conn].request for conn in admitted}
         view = group.go_on(self.next_epoch(group), survivors, admitted)
         self._books.formed(group, view)
         self.note("went on", group, epoch=view.epoch, size=len(view.members))
+        change = NextView.between(before, view)
+        for conn, request in survivors.items():
+            self.send(conn, request, change)
         for conn, request in requests.items():
             self.send(conn, request, view)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Raised with every change of the control messages that an older peer cannot read."""
 
 MAX_CONTROL_HEADER: Final = 16
@@ -44,7 +44,8 @@ MAX_BODY: Final = 2 * MAX_VALUE + 64 * 1024
 """Most bytes of the body of a request: `compare_set` carries two values."""
 
 MAX_REPLY: Final = 64 * 1024 * 1024
-"""Most bytes of the body of a reply: the largest view stays below it, see MAX_MEMBERS."""
+"""Most bytes of the body of a reply, and of what is packed in it: the largest view stays below it,
+see MAX_MEMBERS."""
 
 MAX_MEMBERS: Final = 4096
 """Most members of a group. Each takes at most 15 KiB of a view: 4096 of them stay below MAX_REPLY

@@ -7,6 +7,10 @@ message that belongs to no request.
 
 Every field is checked when it is decoded: type, range, length. What does not fit raises
 ProtocolError, and no length on the wire makes the decoder allocate more than the bytes that came.
+
+The exception are the members of a view, which go to all of them: they travel as compressed columns
+(`aiodist.wire.columns`), and unpacking them is bounded by the largest reply. Only a member takes
+such messages, from a coordinator that has shown who it is.
 """
 
 from __future__ import annotations
@@ -15,11 +19,14 @@ import enum
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, TypeVar
+from weakref import WeakValueDictionary
 
 import msgpack
 
 from aiodist.errors import MessageTooLargeError, ProtocolError
+from aiodist.wire.columns import pack_rows, unpack_rows
 from aiodist.wire.frames import Frame, encode, pack_fields, unpack_fields
 from aiodist.wire.limits import (
     MAX_ADDRESSES,
@@ -38,11 +45,13 @@ from aiodist.wire.schema import (
     build,
     checked,
     either,
+    field_names,
     flag,
     integer,
     one_of,
     optional,
     pack,
+    plain,
     seconds,
     sequence,
     struct,
@@ -97,16 +106,22 @@ class Message:
 
 
 _CLASSES: dict[int, type[Message]] = {}
+_ROWS: dict[type[Any], int] = {}
+"""Messages that have a field of many rows, and which one it is."""
 _M = TypeVar("_M")
 
 
-def control_message(code: int) -> Callable[[type[_M]], type[_M]]:
-    """Decorates a dataclass that is a control message of type `code`."""
+def control_message(code: int, *, rows: str = "") -> Callable[[type[_M]], type[_M]]:
+    """Decorates a dataclass that is a control message of type `code`. `rows`: a field that is a
+    sequence of structs, and travels as columns."""
 
     def register(cls: type[_M]) -> type[_M]:
         cls.code = code  # type: ignore[attr-defined]
         _CLASSES[code] = cls  # type: ignore[assignment]
-        return checked(cls)
+        checked(cls)
+        if rows:
+            _ROWS[cls] = field_names(cls).index(rows)
+        return cls
 
     return register
 
@@ -225,8 +240,8 @@ class MemberInfo:
     lease: Annotated[float, seconds(0.05)] = 15.0
 
 
-@control_message(11)
-@dataclass(frozen=True, slots=True)
+@control_message(11, rows="members")
+@dataclass(frozen=True)
 class View(Message):
     """The members of an epoch, by rank: the answer to a join, or to a vote that began the epoch.
     It is the same for all: find yourself by `id`."""
@@ -237,12 +252,14 @@ class View(Message):
 
     def rank_of(self, member_id: str) -> int:
         """The rank of the member with this id. Raises KeyError."""
-        for member in self.members:
-            if member.id == member_id:
-                return member.rank
-        raise KeyError(member_id)
+        return self.ranks[member_id]
 
-    @property
+    @cached_property
+    def ranks(self) -> Mapping[str, int]:
+        """The ranks of the members, by id."""
+        return {member.id: member.rank for member in self.members}
+
+    @cached_property
     def digest(self) -> bytes:
         """Equal for views of the same group, epoch and members."""
         ids = [member.id for member in self.members]
@@ -465,6 +482,10 @@ class Result(Message):
 
 _check_request = integer(0, 2**32 - 1)
 
+_shared: WeakValueDictionary[bytes, Message] = WeakValueDictionary()
+"""Messages of many rows that somebody in this process holds, by what was decoded. Ranks that share
+a process are sent the same view: thousands of them would not have the memory for one each."""
+
 
 def encode_message(message: Message, request: int = 0, *, max_body: int = MAX_BODY) -> bytes:
     """The frame of a message.
@@ -472,20 +493,31 @@ def encode_message(message: Message, request: int = 0, *, max_body: int = MAX_BO
     Raises MessageTooLargeError for a body over `max_body` bytes; ValueError for a message that the
     other side would refuse, TypeError for values that msgpack does not know.
     """
-    body = pack(message)
+    return frame_of(message, request, encode_body(message, max_body=max_body))
+
+
+def frame_of(message: Message, request: int, body: bytes) -> bytes:
+    """The frame of a message whose body is encoded: that is the same for all who are sent it."""
+    return encode(pack_fields(message.code, request), body)
+
+
+def encode_body(message: Message, *, max_body: int = MAX_BODY) -> bytes:
+    """What a message says. Raises as `encode_message` does."""
+    body = pack(_as_sent(message))
     if len(body) > max_body:
         raise MessageTooLargeError(
             f"a {type(message).__name__} message of {len(body)} bytes, over the limit of {max_body}"
         )
     try:
-        build(type(message), _unpack(body))
+        build(type(message), _received(type(message), body))
     except (ValueError, ProtocolError) as error:
         raise ValueError(f"a {type(message).__name__} message needs {error}") from None
-    return encode(pack_fields(message.code, request), body)
+    return body
 
 
-def decode_message(frame: Frame) -> tuple[int, Message]:
-    """(request number, message) of a frame. Raises ProtocolError for anything else."""
+def decode_message(frame: Frame, *, rows: bool = True) -> tuple[int, Message]:
+    """(request number, message) of a frame. Raises ProtocolError for anything else. `rows`: whether
+    to take messages of many rows, which become more than the bytes that came."""
     header = unpack_fields(frame.header)
     if len(header) != 2:
         raise ProtocolError(f"a control header is [type, request], not {len(header)} fields")
@@ -493,11 +525,40 @@ def decode_message(frame: Frame) -> tuple[int, Message]:
     cls = _CLASSES.get(code) if type(code) is int else None
     if cls is None:
         raise ProtocolError(f"control message of unknown type {code!r}")
+    if cls in _ROWS and not rows:
+        raise ProtocolError(f"{cls.__name__} is no message for here, or not yet")
     try:
-        message: Message = build(cls, _unpack(frame.payload))
-        return _check_request(request), message
+        return _check_request(request), _decoded(cls, frame.payload)
     except ValueError as error:
         raise ProtocolError(f"a bad {cls.__name__} message: expected {error}") from None
+
+
+def _decoded(cls: type[Message], body: bytes) -> Message:
+    if cls not in _ROWS:
+        message: Message = build(cls, _unpack(body))
+        return message
+    key = hashlib.blake2b(body, digest_size=16, salt=bytes([cls.code])).digest()
+    found = _shared.get(key)
+    if found is None:
+        found = _shared[key] = build(cls, _received(cls, body))
+    return found
+
+
+def _as_sent(message: Message) -> list[Any]:
+    """The fields as they travel."""
+    values: list[Any] = plain(message)
+    if (at := _ROWS.get(type(message))) is not None:
+        values[at] = pack_rows([plain(row) for row in values[at]])
+    return values
+
+
+def _received(cls: type[Message], body: bytes) -> list[Any]:
+    """The fields of a body, for `build`."""
+    values = _unpack(body)
+    at = _ROWS.get(cls, len(values))
+    if at < len(values):
+        values[at] = unpack_rows(values[at])
+    return values
 
 
 def _unpack(body: bytes) -> list[Any]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from aiodist.wire import schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME
 from aiodist.wire.messages import (
     Epoch,
+    MemberInfo,
     Message,
     NonEmptyName,
     OptionalSize,
+    Ranks,
     Text,
+    View,
     control_message,
 )
 from aiodist.wire.schema import (
@@ -60,8 +64,8 @@ class Vote(Message):
 
     `members`: the ids of all who vote (empty: all members of the sender's group). `least` and
     `most` are for a rendezvous. Replies, once all living voters have voted: for an agreement, and
-    where the context is not the coordinator's group itself, Verdict; else the View of the next
-    epoch. Void where it was given up, or voters voted on different things.
+    where the context is not the coordinator's group itself, Verdict; else NextView, or the View of
+    the next epoch. Void where it was given up, or voters voted on different things.
     """
 
     context: ContextId
@@ -101,6 +105,59 @@ class Verdict(Message):
     flag: Annotated[bool, schema.flag]
     members: Ids
     epoch: Epoch
+
+
+@control_message(57, rows="joined")
+@dataclass(frozen=True)
+class NextView(Message):
+    """The answer to Vote where it began the next epoch, for those who were in the one before: what
+    is not as it was in their view, which has the digest `before`.
+
+    `gone`: the ranks that are not in it any more. The others keep their order, and `joined` come
+    behind them. A view of thousands is long, and all of them need the next one as soon as one of
+    them is lost. `digest`: that of the next view, so that no mistake stays unnoticed.
+    """
+
+    before: Annotated[bytes, blob(16)]
+    epoch: Epoch
+    digest: Annotated[bytes, blob(16)]
+    gone: Ranks
+    joined: Annotated[tuple[MemberInfo, ...], sequence(struct(MemberInfo), MAX_MEMBERS)]
+
+    @staticmethod
+    def between(before: View, after: View) -> NextView:
+        """What leads from one view to the one that comes after it."""
+        ids = after.ranks
+        gone = tuple([one.rank for one in before.members if one.id not in ids])
+        joined = after.members[len(before.members) - len(gone) :]
+        return NextView(before.digest, after.epoch, after.digest, gone, joined)
+
+    def after(self, before: View) -> View:
+        """The whole view. Raises ValueError where it does not come after `before`.
+
+        Members that share a process share both views and this message (`decode_message`), so they
+        share the work, too: for each of thousands, it would be that of thousands.
+        """
+        known_before, known = self.__dict__.get("_made", (_nothing, _nothing))
+        made: View | None = known()
+        if made is not None and known_before() is before:
+            return made
+        if before.digest != self.before:
+            raise ValueError(f"a change of another view than that of epoch {before.epoch}")
+        gone = {*self.gone}
+        stay = [member for member in before.members if member.rank not in gone]
+        ranked = [replace(member, rank=rank) for rank, member in enumerate(stay)]
+        view = View(before.group, self.epoch, (*ranked, *self.joined))
+        if view.digest != self.digest:
+            raise ValueError(f"a change of the view of epoch {before.epoch} that makes no sense")
+        # As long as somebody has the view, this message is the one that the others decode.
+        view.__dict__["_made_by"] = self
+        self.__dict__["_made"] = weakref.ref(before), weakref.ref(view)
+        return view
+
+
+def _nothing() -> None:
+    """What has not been made yet."""
 
 
 @control_message(53)

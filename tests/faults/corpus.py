@@ -31,7 +31,7 @@ from aiodist.p2p import frames as p2p_frames
 from aiodist.transports import kept
 from aiodist.wire import kinds, limits
 from aiodist.wire.frames import encode, pack_fields, prefix, unpack_fields
-from aiodist.wire.messages import Message, message_types
+from aiodist.wire.messages import Message, encode_message, message_types
 from aiodist.wire.schema import build, field_names
 
 T = TypeVar("T")
@@ -269,10 +269,9 @@ class Corpus:
 
     def control(self, cls: type[Message], **given: Any) -> bytes:
         """A sound frame of a control message: what it says is arbitrary."""
-        values = self.fields_of(cls, **given)
-        build(cls, values)
+        message = build(cls, self.fields_of(cls, **given))
         request = self.pick([0, 1, 2, 3, self.rng.randrange(2**32)])
-        return encode(pack_fields(cls.code, request), msgpack.packb(values))
+        return encode_message(message, request, max_body=limits.MAX_REPLY)
 
     def bad_control(self) -> bytes:
         """A frame that looks like one: of any code, with fields of any type."""

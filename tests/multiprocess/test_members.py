@@ -6,15 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
-def test_it_measures(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
+def measured(file: Path, *arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks.members"),
-            *("--counts", "20,40", "--lease", "2", "--json", file),
-        ],
+        [sys.executable, "-m", *arguments, "--json", file],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         check=False,
@@ -22,6 +19,27 @@ def test_it_measures(tmp_path: Path) -> None:
         timeout=55,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
+    found: list[dict[str, Any]] = json.loads(file.read_text())
+    return found
+
+
+def test_it_measures(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path / "figures.json", "benchmarks.members", "--counts", "20,40", "--lease", "2"
+    )
     assert [one["members"] for one in found] == [20, 40]
     assert all(one["joins"] > 0 and one["traffic"] > 0 for one in found)
+
+
+def test_groups_that_form_lose_a_member_and_have_a_barrier(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path / "figures.json",
+        "benchmarks.groups",
+        *("--single", "20", "--many", "40", "--sizes", "10"),
+        *("--simulated", "60", "--simulated-size", "30"),
+    )
+    formed, gone_on, many, simulated = found
+    # Less is told of a loss to all than of a view to all.
+    assert 0 < gone_on["sent"] < formed["sent"]
+    assert many["sent"] > 0
+    assert (simulated["members"], simulated["seconds"] > 0) == (60, True)

@@ -102,6 +102,21 @@ def test_a_member_says_what_members_say(play: Play) -> None:
         assert coordinator.status()["groups"] == []
 
 
+@pytest.mark.parametrize("has_greeted", [False, True])
+def test_nobody_makes_the_coordinator_unpack_a_view(
+    play: Play, caplog: pytest.LogCaptureFixture, has_greeted: bool
+) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        raw = await site.raw(coordinator.address)
+        if has_greeted:
+            await raw.greet()
+        raw.say(View("g", 1, ()))
+        await raw.ended()
+        [reason] = warnings(caplog)
+        assert "View is no message for here" in reason
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_damaged_streams_never_disturb_the_others(play: Play, seed: int) -> None:
     @play
@@ -194,7 +209,7 @@ def test_another_version_is_told_so(play: Play) -> None:
         failed = await raw.hear()
         assert isinstance(failed, Failed)
         assert failed.kind is Failure.VERSION
-        assert "speaks version 1 of the protocol, you speak 99" in failed.text
+        assert "speaks version 2 of the protocol, you speak 99" in failed.text
         await raw.ended()
 
 

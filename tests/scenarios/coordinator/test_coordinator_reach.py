@@ -181,7 +181,7 @@ def test_other_versions(play: Play) -> None:
             await reader.read()
 
         address = await site.serve(handler)
-        with pytest.raises(JoinError, match="speaks version 99 of the protocol, this process 1"):
+        with pytest.raises(JoinError, match="speaks version 99 of the protocol, this process 2"):
             await site.process(address)
         with pytest.raises(JoinError, match="refused: I speak 99"):
             await site.process(address)

@@ -20,16 +20,19 @@ from aiodist.membership import (
     Tick,
 )
 from aiodist.membership.records import encode_record
-from aiodist.wire.messages import JoinRequest, Message
+from aiodist.wire.messages import JoinRequest, Message, View
+from aiodist.wire.recovery import NextView
 
 
 class World:
-    """`mail`: what each connection was sent and has not been read; `closed`: why it was closed."""
+    """`mail`: what each connection was sent and has not been read; `closed`: why it was closed. A
+    change of a view is there as the view that it leads to, made of the one that was sent before."""
 
     def __init__(self, **options: Any) -> None:
         self.machine = Membership(**options)
         self.now = 0.0
         self.mail: dict[int, list[tuple[int, Message]]] = defaultdict(list)
+        self.views: dict[bytes, View] = {}
         self.closed: dict[int, str] = {}
         self.notes: list[str] = []
         self.kept = b""
@@ -37,7 +40,12 @@ class World:
     def step(self, event: Event) -> None:
         for effect in self.machine.step(event, self.now):
             if isinstance(effect, Send):
-                self.mail[effect.conn].append((effect.request, effect.message))
+                message = effect.message
+                if isinstance(message, NextView):
+                    message = message.after(self.views[message.before])
+                if isinstance(message, View):
+                    self.views[message.digest] = message
+                self.mail[effect.conn].append((effect.request, message))
             elif isinstance(effect, Close):
                 self.closed[effect.conn] = effect.reason
             elif isinstance(effect, Note):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.wire import activity, returning
 from aiodist.wire import messages as m
 from aiodist.wire import recovery as r
+from aiodist.wire.columns import pack_rows
 from aiodist.wire.frames import Decoder, Frame, pack_fields
 from aiodist.wire.limits import MAX_REPLY, MAX_VALUE
 from aiodist.wire.schema import field_names
@@ -61,6 +63,14 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     r.Void: st.builds(r.Void, st.sampled_from(r.Cause), texts, names, trees),
     r.WatchWaiting: st.builds(r.WatchWaiting),
     r.Waiting: st.builds(r.Waiting, ranks),
+    r.NextView: st.builds(
+        r.NextView,
+        before=st.binary(max_size=16),
+        epoch=epochs,
+        digest=st.binary(max_size=16),
+        gone=st.lists(ranks, max_size=3).map(tuple),
+        joined=st.lists(infos, max_size=3).map(tuple),
+    ),
     r.Unreachable: st.builds(r.Unreachable, names, texts, st.booleans()),
     m.Hello: st.builds(m.Hello, blobs, names, st.integers(0, 9)),
     m.Challenge: st.builds(m.Challenge, blobs, st.booleans()),
@@ -243,9 +253,17 @@ def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields:
         (frame_of(m.Failed(m.Failure.INVALID, ""), "nonsense", ""), "one of rank_taken"),
         (frame_of(m.MemberLost(1, (), ""), 1, 7, ""), "an array of at most 4096 in ranks"),
         (frame_of(m.MemberLost(1, (), ""), 1, [5000], ""), "from 0 to 4095 in ranks"),
-        (frame_of(m.View("g", 1, ()), "g", 0, []), "an integer from 1 to .* in epoch"),
-        (frame_of(m.View("g", 1, ()), "g", 1, [7]), "the fields of a MemberInfo in members"),
-        (frame_of(m.View("g", 1, ()), "g", 1, [[7]]), "10 fields of a MemberInfo, not 1"),
+        (frame_of(m.View("g", 1, ()), "g", 0, pack_rows([])), "an integer from 1 to .* in epoch"),
+        (frame_of(m.View("g", 1, ()), "g", 1), "3 fields of a View, not 2"),
+        (frame_of(m.View("g", 1, ()), "g", 1, [[7]]), "View message: expected rows as columns"),
+        (
+            frame_of(m.View("g", 1, ()), "g", 1, pack_rows([[7]])),
+            "10 fields of a MemberInfo, not 1",
+        ),
+        (
+            Frame(pack_fields(returning.Rejoin.code, 1), msgpack.packb([7] * 8)),
+            "the fields of a JoinRequest in ask",
+        ),
         (frame_of(m.Status({}), []), "a map with text keys"),
         (frame_of(m.Status({}), {b"key": 1}), "a map with text keys"),
         (frame_of(m.StoreSet("k", b""), "", b"", None), "1 to 1024 characters in key"),
@@ -307,6 +325,60 @@ def test_a_view_knows_ranks_by_id() -> None:
     assert view.rank_of("me") == 3
     with pytest.raises(KeyError):
         view.rank_of("you")
+
+
+def test_who_shares_a_process_shares_the_view() -> None:
+    info = m.MemberInfo(0, "me", "", 0, "", {}, 0.0, "", ())
+    frames = [m.encode_message(m.View("g", 7, (info,)), request) for request in (1, 2)]
+    first, second = (m.decode_message(frame)[1] for frame in Decoder().feed(b"".join(frames)))
+    assert first is second
+    other = m.encode_message(m.View("g", 8, (info,)), 1)
+    assert m.decode_message(Decoder().feed(other)[0])[1] != first
+
+
+def test_rows_are_unpacked_only_where_they_are_wanted() -> None:
+    [frame] = Decoder().feed(m.encode_message(m.View("g", 1, ()), 1))
+    with pytest.raises(ProtocolError, match="View is no message for here, or not yet"):
+        m.decode_message(frame, rows=False)
+
+
+def info_of(rank: int, name: str) -> m.MemberInfo:
+    return m.MemberInfo(rank, f"id of {name}", "", 0, name, {}, 0.0, "", ())
+
+
+def view_of(epoch: int, names: str) -> m.View:
+    return m.View("g", epoch, tuple([info_of(rank, name) for rank, name in enumerate(names)]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gone", "joined"),
+    [
+        ("abcd", "abcd", (), ""),
+        ("abcd", "acd", (1,), ""),
+        ("abcd", "bd", (0, 2), ""),
+        ("abcd", "bdxy", (0, 2), "xy"),
+        ("ab", "abx", (), "x"),
+        ("ab", "xy", (0, 1), "xy"),
+    ],
+)
+def test_a_view_and_what_changes_give_the_next_one(
+    before: str, after: str, gone: tuple[int, ...], joined: str
+) -> None:
+    old, new = view_of(1, before), view_of(2, after)
+    change = r.NextView.between(old, new)
+    assert (change.gone, "".join([one.name for one in change.joined])) == (gone, joined)
+    assert change.after(old) == new
+    made = change.after(old)
+    assert change.after(old) is made
+    assert change.after(view_of(1, before)) == new  # of another process
+
+
+def test_a_change_of_another_view_is_none() -> None:
+    change = r.NextView.between(view_of(1, "abc"), view_of(2, "ab"))
+    with pytest.raises(ValueError, match="a change of another view than that of epoch 1"):
+        change.after(view_of(1, "abd"))
+    with pytest.raises(ValueError, match="of the view of epoch 1 that makes no sense"):
+        replace(change, gone=(1,)).after(view_of(1, "abc"))
 
 
 def test_all_messages_can_be_listed_with_their_fields() -> None:

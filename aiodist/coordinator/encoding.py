@@ -1,0 +1,26 @@
+"""Messages of the coordinator as frames."""
+
+from __future__ import annotations
+
+from aiodist.wire.limits import MAX_REPLY
+from aiodist.wire.messages import Message, encode_body, frame_of
+
+
+class Encoder:
+    """Encodes once what is sent to many, one after the other: a view to all its members, a loss to
+    all others, a change of a key to all who watch it."""
+
+    def __init__(self) -> None:
+        self._message: Message | None = None
+        self._request = 0
+        self._body = self._frame = b""
+
+    def frame(self, message: Message, request: int) -> bytes:
+        """The frame of `message`, in reply to `request`."""
+        is_new = message is not self._message
+        if is_new:
+            self._message, self._body = message, encode_body(message, max_body=MAX_REPLY)
+        if is_new or request != self._request:
+            self._request = request
+            self._frame = frame_of(message, request, self._body)
+        return self._frame
