@@ -124,7 +124,7 @@ async def test_the_first_word_of_a_rank_counts(
         monkeypatch.setattr(last, "call_roll", call_roll)
         works = [g.all_reduce(d.put(np.ones(9)), tag=7) for g, d in zip(groups, made, strict=True)]
         (op,) = first._context.ops.values()
-        while not op._early:  # what rank 1 has sent after its roll call
+        while not op.exchange._early:  # what rank 1 has sent after its roll call
             await each(groups, lambda g, r: g.barrier(tag="turn"))
         assert op.roll == {1: True}
         say(0, delayed[0], marked(delayed[0].call))
