@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from aiodist.transports.base import Link
+from aiodist.transports.base import Landing, Link
 from aiodist.transports.registry import make
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -28,18 +28,20 @@ class Counter:
 
     def __init__(self, nbytes: int) -> None:
         self.block = memoryview(bytearray(max(nbytes, 8)))
+        self.memory = self.block  # of the frame that came last
         self.at = 0
         self.frames = 0
         self.wanted = 0  # frames the peer will have sent so far
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
         at = self.at
         if at + nbytes > len(self.block):
             at = 0
         self.at = at + nbytes
-        return self.block[at : self.at]
+        self.memory = self.block[at : self.at]
+        return self
 
-    def payload(self, link: Link) -> None:
+    def landed(self) -> None:
         self.frames += 1
 
     def closed(self, link: Link, error: BaseException | None) -> None:

@@ -13,10 +13,11 @@ from aiodist.engine.hosting import Party
 from aiodist.engine.operation import Operation
 from aiodist.engine.tags import SETUP_TAG, TagCounts
 from aiodist.engine.verdict_relay import VerdictRelay
-from aiodist.errors import ProtocolError
+from aiodist.errors import AiodistError, ProtocolError
 from aiodist.recorder import Recorder, name_of
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.trace import Scope
+from aiodist.transports.base import Landing, deliver
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
@@ -42,6 +43,7 @@ class Matching(Party, Protocol):
     teams: Teams
     recorder: Recorder
     scope: Scope
+    ended: AiodistError | None
 
     def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
         """Fails `op`, here and elsewhere: `others`, by rank, called something else."""
@@ -59,11 +61,6 @@ class Matching(Party, Protocol):
         """Fails `op` if a rank is lost that gave no word of it: another has not called it yet."""
         ...
 
-    def divert(self, src: int, into: memoryview | None) -> int:
-        """Sends the rest of the payload that is coming from `src` elsewhere; None: to nowhere.
-        Returns how many bytes of it are there already."""
-        ...
-
 
 class Arrivals:
     """The arrivals of one context.
@@ -77,7 +74,6 @@ class Arrivals:
         self.early: dict[Key, Early] = {}
         self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
         self._held: list[tuple[int, Key, failures.Verdict]] = []
-        self._receiving: dict[int, Operation | Ahead] = {}
         self._ahead_bytes: Counter[int] = Counter()
         self._verdict_bytes = 0
 
@@ -129,8 +125,9 @@ class Arrivals:
 
     # -- frames -----------------------------------------------------------------------------------
 
-    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview | None:
-        """A header of `src` came; where its payload goes. Raises ProtocolError."""
+    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
+        """A header of `src` came: where its payload goes, and what is to go on then. Raises
+        ProtocolError."""
         kind = fields[0]
         key = key_of(fields)
         tags = self._context.tags
@@ -142,8 +139,8 @@ class Arrivals:
         if nbytes:
             raise ProtocolError(f"a frame of kind {kind} has no payload")
         if kind == kinds.GRANT:
-            self._grant(src, key, op, fields)
-        elif kind == kinds.ABORT:
+            return self._grant(src, key, op, fields)
+        if kind == kinds.ABORT:
             self._aborted(src, key, self._context.verdict_relay.hear(src, key, fields[4:]))
         elif kind == kinds.INQUIRE:
             entered = op is not None or not tags.is_ahead(*key)
@@ -162,7 +159,7 @@ class Arrivals:
                     early.knockers += (src,)
         elif kind == kinds.ADMIT:
             if op is not None:
-                op.admitted(src)
+                return op.admitted(src)
         elif kind == kinds.STATUS:
             entered, text = entered_and_text(fields)
             if op is not None and entered:
@@ -174,23 +171,17 @@ class Arrivals:
             raise ProtocolError(f"no frame is of kind {kind!r}")
         return None
 
-    def payload(self, src: int) -> None:
-        """The payload of the last frame of `src` is complete."""
-        receiver = self._receiving.pop(src, None)
-        if isinstance(receiver, Operation):
-            receiver.payload(src)
-        elif receiver is not None:
-            op = self._context.ops.get(receiver.key)
-            if op is not None:  # called here while the payload was coming
-                if self._agrees(op, src, receiver.call):
-                    self._hand_over(op, receiver)
-            elif self._context.tags.is_ahead(*receiver.key):
-                size = len(receiver.data) + len(receiver.call)
-                self._ahead(receiver.key, src, size).frames.append(receiver)
-
-    def cut_off(self, src: int) -> None:
-        """Of the last frame of `src` no `payload` comes: it was skipped, or nobody wants it."""
-        self._receiving.pop(src, None)
+    def came(self, frame: Ahead) -> None:
+        """A frame is here whose collective was not called when it began to come. Raises
+        ProtocolError."""
+        context = self._context
+        op = context.ops.get(frame.key)
+        if op is not None:  # called here while the payload was coming
+            if self._agrees(op, frame.src, frame.call):
+                self._hand_over(op, frame)
+        elif context.ended is None and context.tags.is_ahead(*frame.key):
+            size = len(frame.memory) + len(frame.call)
+            self._ahead(frame.key, frame.src, size).frames.append(frame)
 
     def thaw(self) -> None:
         """Tags are no longer frozen: hear the verdicts that had to wait."""
@@ -204,7 +195,6 @@ class Arrivals:
         self._ahead_bytes.clear()
         self.verdicts.clear()
         self._verdict_bytes = 0
-        self._receiving.clear()
 
     def _ahead(self, key: Key, src: int, nbytes: int = 0) -> Early:
         """Where to keep something of `src`, of `nbytes`. Raises ProtocolError."""
@@ -230,18 +220,13 @@ class Arrivals:
 
     def _message(
         self, src: int, key: Key, op: Operation | None, fields: Sequence[Any], nbytes: int
-    ) -> memoryview | None:
+    ) -> Landing | None:
         slot, call = slot_and_call(fields)
         if op is not None:
-            if not self._agrees(op, src, call):
-                return None
-            self._receiving[src] = op
-            return op.message(src, slot, nbytes)
+            return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
         if not self._context.tags.is_ahead(*key) or key in self.verdicts:
             return None
-        ahead = Ahead(key, src, slot, call, bytearray(nbytes))
-        self._receiving[src] = ahead
-        return memoryview(ahead.data)
+        return Ahead(self, key, src, slot, call, nbytes)
 
     def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
         if call == op.call:
@@ -259,9 +244,6 @@ class Arrivals:
         """Others have called `op` with arrays of the host: this rank does as they do. It says so,
         since others may have heard only of those whose arrays are on devices."""
         context = self._context
-        for src in op.receiving_from():
-            context.divert(src, None)
-            self.cut_off(src)
         call = variants.on_host(op.call)
         if op.lane is None or spans_hosts(context.teams):
             for peer in range(context.size):
@@ -275,18 +257,20 @@ class Arrivals:
 
     def _hand_over(self, op: Operation, frame: Ahead) -> None:
         try:
-            op.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
-            op.payload(frame.src)
+            nbytes = len(frame.memory)
+            deliver(op.message(frame.src, frame.slot, nbytes), (frame.memory,), nbytes)
         except ProtocolError as error:
             self._context.blame(op, frame.src, error)
 
-    def _grant(self, src: int, key: Key, op: Operation | None, fields: Sequence[Any]) -> None:
+    def _grant(
+        self, src: int, key: Key, op: Operation | None, fields: Sequence[Any]
+    ) -> Landing | None:
         upto, call = slot_and_call(fields)
         if op is not None:
-            if self._agrees(op, src, call):
-                op.granted(src, upto)
-        elif self._context.tags.is_ahead(*key) and key not in self.verdicts:
+            return op.granted(src, upto) if self._agrees(op, src, call) else None
+        if self._context.tags.is_ahead(*key) and key not in self.verdicts:
             self._ahead(key, src, len(call)).grants[src] = (upto, call)
+        return None
 
     def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
         op = self._context.ops.get(key)

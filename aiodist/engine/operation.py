@@ -20,6 +20,7 @@ from aiodist.errors import ProtocolError
 from aiodist.schedules.plan import Await, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step
 from aiodist.schedules.pull import moved
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
+from aiodist.transports.base import Landing
 from aiodist.work import Work
 
 Spans = tuple[Span, ...]
@@ -129,13 +130,31 @@ def refused(on_lane: bool) -> Program:
     raise AssertionError("a call that was refused has started")
 
 
+class Inflow:
+    """Where the frames of one peer to an operation land, one after the other. `memory`: that of the
+    frame under way; None where there is none, or nobody wants it any more."""
+
+    __slots__ = ("_op", "_src", "memory", "spans")
+
+    def __init__(self, op: Operation, src: int) -> None:
+        self._op = op
+        self._src = src
+        self.memory: memoryview | None = None
+        self.spans: Spans | None = None  # in the phase that runs; None: it is for a later one
+
+    def landed(self) -> None:
+        memory, self.memory = self.memory, None
+        if self._op.payload(self._src, self.spans, memory):
+            self._op.advance()
+
+
 class Operation:
     """A started collective. `waiting_for` is the peer that the next step needs, or None."""
 
     __slots__ = (
         "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
-        "_granted", "_host", "_memory", "_moved", "_pc", "_plan", "_program", "_receives",
-        "_running", "_running_phase", "_sent", "_staging", "_start", "_to", "_unsent", "call",
+        "_granted", "_host", "_inflows", "_memory", "_moved", "_pc", "_plan", "_program",
+        "_receives", "_running", "_running_phase", "_sent", "_start", "_to", "_unsent", "call",
         "digest", "done", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited",
         "urgent", "waiting_for", "work",
     )  # fmt: skip
@@ -176,8 +195,8 @@ class Operation:
         self._consumed = [0] * size  # of this phase alone: those that its steps have received
         self._granted = [0] * size  # the peer takes ours with slots below
         self._allowed = [0] * size  # we take the peer's with slots below
-        self._early: dict[int, deque[bytearray]] = {}  # payloads for a later phase, by peer
-        self._staging: dict[int, bytearray | Spans] = {}  # where the payload goes that comes now
+        self._early: dict[int, deque[memoryview]] = {}  # payloads for a later phase, by peer
+        self._inflows: dict[int, Inflow] = {}  # where the payload goes that comes now, by peer
         self._unsent = [0] * size  # that were sent and have not left yet
         self._to: set[int] = set()  # to whom something was sent in this phase
         self._running = False  # its steps are being run: not to be done again within that
@@ -214,8 +233,7 @@ class Operation:
         size = len(self._sent)
         self._sent, self._arrived, self._base = [0] * size, [0] * size, [0] * size
         self._consumed, self._granted, self._allowed = [0] * size, [0] * size, [0] * size
-        self._early.clear()
-        self._staging.clear()
+        self._stop_receiving()
         self._receives = {}
         self._draining = False
         self.urgent = True
@@ -248,19 +266,18 @@ class Operation:
         elif self.lane.enter(self):
             self.start()
 
-    def granted(self, src: int, upto: int) -> None:
+    def granted(self, src: int, upto: int) -> Landing | None:
         """`src` takes our frames with slots below `upto`."""
         self._hear(src)
-        if upto > self._granted[src]:
-            self._granted[src] = upto
-            if self.waiting_for == src:
-                self.advance()
+        if upto <= self._granted[src]:
+            return None
+        self._granted[src] = upto
+        return self if self.waiting_for == src else None
 
-    def admitted(self, src: int) -> None:
+    def admitted(self, src: int) -> Landing | None:
         """`src` has entered, and takes what it was not known to want."""
         self._hear(src)
-        if self.waiting_for == src:
-            self.advance()
+        return self if self.waiting_for == src else None
 
     def _hear(self, src: int) -> None:
         if src not in self.heard:
@@ -268,44 +285,47 @@ class Operation:
             if self.unsolicited:
                 self._host.refund(self, src)
 
-    def message(self, src: int, slot: int, nbytes: int) -> memoryview:
-        """A frame of `src` begins: where its payload goes."""
+    def message(self, src: int, slot: int, nbytes: int) -> Landing:
+        """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
         self._hear(src)
         if slot != self._arrived[src]:
             raise ProtocolError(
                 f"{self.work.op}: frame {slot} of rank {src} where {self._arrived[src]} was due"
             )
-        spans = self._spans(src, slot)
+        inflow = self._inflows.get(src)
+        if inflow is None:
+            inflow = self._inflows[src] = Inflow(self, src)
+        spans = inflow.spans = self._spans(src, slot)
         if spans is None:
-            early = bytearray(nbytes)
-            self._staging[src] = early
-            return memoryview(early)
+            inflow.memory = memoryview(bytearray(nbytes))
+            return inflow
         if slot >= self._allowed[src] and self._plan is not None and not self._plan.eager:
             raise ProtocolError(f"{self.work.op}: frame {slot} of rank {src} was not granted")
-        self._staging[src] = spans
-        view: memoryview = self._memory.incoming(spans, nbytes)
-        return view
+        inflow.memory = self._memory.incoming(spans, nbytes)
+        return inflow
 
-    def payload(self, src: int) -> None:
-        """The frame that began last from `src` is complete."""
-        where = self._staging.pop(src)
+    def payload(self, src: int, spans: Spans | None, data: memoryview | None) -> bool:
+        """The frame that began last from `src` is here, as `data`: whether to go on with it. Raises
+        ProtocolError."""
         slot = self._arrived[src]
-        if isinstance(where, bytearray):
+        if spans is not None:
+            self._memory.arrived(spans)
+        else:
+            assert data is not None
             spans = self._spans(src, slot)
             if spans is None:
-                self._early.setdefault(src, deque()).append(where)
+                self._early.setdefault(src, deque()).append(data)
                 self._arrived[src] = slot + 1
-                return
-            self._deliver(spans, where)
-        else:
-            self._memory.arrived(where)
+                return False
+            self._deliver(spans, data)
         self._arrived[src] = slot + 1  # now: what makes no sense has not come, see `needs`
-        if self.waiting_for == src:
-            self.advance()
+        return self.waiting_for == src
 
-    def receiving_from(self) -> list[int]:
-        """The peers whose current frame has come only in part: its payload is not complete."""
-        return list(self._staging)
+    def _stop_receiving(self) -> None:
+        """Nothing is written any more for what is under way, however far it has come."""
+        self._early.clear()
+        for inflow in self._inflows.values():
+            inflow.memory = None
 
     def needs(self, peer: int) -> bool:
         """Whether the rest of the current phase exchanges anything with `peer`."""
@@ -333,8 +353,7 @@ class Operation:
         self.done = True
         self.waiting_for = None
         self._plan = None
-        self._early.clear()
-        self._staging.clear()
+        self._stop_receiving()
         if not self._running:
             self._release()
 
@@ -361,6 +380,11 @@ class Operation:
             self._running = False
             if self.done:
                 self._release()
+
+    # An operation is itself the landing of a frame without a payload with which it may go on. So it
+    # does not do so below all those who have passed on the header, but once they are done.
+    memory = None
+    landed = advance
 
     def _release(self) -> None:
         if self._program is not None:
@@ -584,7 +608,7 @@ class Operation:
             return None
         return receives[index]
 
-    def _deliver(self, spans: Spans, data: bytearray) -> None:
+    def _deliver(self, spans: Spans, data: memoryview) -> None:
         view = self._memory.incoming(spans, len(data))
         view[:] = data
         self._memory.arrived(spans)

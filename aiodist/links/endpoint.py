@@ -22,7 +22,7 @@ from aiodist.links.moved import Moved
 from aiodist.links.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
 from aiodist.links.progress import Progress
 from aiodist.recorder import Recorder
-from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.base import Done, Link, Receiver, deliver
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import is_virtual
 from aiodist.transports.unproven import UnprovenConnections
@@ -209,10 +209,9 @@ class Endpoint:
     def _deliver(self, context: Inbox, stray: Stray) -> None:
         """Its group is there. Raises ProtocolError."""
         self._peers[stray.rank].settle(stray)
-        view = context.frame(stray.rank, stray.fields, len(stray.data))
-        if view is not None:
-            view[:] = stray.data
-        context.payload(stray.rank)
+        nbytes = len(stray.memory)
+        landing = context.frame(stray.rank, stray.fields, nbytes)
+        deliver(landing, (stray.memory,), nbytes)
 
     def send(
         self,
@@ -240,10 +239,6 @@ class Endpoint:
         link = self._peers[rank].link
         if link is not None:
             link.settle(token)
-
-    def divert(self, rank: int, into: memoryview | None) -> int:
-        link = self._peers[rank].link
-        return 0 if link is None else link.divert(into)
 
     def poll(self) -> None:
         """Take in what has arrived."""

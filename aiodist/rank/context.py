@@ -41,7 +41,7 @@ from aiodist.schedules.teams import post, spans_hosts
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.shared_memory.heap import Heap
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
-from aiodist.transports.base import Done, Link
+from aiodist.transports.base import Done, Landing, Link
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
@@ -95,8 +95,6 @@ class Context:
         self.arrivals = Arrivals(self)  # takes what comes for collectives
         self.verdict_relay = VerdictRelay(self)  # tells who gave which up
         self.hearsay = Hearsay(self)  # Works that wait until it is known who is lost
-        self._fetching: set[int] = set()
-        """The ranks whose current point-to-point frame has come only in part."""
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
         self._gone: dict[int, str] = {}  # ranks that are lost or left, and why
@@ -379,9 +377,6 @@ class Context:
     def _withdraw(self, op: Operation) -> None:
         """Let go of all buffers of `op`: nothing is read or written for it from here on."""
         self._forget(op, failed=True)
-        for src in op.receiving_from():
-            self.endpoint.divert(self.ranks[src], None)
-            self.arrivals.cut_off(src)
         op.close()
         for peer in range(self.size):
             if peer != self.rank:
@@ -436,19 +431,14 @@ class Context:
 
     # -- frames -----------------------------------------------------------------------------------
 
-    def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None:
+    def frame(self, root: int, fields: list[Any], nbytes: int) -> Landing | None:
         """A header of `root` came; where its payload goes."""
         src = self._local.get(root)
         if src is None:
             raise ProtocolError(f"a frame for {self.group!r}, which rank {root} is not part of")
         kind = fields[0]
-        # A frame that was skipped, or came for an operation that has ended, had no `payload`.
-        self._cut_off(src)
         if kind == kinds.P2P:
-            view = self.p2p.frame(src, fields[2:], nbytes)
-            if view is not None:
-                self._fetching.add(src)
-            return view
+            return self.p2p.frame(src, fields[2:], nbytes)
         if kind == kinds.TAGS:
             self._about_tags(src, fields[2:])
             return None
@@ -463,19 +453,6 @@ class Context:
                 self.lane.kicked()
             return None
         return self.arrivals.frame(src, fields, nbytes)
-
-    def _cut_off(self, src: int) -> None:
-        self._fetching.discard(src)
-        self.arrivals.cut_off(src)
-
-    def payload(self, root: int) -> None:
-        """The payload of the last frame of `root` is complete."""
-        src = self._local[root]
-        if src in self._fetching:
-            self._fetching.remove(src)
-            self.p2p.payload(src)
-        else:
-            self.arrivals.payload(src)
 
     # -- forgetting tags --------------------------------------------------------------------------
 
@@ -514,7 +491,6 @@ class Context:
             return
         self._gone[src] = reason
         self.p2p_express.rank_lost(src)
-        self._cut_off(src)
         self.tags.disband()
         self._thaw()
         if self.lane is not None:
@@ -577,7 +553,6 @@ class Context:
         self.p2p.close(error)
         self.arrivals.clear()
         self.verdict_relay.clear()
-        self._fetching.clear()
         if abort:
             self.endpoint.remove(self, error.message)
         else:
@@ -680,6 +655,3 @@ class Context:
 
     def settle(self, dst: int, token: object) -> None:
         self.endpoint.settle(self.ranks[dst], token)
-
-    def divert(self, src: int, into: memoryview | None) -> int:
-        return self.endpoint.divert(self.ranks[src], into)

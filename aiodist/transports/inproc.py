@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.base import Done, Link, Listener, Receiver
+from aiodist.transports.base import Done, Link, Listener, Receiver, deliver
 from aiodist.transports.link import FRAME, TURN, BaseLink, log
 from aiodist.wire.frames import OVERHEAD
 
@@ -129,9 +129,6 @@ class InprocLink(BaseLink):
                 queue.clear()
                 queue.extend(kept)
 
-    def divert(self, into: memoryview | None) -> int:
-        return 0  # payloads arrive whole
-
     # ---- receiving ----
 
     def _schedule(self) -> None:
@@ -191,24 +188,12 @@ class InprocLink(BaseLink):
             raise ProtocolError(
                 f"a payload of {nbytes} bytes, over the limit of {self.max_payload}"
             )
-        destination = self.receiver.frame(self, frame.header, nbytes)
+        landing = self.receiver.frame(self, frame.header, nbytes)
         if self._closed:
             return
-        if destination is not None:
-            if len(destination) != nbytes:
-                raise ValueError(
-                    f"the receiver gave {len(destination)} bytes for a payload of {nbytes}:"
-                    " it must give a view of exactly as many bytes, or None"
-                )
-            at = 0
-            for view in frame.payload:
-                if view.nbytes:
-                    destination[at : at + view.nbytes] = view.cast("B")
-                    at += view.nbytes
         self._received_bytes += nbytes
         self._peer._sent_bytes += nbytes
-        if destination is not None or not nbytes:
-            self.receiver.payload(self)
+        deliver(landing, frame.payload, nbytes)
 
     # ---- the end ----
 

@@ -28,6 +28,7 @@ from aiodist.recorder import Recorder
 from aiodist.schedules.teams import Teams
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
+from aiodist.transports.base import deliver
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire.frames import unpack_fields
 
@@ -137,7 +138,6 @@ class Endpoint:
     def link(self, rank): ...
     def discard(self, rank, token): ...
     def settle(self, rank, token): ...
-    def divert(self, rank, into): ...
 
 
 class World:
@@ -208,12 +208,8 @@ class World:
                     self._deliver(self.contexts[dst], src, header, data)
 
     def _deliver(self, context: Context, src: int, header: bytes, data: bytes) -> None:
-        view = context.frame(src, unpack_fields(header), len(data))
-        if view is not None:
-            view[:] = data
-            context.payload(src)
-        elif not data:
-            context.payload(src)
+        landing = context.frame(src, unpack_fields(header), len(data))
+        deliver(landing, (memoryview(data),), len(data))
 
     def settle(self) -> None:
         """Let happen all that can."""
