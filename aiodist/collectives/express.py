@@ -52,8 +52,9 @@ from aiodist.buffers import arrays, tensors
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
+from aiodist.engine.executor import area_for
 from aiodist.engine.operation import Program
-from aiodist.engine.pull import Pulled, area_for
+from aiodist.engine.phase import Prepared
 from aiodist.engine.tags import TagCounts
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases import pulls
@@ -94,8 +95,8 @@ class Recipe:
     )  # fmt: skip
 
     def __init__(
-        self, call: bytes, kernel: Kernel, op: ReduceOp, length: int, pulled: Pulled,
-        direct: Pulled | None,
+        self, call: bytes, kernel: Kernel, op: ReduceOp, length: int, pulled: Prepared,
+        direct: Prepared | None,
     ) -> None:  # fmt: skip
         self.call = call
         self.digest = digest_of(call)
@@ -323,7 +324,7 @@ class LaneExpress(Express[LaneGroup, Recipe]):
         group = Group(kernel.name, kernel, vector, vector, [0, length])
         phase = pulls.all_reduce(self._context, group)
         direct = pulls.all_reduce_direct(self._context, group)
-        return Recipe(call, kernel, op, length, phase.pulled, direct)
+        return Recipe(call, kernel, op, length, phase.prepared, direct)
 
     def _run(self, recipe: Recipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
         context = self._context

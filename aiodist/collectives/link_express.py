@@ -9,7 +9,6 @@ the first steps of whose plan are done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +18,9 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import Express, ExpressGroup, Flat
 from aiodist.engine.arrivals import Arrivals
-from aiodist.engine.operation import Phase, Program, Start, prepared
+from aiodist.engine.executor import Executor
+from aiodist.engine.operation import Program
+from aiodist.engine.phase import Phase, prepared
 from aiodist.links.progress import cores
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import recursive_doubling
@@ -54,10 +55,10 @@ class LinkGroup(ExpressGroup, Protocol):
         ...
 
     def carry_on(
-        self, work: Work[Any], call: bytes, start: Start, done: Sequence[Step], seconds: float
+        self, work: Work[Any], call: bytes, executor: Executor, rest: Program, seconds: float
     ) -> None:
-        """Goes on, as an operation that `start` starts, with a collective the first steps of whose
-        plan are `done`. It may take `seconds`."""
+        """Goes on, as an operation, with a collective whose first phase is under way, and then with
+        `rest`. It may take `seconds`."""
         ...
 
 
@@ -202,12 +203,13 @@ class LinkExpress(Express[LinkGroup, Recipe]):
         memory = SmallReductions([(recipe.kernel, vector, vector)], context.size)
         memory.hold(cell, [total])
 
-        def program(_: bool) -> Program:
-            yield Phase(recipe.prepared, memory, done=done)
+        def rest() -> Program:
+            yield from ()
             if type(x) is not np.ndarray:
                 tensors.mark_written(x)
             return x
 
         work: Work[Any] = Work.begin(self._loop, "all_reduce", None, None, recipe.nbytes)
-        context.carry_on(work, recipe.call, program, recipe.prepared.plan.steps[:done], seconds)
+        executor = Executor(Phase(recipe.prepared, memory), None, done=done)
+        context.carry_on(work, recipe.call, executor, rest(), seconds)
         return work

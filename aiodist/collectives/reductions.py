@@ -17,7 +17,8 @@ from aiodist.buffers.reductions import Group, Operand
 from aiodist.buffers.scalars import Scalar, reduce_scalars
 from aiodist.buffers.vector import align
 from aiodist.collectives.operators import confirm
-from aiodist.engine.operation import Failure, Phase, Program, Start, prepared
+from aiodist.engine.operation import Failure, Program, Start
+from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
 from aiodist.phases import lanes
 from aiodist.phases.base import Call, Part, Place, check_root, share

@@ -19,7 +19,8 @@ from aiodist.buffers.values import Encoded, Incoming, describe, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer, Offer
 from aiodist.devices.values import device_among
-from aiodist.engine.operation import Phase, Program, prepared
+from aiodist.engine.operation import Program
+from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases import lanes, pulls
 from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Call, Part, Place, check_root, share

@@ -1,84 +1,29 @@
-"""One collective on one rank: its phases, executed step by step as frames come in.
+"""One collective on one rank: its phases, one after the other, from the call to its end.
 
-A collective is a generator of phases (`aiodist.collectives`). Each phase is a pure `Plan`
-and the memory that the plan's spans mean. The operation runs the plan's steps in order, entered
-synchronously from the call that starts it and from the links; nothing in here waits.
+A collective is a generator of phases (`aiodist.collectives`). The operation asks for one after the
+other, and has each run: by an executor where it is a plan, or until it is over where it is a pause.
+What comes of peers is kept in its `exchange`. The operation is entered synchronously, from the call
+that starts it, from the links, and from its lane; nothing in here waits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol
 
+from aiodist.engine.exchange import Exchange
+from aiodist.engine.executor import Executor, begin_area
 from aiodist.engine.hosting import Host
-from aiodist.engine.pull import PullPhase, PullRun, area_for
+from aiodist.engine.phase import Phase
 from aiodist.engine.variants import Over, turned
-from aiodist.errors import ProtocolError
-from aiodist.schedules.plan import Await, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step
-from aiodist.schedules.pull import moved
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
 from aiodist.transports.base import Landing
 from aiodist.work import Work
 
-Spans = tuple[Span, ...]
-
-
-class Memory(Protocol):
-    """What the spans of a plan mean. Where the plan has `Copy` and `Reduce` steps, the memory has
-    ``copy(step)`` and ``reduce(step)``, too; where it is a mixed one, also what a `PullMemory`
-    has."""
-
-    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
-        """The bytes to send. They must not change until the frame has left."""
-        ...
-
-    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        """Where a frame of `nbytes` goes. Raises ProtocolError where that is no possible size."""
-        ...
-
-    def arrived(self, spans: Spans) -> None:
-        """The frame for `spans` is complete."""
-        ...
-
-
-class Prepared(NamedTuple):
-    """A plan, the spans of its receives by peer, in order, and the units that it shows to others in
-    shared memory and takes from them."""
-
-    plan: Plan
-    receives: dict[int, list[Spans]]
-    shown: int
-    taken: int
-
-
-@lru_cache(maxsize=64)
-def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
-    """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
-    plan = algorithm(*args)
-    receives: dict[int, list[Spans]] = {}
-    for step in plan.steps:
-        if type(step) is Recv:
-            receives.setdefault(step.peer, []).append(step.spans)
-    return Prepared(plan, receives, *moved(plan))
-
-
-class Phase(NamedTuple):
-    """A plan to execute on a memory. A mixed plan runs on a lane as well: it is of units of
-    `itemsize` bytes, and needs `shared` bytes of each rank's area (None: it is not mixed).
-    `done`: so many steps are done already; only of a first phase, see `Operation.catch_up`."""
-
-    prepared: Prepared
-    memory: Memory
-    itemsize: int = 0
-    shared: int | None = None
-    done: int = 0
-
 
 class Running(Protocol):
-    """A phase in shared memory that is under way."""
+    """A phase that is no plan, and is under way."""
 
     def run(self) -> bool:
         """Go on. True: done. False: it has to wait; `Operation.resume` is called in due course."""
@@ -119,7 +64,7 @@ class Failure(NamedTuple):
     error: Exception
 
 
-Program = Generator[Phase | PullPhase | Running, None, Any]
+Program = Generator[Phase | Running, None, Any]
 Start = Callable[[bool], Program]
 """Makes a program, given whether it runs on a lane: there, and only there, it may have phases in
 shared memory."""
@@ -130,33 +75,12 @@ def refused(on_lane: bool) -> Program:
     raise AssertionError("a call that was refused has started")
 
 
-class Inflow:
-    """Where the frames of one peer to an operation land, one after the other. `memory`: that of the
-    frame under way; None where there is none, or nobody wants it any more."""
-
-    __slots__ = ("_op", "_src", "memory", "spans")
-
-    def __init__(self, op: Operation, src: int) -> None:
-        self._op = op
-        self._src = src
-        self.memory: memoryview | None = None
-        self.spans: Spans | None = None  # in the phase that runs; None: it is for a later one
-
-    def landed(self) -> None:
-        memory, self.memory = self.memory, None
-        if self._op.payload(self._src, self.spans, memory):
-            self._op.advance()
-
-
 class Operation:
-    """A started collective. `waiting_for` is the peer that the next step needs, or None."""
+    """A started collective, from its call to its end."""
 
     __slots__ = (
-        "_allowed", "_area", "_arrived", "_base", "_bound", "_consumed", "_draining", "_early",
-        "_granted", "_host", "_inflows", "_memory", "_moved", "_pc", "_plan", "_program",
-        "_receives", "_running", "_running_phase", "_sent", "_start", "_to", "_unsent", "call",
-        "digest", "done", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited",
-        "urgent", "waiting_for", "work",
+        "_draining", "_host", "_phase", "_program", "_running", "_start", "call", "digest", "done",
+        "exchange", "heard", "lane", "place", "seen", "seq", "tag", "timer", "unsolicited", "work",
     )  # fmt: skip
 
     def __init__(
@@ -177,67 +101,46 @@ class Operation:
         self.place = place  # where its array lies in memory that all ranks see
         self.lane: Lane | None = None  # where it runs; None: over links alone
         self.done = False  # it has ended, well or not, and never runs again
-        self.waiting_for: int | None = None
         self.timer: Any = None  # of its deadline
         self.heard: set[int] = set()  # peers that are known to have entered it
         self.unsolicited: dict[int, int] = {}  # bytes that were sent to others than those, by peer
         self.seen: dict[int, str] = {}  # what peers do that have not entered it, in words
-        # Eager frames overtake bulk ones, but never those of their own operation.
-        self.urgent = True
+        self.exchange: Exchange[Operation] = Exchange(host, self, size)  # its frames, by peer
         self._host = host
         self._start = start  # makes the program
         self._program: Program | None = None  # yields one phase after the other
-        self._running_phase: Running | None = None  # if it is one without a `_plan`
-        # Frames, by peer, counted over all phases: the slot of a frame is its number.
-        self._sent = [0] * size
-        self._arrived = [0] * size  # whose payload is complete here
-        self._base = [0] * size  # that were due in the phases before this one
-        self._consumed = [0] * size  # of this phase alone: those that its steps have received
-        self._granted = [0] * size  # the peer takes ours with slots below
-        self._allowed = [0] * size  # we take the peer's with slots below
-        self._early: dict[int, deque[memoryview]] = {}  # payloads for a later phase, by peer
-        self._inflows: dict[int, Inflow] = {}  # where the payload goes that comes now, by peer
-        self._unsent = [0] * size  # that were sent and have not left yet
-        self._to: set[int] = set()  # to whom something was sent in this phase
-        self._running = False  # its steps are being run: not to be done again within that
-        self._draining = False  # all steps of the phase are done, but not all frames have left
-        # Of the running phase:
-        self._plan: Plan | None = None
-        self._receives: dict[int, list[Spans]] = {}  # where the frames of a peer go, in order
-        self._memory: Any = None  # what the spans of the plan mean
-        self._area: int | None = None  # in shared memory, of a mixed plan
-        self._bound = False  # `_memory` uses that area now
-        self._moved = (0, 0)  # bytes that it shows and takes there
-        self._pc = 0  # the number of the step that is next
+        self._phase: Executor | Running | None = None  # the one that runs
+        self._running = False  # its phase is being run: not to be entered again within that
+        self._draining = False  # the phase is over, but not all frames have left
 
     # -- entered by the context ---------------------------------------------------------------
 
     def start(self) -> None:
         """Run as far as can be."""
         self._program = self._start(self.lane is not None)
-        self._begin()
+        if self._phase is None:
+            self._begin()
+            return
+        try:
+            self._tell_phase()
+        except Exception as error:
+            self._host.failed(self, error)
+        self.advance()
 
-    def catch_up(self, steps: Sequence[Step]) -> None:
-        """Before it starts: these first steps of its plan are done already."""
-        for step in steps:
-            if isinstance(step, Send):
-                self._sent[step.peer] += 1
-            elif isinstance(step, Recv):
-                self._arrived[step.peer] += 1
-                self.heard.add(step.peer)
+    def carry_on(self, executor: Executor) -> None:
+        """Before it starts: its first phase is under way already, and its program is what comes
+        after that."""
+        self._phase = executor
+        self.exchange.begin(executor.phase)
+        self.exchange.catch_up(executor.done)
+        executor.hand_over(self.exchange)
 
     def turn(self, call: bytes) -> None:
         """The others give arrays of the host, which they name `call`: the program hears it. What
         was exchanged till now was in vain, and does not count; on a lane, it was one phase."""
         self.call = call
-        size = len(self._sent)
-        self._sent, self._arrived, self._base = [0] * size, [0] * size, [0] * size
-        self._consumed, self._granted, self._allowed = [0] * size, [0] * size, [0] * size
-        self._stop_receiving()
-        self._receives = {}
+        self.exchange.forget()
         self._draining = False
-        self.urgent = True
-        self.waiting_for = None
         program = self._program
         if program is None:
             start = self._start
@@ -245,11 +148,8 @@ class Operation:
             self._start = lambda on_lane: turned(start(on_lane), fresh=True)
             return
         self._program = turned(program, fresh=False)
-        if self._running_phase is not None:
-            self._running_phase.close()
-        self._unbind()
-        self._running_phase = Over()
-        self._plan = self._memory = None
+        self._end_phase()
+        self._phase = Over()
         self.advance()
 
     def others_are_on_host(self) -> None:
@@ -266,13 +166,15 @@ class Operation:
         elif self.lane.enter(self):
             self.start()
 
+    @property
+    def waiting_for(self) -> int | None:
+        """The peer that the next step needs, if it is a peer."""
+        return self._phase.waiting_for if isinstance(self._phase, Executor) else None
+
     def granted(self, src: int, upto: int) -> Landing | None:
         """`src` takes our frames with slots below `upto`."""
         self._hear(src)
-        if upto <= self._granted[src]:
-            return None
-        self._granted[src] = upto
-        return self if self.waiting_for == src else None
+        return self if self.exchange.granted(src, upto) and self.waiting_for == src else None
 
     def admitted(self, src: int) -> Landing | None:
         """`src` has entered, and takes what it was not known to want."""
@@ -288,85 +190,49 @@ class Operation:
     def message(self, src: int, slot: int, nbytes: int) -> Landing:
         """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
         self._hear(src)
-        if slot != self._arrived[src]:
-            raise ProtocolError(
-                f"{self.work.op}: frame {slot} of rank {src} where {self._arrived[src]} was due"
-            )
-        inflow = self._inflows.get(src)
-        if inflow is None:
-            inflow = self._inflows[src] = Inflow(self, src)
-        spans = inflow.spans = self._spans(src, slot)
-        if spans is None:
-            inflow.memory = memoryview(bytearray(nbytes))
-            return inflow
-        if slot >= self._allowed[src] and self._plan is not None and not self._plan.eager:
-            raise ProtocolError(f"{self.work.op}: frame {slot} of rank {src} was not granted")
-        inflow.memory = self._memory.incoming(spans, nbytes)
-        return inflow
+        return self.exchange.message(src, slot, nbytes)
 
-    def payload(self, src: int, spans: Spans | None, data: memoryview | None) -> bool:
-        """The frame that began last from `src` is here, as `data`: whether to go on with it. Raises
-        ProtocolError."""
-        slot = self._arrived[src]
-        if spans is not None:
-            self._memory.arrived(spans)
-        else:
-            assert data is not None
-            spans = self._spans(src, slot)
-            if spans is None:
-                self._early.setdefault(src, deque()).append(data)
-                self._arrived[src] = slot + 1
-                return False
-            self._deliver(spans, data)
-        self._arrived[src] = slot + 1  # now: what makes no sense has not come, see `needs`
-        return self.waiting_for == src
-
-    def _stop_receiving(self) -> None:
-        """Nothing is written any more for what is under way, however far it has come."""
-        self._early.clear()
-        for inflow in self._inflows.values():
-            inflow.memory = None
+    def sent(self, peer: int) -> None:
+        """A frame has left for `peer` (the `done` of its send)."""
+        self.exchange.left(peer)
+        if self._draining and not self.done and self.exchange.is_drained:
+            self._draining = False
+            self._begin()
 
     def needs(self, peer: int) -> bool:
         """Whether the rest of the current phase exchanges anything with `peer`."""
-        if isinstance(self._running_phase, Pause) and self._running_phase.last:
-            return False
-        if self.lane is not None and (self._running_phase is not None or self._plan is None):
-            return True
-        # What has not left never will.
-        if self._plan is None or self._unsent[peer] or isinstance(self._running_phase, Pause):
-            return True
-        receives = 0
-        for step in self._plan.steps[self._pc :]:
-            if type(step) is Send and step.peer == peer:
-                return True
-            if type(step) is Recv and step.peer == peer:
-                receives += 1
-            if type(step) is Await and peer in step.peers:
-                assert self.lane is not None
-                if not self.lane.has_published(peer, step.count):
-                    return True
-        return receives > self._arrived[peer] - self._base[peer] - self._consumed[peer]
+        phase = self._phase
+        if isinstance(phase, Executor):
+            # What has not left never will.
+            return self.exchange.has_unsent(peer) or phase.needs(peer)
+        return not (isinstance(phase, Pause) and phase.last)
 
     def close(self) -> None:
         """Never run again; let go of all memory."""
         self.done = True
-        self.waiting_for = None
-        self._plan = None
-        self._stop_receiving()
+        self.exchange.close()
+        if isinstance(self._phase, Executor):
+            self._phase.stop()
         if not self._running:
             self._release()
 
     # -- running ------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Run steps until one has to wait, or the operation is done."""
-        if self._running or self.done:
+        """Run phases until one has to wait, or the operation is done."""
+        if self._running or self.done or self._draining:
             return
         self._running = True
         try:
-            while not self.done and self._run():
-                if not self._is_drained():
+            while not self.done:
+                phase = self._phase
+                assert phase is not None
+                over = phase.run()
+                if phase is not self._phase:  # it has turned meanwhile
+                    continue
+                if not over or self.done:
+                    return
+                if not self.exchange.is_drained:
                     self._draining = True
                     return
                 self._next_phase()
@@ -374,7 +240,8 @@ class Operation:
             self._host.differ(self, error.calls)
         except Exception as error:
             # Who gave it up has said so, and may have written anything to what was read here.
-            if self.lane is None or self.lane.current is not self or not self._is_void():
+            lane = self.lane
+            if lane is None or lane.current is not self or not lane.is_void():
                 self._host.failed(self, error)
         finally:
             self._running = False
@@ -385,136 +252,6 @@ class Operation:
     # does not do so below all those who have passed on the header, but once they are done.
     memory = None
     landed = advance
-
-    def _release(self) -> None:
-        if self._program is not None:
-            self._program.close()
-        self._plan = None
-        if self._running_phase is not None:
-            self._running_phase.close()
-            self._running_phase = None
-        self._unbind()
-        self._memory = None
-        self._receives = {}
-
-    def _run(self) -> bool:
-        """Execute steps of the current plan. True: all are done."""
-        if self._running_phase is not None:
-            return self._running_phase.run()
-        if self._area is not None and not self._bind(self._area):
-            return False
-        plan = self._plan
-        assert plan is not None
-        steps = plan.steps
-        eager = plan.eager
-        memory = self._memory
-        host = self._host
-        pc = self._pc
-        end = len(steps)
-        while pc < end:
-            step: Any = steps[pc]
-            kind = type(step)  # looked at rather than isinstance(): large arrays take many steps
-            if kind is Copy:
-                memory.copy(step)
-            elif kind is Recv:
-                peer = step.peer
-                if self._arrived[peer] - self._base[peer] <= self._consumed[peer]:
-                    return self._wait(pc, peer)
-                self._consumed[peer] += 1
-            elif kind is Reduce:
-                memory.reduce(step)
-            elif kind is Send:
-                peer = step.peer
-                slot = self._sent[peer]
-                if not eager and slot >= self._granted[peer]:
-                    return self._wait(pc, peer)
-                if self._bound and self._is_void():
-                    self._pc = pc
-                    self.waiting_for = None
-                    return False
-                views = memory.outgoing(step.spans)
-                if peer not in self.heard and not host.may_send(
-                    self, peer, sum([view.nbytes for view in views])
-                ):
-                    return self._wait(pc, peer)
-                lost = host.why_lost(peer)
-                if lost is not None:
-                    raise lost
-                self._sent[peer] = slot + 1
-                self._unsent[peer] += 1
-                self._to.add(peer)
-                host.send_message(self, peer, slot, views)
-            elif kind is Grant:
-                peer = step.peer
-                self._allowed[peer] += step.count
-                host.send_grant(self, peer, self._allowed[peer])
-            else:
-                lane = self.lane
-                assert lane is not None
-                if kind is not Await:
-                    lane.publish()
-                elif not lane.wait_for(step.peers, step.count):
-                    self._pc = pc
-                    self.waiting_for = None
-                    late = [p for p in step.peers if not lane.has_published(p, step.count)]
-                    return self._rest(late)
-            pc += 1
-            if self._plan is not plan:  # during a send, it has ended, or turned
-                return not self.done
-        self._pc = pc
-        self.waiting_for = None
-        if self._area is None:
-            return True
-        assert self.lane is not None
-        if not self.lane.end(self._area):
-            return False
-        self.lane.moved.add(*self._moved)
-        return True
-
-    def _bind(self, area: int) -> bool:
-        """Have the own area of shared memory for this phase. False: wait."""
-        if not self._bound:
-            assert self.lane is not None
-            if not self.lane.begin(area):
-                return self._rest(self.lane.others)
-            self._memory.bind(self.lane, area)
-            self._bound = True
-        return True
-
-    def _unbind(self) -> None:
-        if self._bound:
-            self._memory.unbind()
-        self._area = None
-        self._bound = False
-
-    def _is_void(self) -> bool:
-        """Whether someone gave the operation up whose memory was read: then nothing made of it may
-        leave this host, where nobody could tell."""
-        assert self.lane is not None
-        return self.lane.is_void()
-
-    def _rest(self, peers: Sequence[int]) -> bool:
-        """Wait for `peers` on the lane; raise if one of them is lost."""
-        for peer in peers:
-            lost = self._host.why_lost(peer)
-            if lost is not None:
-                raise lost
-        return False
-
-    def _wait(self, pc: int, peer: int) -> bool:
-        self._pc = pc
-        self.waiting_for = peer
-        lost = self._host.why_lost(peer)
-        if lost is not None:
-            raise lost
-        return False
-
-    def sent(self, peer: int) -> None:
-        """A frame has left for `peer` (the `done` of its send)."""
-        self._unsent[peer] -= 1
-        if self._draining and not self.done and self._is_drained():
-            self._draining = False
-            self._begin()
 
     def _begin(self) -> None:
         """Begin the next phase, and run as far as can be."""
@@ -529,33 +266,17 @@ class Operation:
             self._release()
         self.advance()
 
-    def _is_drained(self) -> bool:
-        """Whether all that was sent has left; then its memory is free again."""
-        if any(self._unsent):
-            return False
-        for peer in self._to:
-            self._host.settle(peer, self)
-        self._to.clear()
-        return True
-
     def _next_phase(self) -> None:
-        for peer, spans in self._receives.items():
-            self._base[peer] += len(spans)
-        self._receives = {}
-        if self._running_phase is not None:
-            self._running_phase.close()
-            self._running_phase = None
-        self._unbind()
+        self._end_phase()
         assert self._program is not None
         try:
-            if self.work.trace is not None:
-                self.work.trace("phase", self.work, None)
+            self._tell_phase()
             phase = next(self._program)
-            if isinstance(phase, PullPhase):
-                assert self.lane is not None
-                self._running_phase = PullRun(self.lane, self, phase)
-            elif not isinstance(phase, Phase):
-                self._running_phase = phase
+            if isinstance(phase, Phase):
+                area = begin_area(phase, self.lane, self.seq)
+                self._phase = Executor(phase, self.exchange, self.lane, area, self.place)
+            else:
+                self._phase = phase
                 if isinstance(phase, Pause):
                     phase.belong(self)
         except StopIteration as stop:
@@ -565,50 +286,25 @@ class Operation:
         except Exception as error:
             self._host.failed(self, error)
             return
-        if not isinstance(phase, Phase):
-            return
-        plan, receives, *_ = phase.prepared
-        self._plan = plan
-        self._receives = receives
-        self._memory = phase.memory
-        self._pc = phase.done
-        if phase.shared is not None:
-            assert self.lane is not None
-            self._area = area_for(phase.shared, self.seq, self.lane.next_phase())
-            prepared = phase.prepared
-            self._moved = prepared.shown * phase.itemsize, prepared.taken * phase.itemsize
-        size = len(self._sent)
-        self._consumed = [0] * size
-        for step in plan.steps[: self._pc]:
-            if isinstance(step, Recv):
-                self._consumed[step.peer] += 1
-        if not plan.eager:
-            self.urgent = False
-            # Slots are counted over the whole operation, and so are grants.
-            self._allowed = [max(a, b) for a, b in zip(self._allowed, self._base, strict=True)]
-        for src, early in list(self._early.items()):
-            slot = self._arrived[src] - len(early)
-            while early:
-                spans_of = self._spans(src, slot)
-                if spans_of is None:
-                    break
-                try:
-                    self._deliver(spans_of, early.popleft())
-                except ProtocolError as error:
-                    self._host.blame(self, src, error)
-                    return
-                slot += 1
-            if not early:
-                del self._early[src]
+        if isinstance(phase, Phase):
+            self.exchange.begin(phase)
+            if (blamed := self.exchange.deliver_early()) is not None:
+                self._host.blame(self, *blamed)
 
-    def _spans(self, src: int, slot: int) -> Spans | None:
-        receives = self._receives.get(src)
-        index = slot - self._base[src]
-        if receives is None or index >= len(receives):
-            return None
-        return receives[index]
+    def _tell_phase(self) -> None:
+        if self.work.trace is not None:
+            self.work.trace("phase", self.work, None)
 
-    def _deliver(self, spans: Spans, data: memoryview) -> None:
-        view = self._memory.incoming(spans, len(data))
-        view[:] = data
-        self._memory.arrived(spans)
+    def _end_phase(self) -> None:
+        self.exchange.end()
+        if self._phase is not None:
+            if isinstance(self._phase, Executor):
+                self._phase.stop()
+            self._phase.close()
+            self._phase = None
+
+    def _release(self) -> None:
+        self.exchange.close()
+        if self._program is not None:
+            self._program.close()
+        self._end_phase()

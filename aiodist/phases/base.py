@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.devices.memory import DeviceMemory
-from aiodist.engine.operation import Phase, Program, Running, Start, prepared
-from aiodist.engine.pull import PullPhase, planned
+from aiodist.engine.operation import Program, Running, Start
+from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import AiodistError
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import dissemination, pull_whole, team_whole
@@ -22,7 +22,7 @@ T = TypeVar("T")
 MAX_RANKS_IN_SMALL_AREA = 64
 """With more ranks, the small bytes of all may be too much for a small area of shared memory."""
 
-Part = Generator[Phase | PullPhase | Running, None, T]
+Part = Generator[Phase | Running, None, T]
 """A part of a program, with a result of its own."""
 
 
@@ -83,8 +83,8 @@ def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
         memory.check()
     elif on_lane:
         # One cell a rank, which has all of a small area for it.
-        pulled = planned(pull_whole.share, place.rank, place.size, 1)
-        yield PullPhase(pulled, memory, len(own), SMALL)
+        plan = prepared(pull_whole.share, place.rank, place.size, 1)
+        yield Phase(plan, memory, len(own), SMALL)
         memory.check()
     else:
         yield Phase(prepared(dissemination.all_gather, place.rank, place.size), memory)

@@ -12,7 +12,7 @@ import numpy as np
 
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
-from aiodist.engine.pull import Pulled, PullPhase, planned
+from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Reductions, Regions
 from aiodist.schedules import pull_direct, pull_scan, pull_slices, pull_values, pull_whole
@@ -48,9 +48,9 @@ def _slice_piece(place: Place, group: Group, longest: int) -> int:
     return piece_for(place.size, itemsize, longest)
 
 
-def _reduction(place: Place, group: Group, pulled: Pulled) -> PullPhase:
+def _reduction(place: Place, group: Group, plan: Prepared) -> Phase:
     memory = Reductions(group.x, group.out, 0, group.kernel, place.size)
-    return PullPhase(pulled, memory, group.x.itemsize, pulled.plan.shared * group.x.itemsize)
+    return Phase(plan, memory, group.x.itemsize, plan.plan.shared * group.x.itemsize)
 
 
 def reduces_whole(place: Place, group: Group) -> bool:
@@ -75,33 +75,33 @@ def can_scan(group: Group) -> bool:
     )
 
 
-def all_reduce(place: Place, group: Group) -> PullPhase:
+def all_reduce(place: Place, group: Group) -> Phase:
     length = group.x.length
     if reduces_whole(place, group) or not group.kernel.sliceable:
         return _reduction(
-            place, group, planned(pull_whole.all_reduce, place.rank, place.size, length)
+            place, group, prepared(pull_whole.all_reduce, place.rank, place.size, length)
         )
     piece = _slice_piece(place, group, -(-length // place.size))
-    plan = planned(pull_slices.all_reduce, place.rank, place.size, length, piece, DEPTH)
+    plan = prepared(pull_slices.all_reduce, place.rank, place.size, length, piece, DEPTH)
     return _reduction(place, group, plan)
 
 
-def all_reduce_direct(place: Place, group: Group) -> Pulled | None:
+def all_reduce_direct(place: Place, group: Group) -> Prepared | None:
     """The plan where all see all arrays; None where that is not worth the second wait."""
     if group.x.nbytes <= WHOLE:
         return None
     length = group.x.length
     piece = piece_for(place.size, group.x.itemsize, -(-length // place.size))
-    return planned(pull_direct.all_reduce, place.rank, place.size, length, piece)
+    return prepared(pull_direct.all_reduce, place.rank, place.size, length, piece)
 
 
-def reduce(place: Place, group: Group, root: int) -> PullPhase:
+def reduce(place: Place, group: Group, root: int) -> Phase:
     length = group.x.length
     if reduces_whole(place, group) or not group.kernel.sliceable:
-        plan = planned(pull_whole.reduce, place.rank, place.size, root, length)
+        plan = prepared(pull_whole.reduce, place.rank, place.size, root, length)
         return _reduction(place, group, plan)
     piece = _slice_piece(place, group, -(-length // place.size))
-    plan = planned(pull_slices.reduce, place.rank, place.size, root, length, piece, DEPTH)
+    plan = prepared(pull_slices.reduce, place.rank, place.size, root, length, piece, DEPTH)
     return _reduction(place, group, plan)
 
 
@@ -110,55 +110,55 @@ def take(
     places: Mapping[int, int],
     receives: Sequence[int],
     target: Sequence[memoryview],
-) -> PullPhase:
+) -> Phase:
     """What the other ranks have for this one, from where it lies. Raises ProtocolError."""
     shown = [Vector([], np.uint8)] * place.size
     for peer, location in places.items():
         nbytes = receives[peer + 1] - receives[peer]
         shown[peer] = Vector.of(place.heap.find(peer, location, nbytes))
-    plan = planned(
+    plan = prepared(
         pull_direct.take, place.rank, place.size, (0,) * place.size, tuple(receives), 0, PAUSE
     )
-    return PullPhase(plan, Regions.of_bytes((), target, shown), 1, 0)
+    return Phase(plan, Regions.of_bytes((), target, shown), 1, 0)
 
 
-def reduce_scatter(place: Place, group: Group) -> PullPhase:
+def reduce_scatter(place: Place, group: Group) -> Phase:
     bounds = tuple(group.bounds)
     longest = max(b - a for a, b in itertools.pairwise(bounds))
     piece = _slice_piece(place, group, longest)
-    plan = planned(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, DEPTH)
+    plan = prepared(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, DEPTH)
 
-    def direct(places: dict[int, int]) -> PullPhase:
+    def direct(places: dict[int, int]) -> Phase:
         x = group.x
         shown = [x] * place.size
         for peer, location in places.items():
             shown[peer] = Vector.of(place.heap.find(peer, location, x.nbytes).view(x.dtype))
         memory = Reductions(x, group.out, 0, group.kernel, place.size, shown)
         pause = PAUSE // x.itemsize
-        plan = planned(pull_direct.reduce_scatter, place.rank, place.size, bounds, pause)
-        return PullPhase(plan, memory, x.itemsize, 0)
+        plan = prepared(pull_direct.reduce_scatter, place.rank, place.size, bounds, pause)
+        return Phase(plan, memory, x.itemsize, 0)
 
     return _reduction(place, group, plan)._replace(direct=direct)
 
 
-def scan(place: Place, group: Group, exclusive: bool) -> PullPhase:
+def scan(place: Place, group: Group, exclusive: bool) -> Phase:
     length = group.x.length
     if group.x.nbytes <= SMALL:
-        plan = planned(pull_whole.scan, place.rank, place.size, length, exclusive)
+        plan = prepared(pull_whole.scan, place.rank, place.size, length, exclusive)
     else:
         piece = piece_for(1, group.x.itemsize, length, ROUNDS)
-        plan = planned(pull_scan.scan, place.rank, place.size, length, exclusive, piece, DEPTH)
+        plan = prepared(pull_scan.scan, place.rank, place.size, length, exclusive, piece, DEPTH)
     return _reduction(place, group, plan)
 
 
 def broadcast(
     place: Place, root: int, source: Sequence[memoryview], target: Sequence[memoryview]
-) -> PullPhase:
+) -> Phase:
     memory = Regions.of_bytes(source, target)
     length = sum(view.nbytes for view in (source or target))
     piece = piece_for(1, 1, length, ROUNDS)
-    pulled = planned(pull_values.broadcast, place.rank, place.size, root, length, piece, DEPTH)
-    return PullPhase(pulled, memory, 1, pulled.plan.shared)
+    plan = prepared(pull_values.broadcast, place.rank, place.size, root, length, piece, DEPTH)
+    return Phase(plan, memory, 1, plan.plan.shared)
 
 
 def all_gather(
@@ -166,11 +166,11 @@ def all_gather(
     lengths: Sequence[int],
     source: Sequence[memoryview],
     target: Sequence[memoryview],
-) -> PullPhase:
+) -> Phase:
     memory = Regions.of_bytes(source, target)
     piece = piece_for(1, 1, max(lengths), ROUNDS)
-    pulled = planned(pull_values.all_gather, place.rank, place.size, tuple(lengths), piece, DEPTH)
-    return PullPhase(pulled, memory, 1, pulled.plan.shared)
+    plan = prepared(pull_values.all_gather, place.rank, place.size, tuple(lengths), piece, DEPTH)
+    return Phase(plan, memory, 1, plan.plan.shared)
 
 
 def exchange(
@@ -180,11 +180,11 @@ def exchange(
     longest: int,
     source: Sequence[memoryview],
     target: Sequence[memoryview],
-) -> PullPhase:
+) -> Phase:
     memory = Regions.of_bytes(source, target)
     piece = piece_for(place.size - 1, 1, longest, ROUNDS)
     rounds = -(-longest // piece)
-    pulled = planned(
+    plan = prepared(
         pull_values.exchange, place.rank, place.size, sends, receives, rounds, piece, DEPTH
     )
-    return PullPhase(pulled, memory, 1, pulled.plan.shared)
+    return Phase(plan, memory, 1, plan.plan.shared)

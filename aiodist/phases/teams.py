@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 from aiodist.buffers.reductions import Group
-from aiodist.engine.operation import Phase, Prepared, prepared
+from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Partials, Regions
 from aiodist.schedules import team_slices, team_values, team_whole

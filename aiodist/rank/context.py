@@ -21,6 +21,7 @@ from aiodist.devices.memory import DeviceMemory
 from aiodist.engine import deadlines, failures, variants
 from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.early import Key
+from aiodist.engine.executor import Executor
 from aiodist.engine.hearsay import Hearsay
 from aiodist.engine.operation import Failure, Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
@@ -36,7 +37,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
 from aiodist.rank import revoking
-from aiodist.schedules.plan import Send, Step
+from aiodist.schedules.plan import Send
 from aiodist.schedules.teams import post, spans_hosts
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.shared_memory.heap import Heap
@@ -173,7 +174,7 @@ class Context:
     #
     # * The frames are those of the plan, byte for byte, and travel on the same links in the same
     #   order. So a peer cannot tell who sent them, and all that has to be told is how many: a slot
-    #   is the number of a frame between two ranks, and `Operation.catch_up` counts what was sent
+    #   is the number of a frame between two ranks, and `Exchange.catch_up` counts what was sent
     #   and what has come. The next frame of a peer has the slot that is due.
     # * Who was heard has entered (`heard`), and to who was not, what was sent counts as unasked
     #   (`may_send`), until a word of it comes: both as if an operation had done it.
@@ -190,18 +191,18 @@ class Context:
     # If the context has ended by what was read, there is no operation: nothing would hear of it.
 
     def carry_on(
-        self, work: Work[Any], call: bytes, start: Start, done: Sequence[Step], seconds: float
+        self, work: Work[Any], call: bytes, executor: Executor, rest: Program, seconds: float
     ) -> None:
-        """A collective without a tag, the first steps of whose plan are done, is an operation from
-        here on."""
-        operation = Operation(self, work, None, call, start, self.size)
+        """A collective without a tag, whose first phase is under way, is an operation from here on,
+        which goes on with `rest` when that phase is over."""
+        operation = Operation(self, work, None, call, lambda _: rest, self.size)
         self._begun(operation)
         if self.ended is not None:  # by what came while we looked for a frame
             work.fail(self.ended)
             return
         work._on_cancel = partial(self._cancelled, operation)
-        operation.catch_up(done)
-        for step in done:
+        operation.carry_on(executor)
+        for step in executor.done:
             if isinstance(step, Send) and step.peer not in operation.heard:
                 self.may_send(operation, step.peer, work.nbytes)  # it has been sent
         self._enter(operation)
@@ -300,7 +301,7 @@ class Context:
             views,
             done=partial(op.sent, peer),
             token=op,
-            urgent=op.urgent,
+            urgent=op.exchange.urgent,
         )
 
     def may_send(self, op: Operation, peer: int, nbytes: int) -> bool:

@@ -215,7 +215,7 @@ class Board:
     # last read, and does not complete. With the look before a read, the rank could give up between
     # the two. A reader that sees no abort word has read what was published, and may complete though
     # others fail: outcomes may differ, values do not. Where data leaves the host before the
-    # operation ends, `Operation._run` looks before each such frame as well, since no rank elsewhere
+    # operation ends, `Executor.run` looks before each such frame as well, since no rank elsewhere
     # could tell.
     #
     # The word stays at least until the rank comes to the operation after the next, and for that the

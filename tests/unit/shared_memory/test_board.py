@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.engine.pull import PullPhase, PullRun, planned
+from aiodist.engine.executor import Executor, begin_area
+from aiodist.engine.phase import Phase, prepared
 from aiodist.links.moved import Moved
 from aiodist.schedules import pull_whole
 from aiodist.shared_memory import board as board_module
@@ -433,7 +434,7 @@ class Rider:
         self._user = user
         self._phases = phases
         self._size = size
-        self._run: PullRun | None = None
+        self._run: Executor | None = None
         self._memory: Sharing | None = None
 
     def resume(self) -> None:
@@ -444,8 +445,9 @@ class Rider:
             if self._run is None:
                 number = self._user.number(self.seq, len(self.rows))
                 self._memory = Sharing(self._user.rank, self._size, number)
-                pulled = planned(pull_whole.share, self._user.rank, self._size, 1)
-                self._run = PullRun(lane, self, PullPhase(pulled, self._memory, 8, 8))
+                plan = prepared(pull_whole.share, self._user.rank, self._size, 1)
+                phase = Phase(plan, self._memory, 8, 8)
+                self._run = Executor(phase, None, lane, begin_area(phase, lane, self.seq))
             if not self._run.run():
                 return
             assert self._memory is not None

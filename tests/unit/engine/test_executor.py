@@ -1,4 +1,4 @@
-"""A phase in shared memory: its steps, where it waits and goes on, and the areas it uses."""
+"""The executor of phases in shared memory: its steps, where it waits and goes on, its areas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.engine.pull import PullPhase, PullRun, area_for, planned
+from aiodist.engine.executor import Executor, area_for, begin_area
+from aiodist.engine.phase import Phase, prepared
 from aiodist.links.moved import Moved
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span
@@ -45,6 +46,9 @@ class Lane:
         self.said.append(("wait", peers, publishes))
         return self._answer()
 
+    def has_published(self, peer: int, publishes: int) -> bool:
+        return False
+
     def publish(self) -> None:
         self.said.append("publish")
 
@@ -70,17 +74,14 @@ class Memory:
         self._lane.said.append("reduce")
 
 
-class Rider:
-    def __init__(self, seq: int = 0, place: int = 0) -> None:
-        self.seq = seq
-        self.place = place
+def executor_of(lane: Any, phase: Phase, *, seq: int = 0, place: int = 0) -> Executor:
+    return Executor(phase, None, lane, begin_area(phase, lane, seq), place)
 
 
-def run_of(lane: Any, plan: Any, *, seq: int = 0, itemsize: int = 8) -> PullRun:
-    rider: Any = Rider(seq)
-    pulled = planned(plan, 0, 2, 10)
-    phase = PullPhase(pulled, Memory(lane), itemsize, pulled.plan.shared * itemsize)
-    return PullRun(lane, rider, phase)
+def run_of(lane: Any, algorithm: Any, *, seq: int = 0, itemsize: int = 8) -> Executor:
+    plan = prepared(algorithm, 0, 2, 10)
+    memory: Any = Memory(lane)
+    return executor_of(lane, Phase(plan, memory, itemsize, plan.plan.shared * itemsize), seq=seq)
 
 
 def test_steps_in_order():
@@ -142,17 +143,17 @@ def test_where_arrays_lie(place: int, found: dict[int, int] | None, direct: bool
     """Where all lie in memory that all see, and only there, another plan runs."""
     lane = Lane(False)
     lane.found = found
-    pulled = planned(pull_whole.all_reduce, 0, 2, 10)
-    other = planned(pull_direct.reduce_scatter, 0, 2, (0, 5, 10), 100)
+    pulled = prepared(pull_whole.all_reduce, 0, 2, 10)
+    other = prepared(pull_direct.reduce_scatter, 0, 2, (0, 5, 10), 100)
     asked: list[dict[int, int]] = []
 
-    def choose(places: dict[int, int]) -> PullPhase:
+    def choose(places: dict[int, int]) -> Phase:
         asked.append(places)
-        return PullPhase(other, Memory(lane), 8, 0)
+        memory: Any = Memory(lane)
+        return Phase(other, memory, 8, 0)
 
-    rider: Any = Rider(0, place)
-    a_lane: Any = lane
-    run = PullRun(a_lane, rider, PullPhase(pulled, Memory(lane), 8, 80, choose))
+    memory: Any = Memory(lane)
+    run = executor_of(lane, Phase(pulled, memory, 8, 80, choose), place=place)
     assert not run.run()
     assert run.run()
     assert asked == ([found] if direct else [])
@@ -162,10 +163,10 @@ def test_where_arrays_lie(place: int, found: dict[int, int] | None, direct: bool
 
 def test_more_pieces_than_can_be_counted() -> None:
     plan = Plan("p", 0, 2, (), eager=False, publishes=A_PHASE)
-    a_lane, rider = Lane(), Rider()
-    phase = PullPhase(planned(lambda: plan), Memory(a_lane), 1, 0)
+    lane: Any = Lane()
+    memory: Any = Memory(lane)
     with pytest.raises(ValueError, match="move fewer bytes at a time"):
-        PullRun(a_lane, rider, phase)  # type: ignore[arg-type]
+        executor_of(lane, Phase(prepared(lambda: plan), memory, 1, 0))
 
 
 def test_areas_take_turns():
@@ -188,17 +189,17 @@ def test_each_phase_of_an_operation_has_its_area():
 
 
 def test_plans_are_kept():
-    assert planned(pull_whole.all_reduce, 0, 2, 10) is planned(pull_whole.all_reduce, 0, 2, 10)
-    assert planned(pull_whole.all_reduce, 1, 2, 10).plan.rank == 1
+    assert prepared(pull_whole.all_reduce, 0, 2, 10) is prepared(pull_whole.all_reduce, 0, 2, 10)
+    assert prepared(pull_whole.all_reduce, 1, 2, 10).plan.rank == 1
 
 
 def test_what_a_plan_moves():
-    pulled = planned(pull_slices.all_reduce, 0, 2, 100, 10, 3)
+    pulled = prepared(pull_slices.all_reduce, 0, 2, 100, 10, 3)
     # Half is staged for the other; so is the result of the own half. As much is taken of it.
     assert (pulled.shown, pulled.taken) == (100, 100)
     own = Span(3, 0, 4)
     plan = Plan(
         "p", 0, 2, (Copy(own, Span(0, 0, 4)), Publish(), Await((1,), 1)), eager=False, shared=4
     )
-    pulled = planned(lambda: plan)
+    pulled = prepared(lambda: plan)
     assert (pulled.shown, pulled.taken) == (4, 0)

@@ -1,0 +1,233 @@
+"""The executor: it carries out the steps of a phase, wherever its ranks are.
+
+This is the only place that walks over plan steps. What differs is who is asked: `Links` for frames
+to and from peers, and the lane for shared memory. A phase of ranks that share a host asks the lane
+alone, one of ranks that do not asks links alone, and one of several hosts asks both.
+
+Nothing in here waits. Where a step cannot be done yet, `Executor.run` says so and is called again,
+when what it needs may be there: by whoever brings a frame, or by the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from aiodist.engine.phase import Phase, Spans
+from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Send, Step
+from aiodist.shared_memory.board import A_PHASE, AREAS
+from aiodist.shared_memory.lane import Lane
+
+
+class Links(Protocol):
+    """The frames of one operation, by peer. Of what returns a bool, False means: wait, and ask
+    again."""
+
+    def may_send(self, peer: int) -> bool:
+        """Whether `peer` takes the next frame."""
+        ...
+
+    def send(self, peer: int, views: Sequence[memoryview]) -> bool:
+        """Sends the next frame to `peer`. Raises if `peer` is lost."""
+        ...
+
+    def take(self, peer: int, spans: Spans) -> bool:
+        """Takes the next frame of `peer`, which goes to `spans`, if it is there."""
+        ...
+
+    def grant(self, peer: int, count: int) -> None:
+        """Lets `peer` send so many frames more."""
+        ...
+
+    def check(self, peer: int) -> None:
+        """Raises if `peer` is lost, so that there is nothing to wait for."""
+        ...
+
+    def waiting(self, peer: int) -> int:
+        """Returns how many frames of `peer` are there to take."""
+        ...
+
+
+def area_for(nbytes: int, seq: int, phase: int) -> int:
+    """Which area a phase uses: the small ones by turns, where all fits in."""
+    for index in ((seq + phase) & 1, 2):
+        if nbytes <= AREAS[index][1]:
+            return index
+    raise ValueError(f"a phase needs {nbytes} bytes of shared memory, areas have {AREAS[2][1]}")
+
+
+def begin_area(phase: Phase, lane: Lane | None, seq: int) -> int | None:
+    """`phase` of the operation `seq` begins: the area that it uses, if it uses shared memory."""
+    if phase.shared is None:
+        return None
+    assert lane is not None
+    publishes = phase.prepared.plan.publishes
+    if publishes >= A_PHASE:
+        raise ValueError(
+            f"{publishes} pieces, at most {A_PHASE - 1} go in one collective: "
+            "move fewer bytes at a time"
+        )
+    return area_for(phase.shared, seq, lane.next_phase())
+
+
+class Executor:
+    """A phase that is under way. `waiting_for` is the peer whose frame, or whose grant, the next
+    step needs; None where it is something else, or nothing."""
+
+    __slots__ = (
+        "_area", "_bound", "_chosen", "_lane", "_memory", "_pc", "_steps", "_stopped", "links",
+        "phase", "waiting_for",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        phase: Phase,
+        links: Links | None,
+        lane: Lane | None = None,
+        area: int | None = None,
+        place: int = 0,
+        done: int = 0,
+    ) -> None:
+        """`area` is what `begin_area` gave, and `place` is where this rank's array lies in memory
+        that all see, if it does. The first steps are `done` already."""
+        self.links = links  # None: within a call, of shared memory alone
+        self._lane: Any = lane  # there is one wherever it is asked
+        self._area = area
+        self._bound = False  # the own area is there to be written, and the memory knows of it
+        # If this rank's array is not in shared memory, all ranks stage theirs: there is no need to
+        # wait until the others say where theirs are.
+        self._chosen = phase.direct is None or not place
+        self._pc = done  # the number of the step that is next
+        self._stopped = False
+        self.waiting_for: int | None = None
+        self._set(phase)
+
+    def _set(self, phase: Phase) -> None:
+        self.phase = phase
+        self._steps = phase.prepared.plan.steps
+        self._memory: Any = phase.memory
+
+    def run(self) -> bool:
+        """Carry out steps until one has to wait. True: all are done.
+
+        Raises DifferentCallsError, ProtocolError, PeerLostError, and what the memory raises.
+        """
+        self.waiting_for = None
+        area = self._area
+        if area is not None and not self._bound and not (self._choose() and self._bind(area)):
+            return self._rest(self._lane.others)
+        steps, memory, lane = self._steps, self._memory, self._lane
+        links: Any = self.links
+        for pc in range(self._pc, len(steps)):
+            step: Any = steps[pc]
+            kind = type(step)  # looked at rather than isinstance(): large arrays take many steps
+            if kind is Copy:
+                memory.copy(step)
+            elif kind is Reduce:
+                memory.reduce(step)
+            elif kind is Recv:
+                if not links.take(step.peer, step.spans):
+                    return self._wait(pc, step.peer)
+            elif kind is Await:
+                if not lane.wait_for(step.peers, step.count):
+                    self._pc = pc
+                    return self._rest(
+                        [peer for peer in step.peers if not lane.has_published(peer, step.count)]
+                    )
+            else:
+                if kind is Publish:
+                    lane.publish()
+                elif kind is Grant:
+                    links.grant(step.peer, step.count)
+                elif not links.may_send(step.peer):
+                    return self._wait(pc, step.peer)
+                elif area is not None and lane.is_void():
+                    # Someone gave the operation up whose memory was read: nothing made of it may
+                    # leave this host, where nobody could tell.
+                    self._pc = pc
+                    return False
+                elif not links.send(step.peer, memory.outgoing(step.spans)):
+                    return self._wait(pc, step.peer)
+                if self._stopped:  # by what came of it: the operation has ended, or turned
+                    return False
+        self._pc = len(steps)
+        if area is not None:
+            if not lane.end(area):
+                return False
+            _, _, shown, taken = self.phase.prepared
+            itemsize = self.phase.itemsize
+            lane.moved.add(shown * itemsize, taken * itemsize)
+        return True
+
+    def _choose(self) -> bool:
+        """Do what all ranks will do. False: wait."""
+        if self._chosen:
+            return True
+        lane = self._lane
+        if not lane.wait_for(lane.others, 0):
+            return False
+        places = lane.places()
+        if places is not None and self.phase.direct is not None:
+            self._set(self.phase.direct(places))
+        self._chosen = True
+        return True
+
+    def _bind(self, area: int) -> bool:
+        """Have the own area for this phase. False: wait."""
+        if not self._lane.begin(area):
+            return False
+        self._memory.bind(self._lane, area)
+        self._bound = True
+        return True
+
+    def _wait(self, pc: int, peer: int) -> bool:
+        self._pc = pc
+        self.waiting_for = peer
+        return self._rest((peer,))
+
+    def _rest(self, peers: Sequence[int]) -> bool:
+        """Wait for `peers`; raise if one of them is lost."""
+        if self.links is not None:
+            for peer in peers:
+                self.links.check(peer)
+        return False
+
+    def hand_over(self, links: Links) -> None:
+        """It is a phase of an operation from here on, whose frames are `links`."""
+        self.links = links
+        self.waiting_for = None
+
+    @property
+    def done(self) -> Sequence[Step]:
+        """The steps that are done."""
+        return self._steps[: self._pc]
+
+    def needs(self, peer: int) -> bool:
+        """Whether the steps that are left exchange anything with `peer`."""
+        lane, plan = self._lane, self.phase.prepared.plan
+        if self._area is not None and len(lane.others) + 1 == plan.size:
+            return True  # all share one host, and each step is for all of them
+        receives = 0
+        for step in plan.steps[self._pc :]:
+            if isinstance(step, Send) and step.peer == peer:
+                return True
+            if isinstance(step, Recv) and step.peer == peer:
+                receives += 1
+            if (
+                isinstance(step, Await)
+                and peer in step.peers
+                and not lane.has_published(peer, step.count)
+            ):
+                return True
+        assert self.links is not None
+        return receives > self.links.waiting(peer)
+
+    def stop(self) -> None:
+        """Do no further step, even if this is called from within one."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Let go of shared memory: the phase is over, or never goes on."""
+        if self._bound:
+            self._bound = False
+            self._memory.unbind()

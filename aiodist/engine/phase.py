@@ -1,0 +1,90 @@
+"""What programs of collectives are made of: phases, each a plan and the memory that it is about.
+
+There is one type of phase, for links, for shared memory, and for both: the plan says by its steps
+what it needs. `aiodist.engine.executor` carries phases out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from aiodist.schedules.plan import Plan, Recv, Span
+from aiodist.schedules.pull import moved
+from aiodist.shared_memory.lane import Lane
+
+Spans = tuple[Span, ...]
+
+
+class Memory(Protocol):
+    """What the spans of a plan mean. A memory has the methods that the steps of its plans need."""
+
+    # `Copy` and `Reduce` steps have ``copy(step)`` and ``reduce(step)``. Not all memories can do
+    # both, so these are looked up when a step wants them.
+
+    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
+        """The bytes to send. They must not change until the frame has left."""
+        ...
+
+    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
+        """Where a frame of `nbytes` goes. Raises ProtocolError where that is no possible size."""
+        ...
+
+    def arrived(self, spans: Spans) -> None:
+        """The frame for `spans` is complete."""
+        ...
+
+
+class SharedMemory(Protocol):
+    """The memory of a plan that uses shared memory: until `unbind` it knows where that is."""
+
+    def bind(self, lane: Lane, area: int) -> None:
+        """``SHARED + r`` is from now on that area of rank r."""
+        ...
+
+    def unbind(self) -> None:
+        """Let go of shared memory."""
+        ...
+
+
+class Prepared(NamedTuple):
+    """A plan, with what is worked out of it once.
+
+    `receives` are the spans of its receives by peer, in their order. `shown` and `taken` are the
+    units that this rank shows to others in shared memory, and takes from them.
+    """
+
+    plan: Plan
+    receives: dict[int, list[Spans]]
+    shown: int
+    taken: int
+
+
+@lru_cache(maxsize=128)
+def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
+    """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
+    plan = algorithm(*args)
+    receives: dict[int, list[Spans]] = {}
+    for step in plan.steps:
+        if type(step) is Recv:
+            receives.setdefault(step.peer, []).append(step.spans)
+    return Prepared(plan, receives, *moved(plan))
+
+
+class Phase(NamedTuple):
+    """A plan to carry out on a memory.
+
+    A plan that uses shared memory needs `shared` bytes of the area of each rank, and its units have
+    `itemsize` bytes. Where `shared` is None, it uses none.
+
+    `direct` gives the phase to carry out instead where all ranks have said where their arrays lie
+    in memory that all see. It is given the places of the others, and raises ProtocolError for such
+    as make no sense.
+    """
+
+    prepared: Prepared
+    memory: Memory | SharedMemory
+    itemsize: int = 0
+    shared: int | None = None
+    direct: Callable[[dict[int, int]], Phase] | None = None
