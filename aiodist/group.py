@@ -294,7 +294,7 @@ class Group:
             return at_once
         base.check_root(self._context, dst, "dst")
         work = self._context.p2p.send(x, dst, tag=tag)
-        return deadlines.arm_message(self._context, work, timeout, self._context.op_timeout, (dst,))
+        return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
     def recv(
         self,
@@ -324,7 +324,7 @@ class Group:
         # before has polled already.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
             context.inline(work, missing)
-        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
+        return self._deadline(work, timeout, math.inf, missing)
 
     isend = send
     irecv = recv
@@ -362,7 +362,7 @@ class Group:
         deadlines.check_timeout(timeout)
         work = self._context.p2p.probe(src=src, tag=tag)
         missing = () if src is ANY_SOURCE else (src,)
-        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
+        return self._deadline(work, timeout, math.inf, missing)
 
     def iprobe(
         self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
@@ -672,6 +672,12 @@ class Group:
     def _seconds(self, timeout: float | None) -> float:
         deadlines.check_timeout(timeout)
         return self._context.op_timeout if timeout is None else timeout
+
+    def _deadline(
+        self, work: Work[Any], timeout: float | None, default: float, missing: Sequence[int]
+    ) -> Work[Any]:
+        context = self._context
+        return deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
 
     def _check_source(self, src: int | AnySource) -> None:
         if src is not ANY_SOURCE:

@@ -16,19 +16,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.engine.hosting import Host
 from aiodist.engine.phase import Phase, Spans
 from aiodist.errors import ProtocolError
 from aiodist.schedules.plan import Recv, Send, Step
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
 
 
 class Exchanging(Protocol):
-    """An operation. `heard` are the peers that are known to have entered it."""
+    """An operation: what was called, by which tag and number, and `heard`, the peers that are known
+    to have entered it."""
 
     work: Work[Any]
+    tag: object
+    seq: int
+    call: bytes
     heard: set[int]
 
     @property
@@ -38,6 +45,10 @@ class Exchanging(Protocol):
 
     def advance(self) -> None:
         """Goes on as far as can be."""
+        ...
+
+    def sent(self, peer: int) -> None:
+        """A frame has left for `peer`."""
         ...
 
 
@@ -70,11 +81,12 @@ class Exchange(Generic[Op]):
 
     __slots__ = (
         "_allowed", "_arrived", "_base", "_eager", "_early", "_granted", "_host", "_inflows",
-        "_memory", "_op", "_receives", "_sent", "_taken", "_to", "_unsent", "urgent",
+        "_memory", "_op", "_party", "_receives", "_sent", "_taken", "_to", "_unsent", "urgent",
     )  # fmt: skip
 
     def __init__(self, host: Host[Op], op: Op, size: int) -> None:
         self._host = host
+        self._party = host.party
         self._op: Op | None = op  # None: it has ended, and is not to wait for the garbage collector
         self._unsent = [0] * size  # frames that were sent and have not left yet
         self._to: set[int] = set()  # to whom something was sent in this phase
@@ -164,7 +176,7 @@ class Exchange(Generic[Op]):
             return False
         if self._op is not None:
             for peer in self._to:
-                self._host.settle(peer, self._op)
+                self._party.settle(peer, self._op)
             self._to.clear()
         return True
 
@@ -197,7 +209,15 @@ class Exchange(Generic[Op]):
         self._sent[peer] = slot + 1
         self._unsent[peer] += 1
         self._to.add(peer)
-        host.send_message(op, peer, slot, views)
+        party = self._party
+        to = party.peers[peer]
+        (to.link or to).send(
+            pack_fields(kinds.MESSAGE, party.id, op.tag, op.seq, slot, op.call),
+            views,
+            done=partial(op.sent, peer),
+            token=op,
+            urgent=self.urgent,
+        )
         return True
 
     def take(self, peer: int, spans: Spans) -> bool:
@@ -207,12 +227,16 @@ class Exchange(Generic[Op]):
         return True
 
     def grant(self, peer: int, count: int) -> None:
-        assert self._op is not None
+        op, party = self._op, self._party
+        assert op is not None
         self._allowed[peer] += count
-        self._host.send_grant(self._op, peer, self._allowed[peer])
+        upto = self._allowed[peer]
+        to = party.peers[peer]
+        header = pack_fields(kinds.GRANT, party.id, op.tag, op.seq, upto, op.call)
+        (to.link or to).send(header, urgent=True)
 
     def check(self, peer: int) -> None:
-        lost = self._host.why_lost(peer)
+        lost = self._party.why_lost(peer)
         if lost is not None:
             raise lost
 

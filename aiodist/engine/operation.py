@@ -116,7 +116,7 @@ class Operation:
     # -- entered by the context ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Run as far as can be."""
+        """Begin its first phase; `advance` runs it."""
         self._program = self._start(self.lane is not None)
         if self._phase is None:
             self._begin()
@@ -125,7 +125,6 @@ class Operation:
             self._tell_phase()
         except Exception as error:
             self._host.failed(self, error)
-        self.advance()
 
     def carry_on(self, executor: Executor) -> None:
         """Before it starts: its first phase is under way already, and its program is what comes
@@ -165,6 +164,7 @@ class Operation:
             self.advance()
         elif self.lane.enter(self):
             self.start()
+            self.advance()
 
     @property
     def waiting_for(self) -> int | None:
@@ -198,6 +198,7 @@ class Operation:
         if self._draining and not self.done and self.exchange.is_drained:
             self._draining = False
             self._begin()
+            self.advance()
 
     def needs(self, peer: int) -> bool:
         """Whether the rest of the current phase exchanges anything with `peer`."""
@@ -254,7 +255,7 @@ class Operation:
     landed = advance
 
     def _begin(self) -> None:
-        """Begin the next phase, and run as far as can be."""
+        """Begin the next phase."""
         self._running = True
         try:
             self._next_phase()
@@ -264,7 +265,6 @@ class Operation:
             self._running = False
         if self.done:
             self._release()
-        self.advance()
 
     def _next_phase(self) -> None:
         self._end_phase()

@@ -124,6 +124,7 @@ class Home(Protocol):
     loop: asyncio.AbstractEventLoop
     lease: float
     closing: bool
+    lost: dict[int, str]
     contexts: dict[bytes, Inbox]
     closed_contexts: OrderedDict[bytes, None]
 
@@ -175,21 +176,26 @@ class Peer:
         self._queue: list[Outgoing] = []
         self._early_bytes = 0
 
-    def send(self, frame: Outgoing) -> None:
-        """Send, or queue until there is a link."""
-        link = self.link
-        if link is not None:
-            link.send(
-                frame.header,
-                frame.payload,
-                done=frame.done,
-                token=frame.token,
-                urgent=frame.urgent,
-            )
+    def send(
+        self,
+        header: bytes,
+        payload: Sequence[memoryview] = (),
+        *,
+        done: Done | None = None,
+        token: object = None,
+        urgent: bool = False,
+    ) -> None:
+        """Send, as `Link.send` does, or queue until there is a link; nothing happens when the peer
+        is lost."""
+        if self.link is not None:
+            self.link.send(header, payload, done=done, token=token, urgent=urgent)
             return
-        self._queue.append(frame)
+        endpoint = self._endpoint
+        if self.rank in endpoint.lost or endpoint.closing:
+            return
+        self._queue.append(Outgoing(header, payload, done, token, urgent))
         if self.dialing is None:
-            self.dialing = self._endpoint.start_dialing(self)
+            self.dialing = endpoint.start_dialing(self)
 
     @property
     def held(self) -> int:
@@ -261,8 +267,8 @@ class Peer:
         self._made = self._endpoint.loop.time()
         queue, self._queue = self._queue, []
         # As on a link: what is urgent goes first.
-        for frame in sorted(queue, key=lambda frame: not frame.urgent):
-            self.send(frame)
+        for header, payload, done, token, urgent in sorted(queue, key=lambda frame: not frame[-1]):
+            self.send(header, payload, done=done, token=token, urgent=urgent)
 
     def can_attach(self, link: Link, theirs: Claim) -> bool:
         """Whether `link`, to a peer that says so, can go on where the one before stopped."""

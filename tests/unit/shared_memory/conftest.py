@@ -124,10 +124,8 @@ class Endpoint:
         self.reads_devices = False
         self._world = world
 
-    def send(self, rank, header, payload=(), *, done=None, token=None, urgent=False):
-        self._world.wires[self.rank, rank].append((header, b"".join(payload)))
-        if done is not None:
-            done()
+    def peer(self, root):
+        return Peer(self._world, self.rank, root)
 
     def expects_ruling(self) -> bool:
         return False  # who is lost here is dead, beyond doubt
@@ -135,9 +133,23 @@ class Endpoint:
     def add(self, context): ...
     def remove(self, context, reason=""): ...
     def poll(self): ...
-    def link(self, rank): ...
-    def discard(self, rank, token): ...
-    def settle(self, rank, token): ...
+
+
+class Peer:
+    """Another rank, to whom nothing is sent but by `World.wires`."""
+
+    link = None
+
+    def __init__(self, world: World, rank: int, root: int) -> None:
+        self._world = world
+        self._way = rank, root
+
+    def send(self, header, payload=(), *, done=None, token=None, urgent=False):
+        self._world.wires[self._way].append((header, b"".join(payload)))
+        if done is not None:
+            done()
+
+    def discard(self, token): ...
 
 
 class World:
