@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from aiodist.collectives import values
@@ -214,7 +214,7 @@ class Operations:
             return at_once
         base.check_root(self._context, dst, "dst")
         work = self._context.p2p.send(x, dst, tag=tag)
-        return deadlines.arm_message(self._context, work, timeout, self._context.op_timeout, (dst,))
+        return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
     def recv(
         self,
@@ -244,7 +244,7 @@ class Operations:
         # before has polled already.
         if not (work.done() or context.p2p_express.in_vain or context.p2p.has_several):
             context.inline(work, missing)
-        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
+        return self._deadline(work, timeout, math.inf, missing)
 
     isend = send
     irecv = recv
@@ -282,7 +282,7 @@ class Operations:
         deadlines.check_timeout(timeout)
         work = self._context.p2p.probe(src=src, tag=tag)
         missing = () if src is ANY_SOURCE else (src,)
-        return deadlines.arm_message(self._context, work, timeout, math.inf, missing)
+        return self._deadline(work, timeout, math.inf, missing)
 
     def iprobe(
         self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
@@ -358,6 +358,12 @@ class Operations:
         who calls collectives for others."""
         if not (self.closed or failures.is_forgone(error)):
             self._context.forgo("collective", tag, error)
+
+    def _deadline(
+        self, work: Work[Any], timeout: float | None, default: float, missing: Sequence[int]
+    ) -> Work[Any]:
+        context = self._context
+        return deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
 
     def _check_source(self, src: int | AnySource) -> None:
         if src is not ANY_SOURCE:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiodist.transports.base import Link, Transport
+from aiodist.transports.base import Landing, Link, Transport
 from aiodist.transports.registry import make
 from aiodist.wire.frames import MAX_PAYLOAD
 from aiodist_cli.bench_worker import ping_pong
@@ -23,12 +23,14 @@ class Counter:
 
     def __init__(self) -> None:
         self.block = memoryview(bytearray(MAX_PAYLOAD))
+        self.memory = self.block  # of the frame that came last
         self.frames = 0
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
-        return self.block[:nbytes]
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
+        self.memory = self.block[:nbytes]
+        return self
 
-    def payload(self, link: Link) -> None:
+    def landed(self) -> None:
         self.frames += 1
 
     def closed(self, link: Link, error: BaseException | None) -> None: ...

@@ -42,7 +42,9 @@ class Sharers(Place, Protocol):
     mates: tuple[int, ...]
     endpoint: Endpoint
     ended: AiodistError | None
-    lane: Lane | None
+
+    @property
+    def lane(self) -> Lane | None: ...
 
     def launch(self, op: str, call: str, start: Start, *, tag: object, timeout: float) -> Work[Any]:
         """Starts the collective `call`, in which all ranks tell each other what they have."""

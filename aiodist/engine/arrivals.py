@@ -4,21 +4,21 @@ while that was not called here yet, and answered where it is a question."""
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from aiodist.engine import failures
 from aiodist.engine.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
-from aiodist.engine.hosting import Party
+from aiodist.engine.ends import Ends
 from aiodist.engine.operation import Operation
 from aiodist.engine.roll_call import marked, unmarked
 from aiodist.engine.tags import SETUP_TAG, TagCounts
-from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import ProtocolError
+from aiodist.links.party import Party
 from aiodist.recorder import Recorder, name_of
 from aiodist.trace import Scope
+from aiodist.transports.base import Landing, deliver
 from aiodist.wire import kinds
-from aiodist.wire.frames import pack_fields
 
 MAX_AHEAD_BYTES = 24 << 20
 """Most bytes that are kept of one rank for collectives that were not called here yet. Of payload,
@@ -32,51 +32,30 @@ MAX_VERDICT_BYTES = 16 << 20
 goes, and who calls that late has to wait for its deadline."""
 
 
-class Matching(Party, Protocol):
-    """The matching engine of one group: it has the collectives that were called here, `ops`, the
-    numbers of all that were, `tags`, and what ends them."""
+class Called(Protocol):
+    """The collectives of a group that were called here, `ops`, the numbers of all that were,
+    `tags`, and what ends them."""
 
+    party: Party
     ops: dict[Key, Operation]
     tags: TagCounts
-    verdict_relay: VerdictRelay
+    ends: Ends
     recorder: Recorder
     scope: Scope
 
-    def differ(self, op: Operation, others: Mapping[int, bytes]) -> None:
-        """Fails `op`, here and elsewhere: `others`, by rank, called something else."""
-        ...
-
-    def blame(self, op: Operation, src: int, error: ProtocolError) -> None:
-        """Fails `op`, and gives `src` up: what it sent makes no sense."""
-        ...
-
-    def end(self, op: Operation, verdict: failures.Verdict) -> None:
-        """Fails `op` here: another rank gave it up."""
-        ...
-
-    def not_entered(self, op: Operation) -> None:
-        """Fails `op` if a rank is lost that gave no word of it: another has not called it yet."""
-        ...
-
-    def divert(self, src: int, into: memoryview | None) -> int:
-        """Sends the rest of the payload that is coming from `src` elsewhere; None: to nowhere.
-        Returns how many bytes of it are there already."""
-        ...
-
 
 class Arrivals:
-    """The arrivals of one context.
+    """The arrivals of one group.
 
     `early`: what has come of collectives that were not called here yet; `verdicts`: on those of
     them that others have given up.
     """
 
-    def __init__(self, context: Matching) -> None:
-        self._context = context
+    def __init__(self, calls: Called) -> None:
+        self._calls = calls
         self.early: dict[Key, Early] = {}
         self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
         self._held: list[tuple[int, Key, failures.Verdict]] = []
-        self._receiving: dict[int, Operation | Ahead] = {}
         self._ahead_bytes: Counter[int] = Counter()
         self._verdict_bytes = 0
 
@@ -112,7 +91,7 @@ class Arrivals:
         calls |= {frame.src: frame.call for frame in early.frames}
         others = {src: call for src, call in calls.items() if unmarked(call) != op.call}
         if others:
-            self._context.differ(op, others)
+            self._calls.ends.differ(op, others)
             return False
         for frame in early.frames:
             if op.done:
@@ -126,68 +105,83 @@ class Arrivals:
 
     # -- frames -----------------------------------------------------------------------------------
 
-    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview | None:
-        """A header of `src` came; where its payload goes. Raises ProtocolError."""
-        kind = fields[0]
+    # Each kind of frame is taken by the method of its name: `fields` is all of its header. They
+    # return where the payload goes, and what goes on then, and raise ProtocolError.
+
+    def message(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
         key = key_of(fields)
-        tags = self._context.tags
-        if kind == kinds.MESSAGE or kind == kinds.GRANT or kind == kinds.KNOCK:
-            tags.contributed(*key)
-        op = self._context.ops.get(key)
-        if kind == kinds.MESSAGE:
-            return self._message(src, key, op, fields, nbytes)
-        if nbytes:
-            raise ProtocolError(f"a frame of kind {kind} has no payload")
-        if kind == kinds.GRANT:
-            self._grant(src, key, op, fields)
-        elif kind == kinds.ABORT:
-            self._aborted(src, key, self._context.verdict_relay.hear(src, key, fields[4:]))
-        elif kind == kinds.INQUIRE:
-            entered = op is not None or not tags.is_ahead(*key)
-            self._answer(src, key, entered=entered)
-            tags.keep(key[0])
-            if not entered:
-                early = self._ahead(key, src)
-                if src not in early.inquirers:
-                    early.inquirers += (src,)
-        elif kind == kinds.KNOCK:
-            if op is not None:
-                self._admit(src, key)
-            elif tags.is_ahead(*key):
-                early = self._ahead(key, src)
-                if src not in early.knockers:
-                    early.knockers += (src,)
-        elif kind == kinds.ADMIT:
-            if op is not None:
-                op.admitted(src)
-        elif kind == kinds.STATUS:
-            entered, text = entered_and_text(fields)
-            if op is not None and entered:
-                op.heard.add(src)
-            elif op is not None:
-                op.seen[src] = text
-                self._context.not_entered(op)
-        else:
-            raise ProtocolError(f"no frame is of kind {kind!r}")
+        calls = self._calls
+        calls.tags.contributed(*key)
+        slot, call = slot_and_call(fields)
+        op = calls.ops.get(key)
+        if op is not None:
+            return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
+        if not calls.tags.is_ahead(*key) or key in self.verdicts:
+            return None
+        return Ahead(self, key, src, slot, call, nbytes)
+
+    def grant(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
+        key = key_of(fields)
+        calls = self._calls
+        calls.tags.contributed(*key)
+        upto, call = slot_and_call(fields)
+        op = calls.ops.get(key)
+        if op is not None:
+            return op.granted(src, upto) if self._agrees(op, src, call) else None
+        if calls.tags.is_ahead(*key) and key not in self.verdicts:
+            self._ahead(key, src, len(call)).grants[src] = (upto, call)
         return None
 
-    def payload(self, src: int) -> None:
-        """The payload of the last frame of `src` is complete."""
-        receiver = self._receiving.pop(src, None)
-        if isinstance(receiver, Operation):
-            receiver.payload(src)
-        elif receiver is not None:
-            op = self._context.ops.get(receiver.key)
-            if op is not None:  # called here while the payload was coming
-                if self._agrees(op, src, receiver.call):
-                    self._hand_over(op, receiver)
-            elif self._context.tags.is_ahead(*receiver.key):
-                size = len(receiver.data) + len(receiver.call)
-                self._ahead(receiver.key, src, size).frames.append(receiver)
+    def abort(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        key = key_of(fields)
+        self._aborted(src, key, self._calls.ends.relay.hear(src, key, fields[4:]))
 
-    def cut_off(self, src: int) -> None:
-        """Of the last frame of `src` no `payload` comes: it was skipped, or nobody wants it."""
-        self._receiving.pop(src, None)
+    def inquire(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        key = key_of(fields)
+        calls = self._calls
+        entered = key in calls.ops or not calls.tags.is_ahead(*key)
+        self._answer(src, key, entered=entered)
+        calls.tags.keep(key[0])
+        if not entered:
+            early = self._ahead(key, src)
+            if src not in early.inquirers:
+                early.inquirers += (src,)
+
+    def knock(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        key = key_of(fields)
+        calls = self._calls
+        calls.tags.contributed(*key)
+        if key in calls.ops:
+            self._admit(src, key)
+        elif calls.tags.is_ahead(*key):
+            early = self._ahead(key, src)
+            if src not in early.knockers:
+                early.knockers += (src,)
+
+    def admit(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
+        op = self._calls.ops.get(key_of(fields))
+        return None if op is None else op.admitted(src)
+
+    def status(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
+        op = self._calls.ops.get(key_of(fields))
+        entered, text = entered_and_text(fields)
+        if op is not None and entered:
+            op.heard.add(src)
+        elif op is not None:
+            op.seen[src] = text
+            self._calls.ends.not_entered(op)
+
+    def came(self, frame: Ahead) -> None:
+        """A frame is here whose collective was not called when it began to come. Raises
+        ProtocolError."""
+        calls = self._calls
+        op = calls.ops.get(frame.key)
+        if op is not None:  # called here while the payload was coming
+            if self._agrees(op, frame.src, frame.call):
+                self._hand_over(op, frame)
+        elif calls.party.ended is None and calls.tags.is_ahead(*frame.key):
+            size = len(frame.memory) + len(frame.call)
+            self._ahead(frame.key, frame.src, size).frames.append(frame)
 
     def thaw(self) -> None:
         """Tags are no longer frozen: hear the verdicts that had to wait."""
@@ -196,12 +190,11 @@ class Arrivals:
             self._aborted(src, key, verdict)
 
     def clear(self) -> None:
-        """The context has ended."""
+        """The group has ended here."""
         self.early.clear()
         self._ahead_bytes.clear()
         self.verdicts.clear()
         self._verdict_bytes = 0
-        self._receiving.clear()
 
     def _ahead(self, key: Key, src: int, nbytes: int = 0) -> Early:
         """Where to keep something of `src`, of `nbytes`. Raises ProtocolError."""
@@ -225,28 +218,13 @@ class Arrivals:
             self._ahead_bytes.subtract(early.costs)
         return early
 
-    def _message(
-        self, src: int, key: Key, op: Operation | None, fields: Sequence[Any], nbytes: int
-    ) -> memoryview | None:
-        slot, call = slot_and_call(fields)
-        if op is not None:
-            if not self._agrees(op, src, call):
-                return None
-            self._receiving[src] = op
-            return op.message(src, slot, nbytes)
-        if not self._context.tags.is_ahead(*key) or key in self.verdicts:
-            return None
-        ahead = Ahead(key, src, slot, call, bytearray(nbytes))
-        self._receiving[src] = ahead
-        return memoryview(ahead.data)
-
     def _agrees(self, op: Operation, src: int, call: bytes) -> bool:
         """Whether `src`, whose frame names that call, has called what `op` is: then it is for
         `op`."""
         if op.roll is None and call == op.call:
             return True
         if unmarked(call) != op.call:
-            self._context.differ(op, {src: call})
+            self._calls.ends.differ(op, {src: call})
             return False
         if op.roll is None:
             self._say_called(src, op, op.call)
@@ -258,34 +236,27 @@ class Arrivals:
 
     def call_roll(self, op: Operation) -> None:
         """Tell all others that the array of this rank is on a device: see `roll_call`."""
-        for peer in range(self._context.size):
-            if peer != self._context.rank:
+        party = self._calls.party
+        for peer in range(party.size):
+            if peer != party.rank:
                 self._say_called(peer, op, marked(op.call))
 
     def _say_called(self, dst: int, op: Operation, call: bytes) -> None:
         """Grants nothing: it is there to say what was called."""
-        self._say(dst, kinds.GRANT, op.tag, op.seq, 0, call)
+        self._calls.party.say(dst, kinds.GRANT, op.tag, op.seq, 0, call)
 
     def _hand_over(self, op: Operation, frame: Ahead) -> None:
         try:
-            op.message(frame.src, frame.slot, len(frame.data))[:] = frame.data
-            op.payload(frame.src)
+            nbytes = len(frame.memory)
+            deliver(op.message(frame.src, frame.slot, nbytes), (frame.memory,), nbytes)
         except ProtocolError as error:
-            self._context.blame(op, frame.src, error)
-
-    def _grant(self, src: int, key: Key, op: Operation | None, fields: Sequence[Any]) -> None:
-        upto, call = slot_and_call(fields)
-        if op is not None:
-            if self._agrees(op, src, call):
-                op.granted(src, upto)
-        elif self._context.tags.is_ahead(*key) and key not in self.verdicts:
-            self._ahead(key, src, len(call)).grants[src] = (upto, call)
+            self._calls.ends.blame(op, frame.src, error)
 
     def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
-        op = self._context.ops.get(key)
-        tags = self._context.tags
+        op = self._calls.ops.get(key)
+        tags = self._calls.tags
         if op is not None:
-            self._context.end(op, verdict)
+            self._calls.ends.end(op, verdict)
         elif key[0] in tags.frozen:
             # It is of the number before, or after, the round.
             if sum([_size(held, other) for _, held, other in self._held]) < MAX_VERDICT_BYTES:
@@ -301,16 +272,10 @@ class Arrivals:
     # -- answers ----------------------------------------------------------------------------------
 
     def _answer(self, dst: int, key: Key, *, entered: bool) -> None:
-        self._say(dst, kinds.STATUS, *key, entered, _doing(self._context))
+        self._calls.party.say(dst, kinds.STATUS, *key, entered, _doing(self._calls))
 
     def _admit(self, dst: int, key: Key) -> None:
-        self._say(dst, kinds.ADMIT, *key)
-
-    def _say(self, dst: int, kind: int, *fields: Any) -> None:
-        context = self._context
-        context.endpoint.send(
-            context.ranks[dst], pack_fields(kind, context.id, *fields), urgent=True
-        )
+        self._calls.party.say(dst, kinds.ADMIT, *key)
 
 
 def _size(key: Key, verdict: failures.Verdict) -> int:
@@ -320,10 +285,10 @@ def _size(key: Key, verdict: failures.Verdict) -> int:
     return AHEAD + tag + len(verdict.text) + details
 
 
-def _doing(context: Matching) -> str:
+def _doing(calls: Called) -> str:
     """What this rank is doing, in a few words."""
-    for op in context.ops.values():
+    for op in calls.ops.values():
         if op.tag == SETUP_TAG:
             continue
         return f"in {name_of(op.work.op, op.tag, op.seq)} for {op.work.elapsed:.1f} s"
-    return f"in no collective (last: {context.recorder.last(context.scope)})"
+    return f"in no collective (last: {calls.recorder.last(calls.scope)})"

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiodist.engine import failures
-from aiodist.engine.hosting import Party
 from aiodist.engine.operation import Operation
 from aiodist.engine.tags import TagCounts
 from aiodist.errors import AiodistError, CollectiveTimeoutError
+from aiodist.links.party import Party
 from aiodist.types import ANY_TAG
 from aiodist.wire import kinds
-from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
 
 ASK_SECONDS = 1.5
@@ -26,17 +25,8 @@ PART = 2 / 3
 gives none has to be here in time, too."""
 
 
-class Collectives(Party, Protocol):
-    """A group whose collectives have deadlines."""
-
-    loop: asyncio.AbstractEventLoop
-    tags: TagCounts
-
-    @property
-    def setting_up(self) -> Operation | None:
-        """The collective by which the ranks agree on shared memory, if one is pending: others may
-        wait for it."""
-        ...
+class Ending(Protocol):
+    """What ends a collective."""
 
     def failed(self, op: Operation, error: BaseException) -> None:
         """Fails `op` with `error`, and tells the others."""
@@ -44,6 +34,22 @@ class Collectives(Party, Protocol):
 
     def locate(self, error: AiodistError, op: Operation) -> None:
         """Has `error` say in which group, and in what, it happened."""
+        ...
+
+
+class Collectives(Protocol):
+    """The collectives of a group. They have deadlines."""
+
+    party: Party
+    tags: TagCounts
+
+    @property
+    def ends(self) -> Ending: ...
+
+    @property
+    def setting_up(self) -> Operation | None:
+        """The collective by which the ranks agree on shared memory, if one is pending: others may
+        wait for it."""
         ...
 
 
@@ -55,23 +61,10 @@ class Failing(Protocol):
         ...
 
 
-class Messages(Party, Protocol):
-    """A group whose sends and receives have deadlines."""
-
-    loop: asyncio.AbstractEventLoop
-
-    @property
-    def p2p(self) -> Failing: ...
-
-    def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
-        """Returns an error that says where it happened."""
-        ...
-
-
-def arm(context: Collectives, op: Operation, seconds: float) -> None:
+def arm(calls: Collectives, op: Operation, seconds: float) -> None:
     """`op` is to fail in `seconds`."""
     ask = _ask_after(seconds)
-    op.timer = context.loop.call_later(ask, _ask, context, op, seconds - ask, seconds)
+    op.timer = calls.party.loop.call_later(ask, _ask, calls, op, seconds - ask, seconds)
 
 
 def _ask_after(seconds: float) -> float:
@@ -79,57 +72,56 @@ def _ask_after(seconds: float) -> float:
     return max(seconds - ASK_SECONDS, seconds / 2)
 
 
-def _ask(context: Collectives, op: Operation, rest: float, seconds: float) -> None:
+def _ask(calls: Collectives, op: Operation, rest: float, seconds: float) -> None:
     if op.done:
         return
-    holder = _holder(context, op)
+    holder = _holder(calls, op)
     if holder is not None:
-        inquire(context, holder, rest)
-    op.timer = context.loop.call_later(rest, _expire, context, op, seconds)
+        inquire(calls, holder, rest)
+    op.timer = calls.party.loop.call_later(rest, _expire, calls, op, seconds)
 
 
-def inquire(context: Collectives, op: Operation, seconds: float) -> None:
+def inquire(calls: Collectives, op: Operation, seconds: float) -> None:
     """Ask what they do who are missing in `op`, them and the coordinator: there are `seconds` for
     answers."""
-    late = ask_whether_entered(context, op)
+    late = ask_whether_entered(calls, op)
 
     def told(texts: Mapping[int, str]) -> None:
         for rank, text in texts.items():
             op.seen.setdefault(rank, text)
 
-    _ask_coordinator(context, late, told, seconds)
+    _ask_coordinator(calls.party, late, told, seconds)
 
 
-def ask_whether_entered(context: Collectives, op: Operation) -> list[int]:
+def ask_whether_entered(calls: Collectives, op: Operation) -> list[int]:
     """Ask whoever is missing whether it has entered `op`: these."""
-    context.tags.keep(op.tag)
-    header = pack_fields(kinds.INQUIRE, context.id, op.tag, op.seq)
-    late = missing(context, op)
+    calls.tags.keep(op.tag)
+    late = missing(calls, op)
     for peer in late:
-        context.endpoint.send(context.ranks[peer], header, urgent=True)
+        calls.party.say(peer, kinds.INQUIRE, op.tag, op.seq)
     return late
 
 
 def _ask_coordinator(
-    context: Party,
+    party: Party,
     ranks: Sequence[int],
     tell: Callable[[Mapping[int, str]], None],
     seconds: float,
 ) -> None:
     """Ask what `ranks` are doing: `tell` gets it by rank, if it comes within `seconds`."""
-    by_root = {context.ranks[rank]: rank for rank in ranks}
+    by_root = {party.ranks[rank]: rank for rank in ranks}
 
     def told(texts: Mapping[int, str]) -> None:
         tell({by_root[root]: text for root, text in texts.items()})
 
-    context.endpoint.ask(list(by_root), told, seconds * PART)
+    party.endpoint.ask(list(by_root), told, seconds * PART)
 
 
-def _expire(context: Collectives, op: Operation, seconds: float) -> None:
+def _expire(calls: Collectives, op: Operation, seconds: float) -> None:
     if op.done:
         return
-    holder = _holder(context, op)
-    late = missing(context, op)
+    holder = _holder(calls, op)
+    late = missing(calls, op)
     seen = {} if holder is None else {r: holder.seen[r] for r in late if r in holder.seen}
     text = failures.timeout_text(seconds, late, seen)
     if holder is None:
@@ -138,31 +130,31 @@ def _expire(context: Collectives, op: Operation, seconds: float) -> None:
         text = f"ranks of this host have not agreed on shared memory: {text}"
     error = CollectiveTimeoutError(text, missing=late, last_seen=seen)
     if op.seq >= 0:
-        context.failed(op, error)
+        calls.ends.failed(op, error)
     else:
         op.close()
-        context.locate(error, op)
+        calls.ends.locate(error, op)
         op.work.fail(error)
 
 
-def _holder(context: Collectives, op: Operation) -> Operation | None:
+def _holder(calls: Collectives, op: Operation) -> Operation | None:
     """The operation that others have not entered: `op`, or while it waits for its number, the one
     that it waits for, if that is one."""
     if op.seq >= 0:
         return op
-    return context.setting_up if op.tag is None else None
+    return calls.setting_up if op.tag is None else None
 
 
-def missing(context: Collectives, op: Operation) -> list[int]:
+def missing(calls: Collectives, op: Operation) -> list[int]:
     """The other ranks that are not known to have entered `op`; while it waits for its number, what
     it waits for."""
-    holder = _holder(context, op)
+    holder = _holder(calls, op)
     if holder is None:
         return []
-    entered = holder.heard | {context.rank}
+    entered = holder.heard | {calls.party.rank}
     if holder.lane is not None:
         entered |= set(holder.lane.entered(holder.seq))
-    return sorted(set(range(context.size)) - entered)
+    return sorted(set(range(calls.party.size)) - entered)
 
 
 def is_timeout(timeout: float) -> bool:
@@ -181,17 +173,18 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def arm_message(
-    context: Messages,
+    party: Party,
+    messages: Failing,
     work: Work[Any],
     timeout: float | None,
     default: float,
     missing: Sequence[int],
 ) -> Work[Any]:
-    """A send or receive is to fail in `timeout` seconds (None: `default`), for want of the rank in
-    `missing`, if any."""
+    """A send or receive, one of `messages`, is to fail in `timeout` seconds (None: `default`), for
+    want of the rank in `missing`, if any."""
     seconds = default if timeout is None else timeout
     if not work.done() and seconds != math.inf:
-        deadline = _MessageDeadline(context, work, seconds, missing)
+        deadline = _MessageDeadline(party, messages, work, seconds, missing)
         work.add_done_callback(deadline.disarm)
     return work
 
@@ -200,24 +193,30 @@ class _MessageDeadline:
     """The deadline of a send or receive."""
 
     def __init__(
-        self, context: Messages, work: Work[Any], seconds: float, missing: Sequence[int]
+        self,
+        party: Party,
+        messages: Failing,
+        work: Work[Any],
+        seconds: float,
+        missing: Sequence[int],
     ) -> None:
-        self._context = context
+        self._party = party
+        self._messages = messages
         self._work = work
         self._seconds = seconds
         self._missing = missing
         self._seen: dict[int, str] = {}
         ask = _ask_after(seconds) if missing else seconds
         call = self._ask if missing else self._expire
-        self._timer = context.loop.call_later(ask, call)
+        self._timer = party.loop.call_later(ask, call)
 
     def disarm(self, work: asyncio.Future[Any]) -> None:
         self._timer.cancel()
 
     def _ask(self) -> None:
         rest = self._seconds - _ask_after(self._seconds)
-        self._timer = self._context.loop.call_later(rest, self._expire)
-        _ask_coordinator(self._context, self._missing, self._seen.update, rest)
+        self._timer = self._party.loop.call_later(rest, self._expire)
+        _ask_coordinator(self._party, self._missing, self._seen.update, rest)
 
     def _expire(self) -> None:
         whom = ""
@@ -225,7 +224,7 @@ class _MessageDeadline:
             [peer] = self._missing
             whom = f" by rank {peer} ({self._seen.get(peer, 'no answer')})"
         work = self._work
-        error = self._context.error(
+        error = self._party.error(
             CollectiveTimeoutError,
             f"not matched{whom} within {self._seconds:g} s",
             op=work.op,
@@ -233,4 +232,4 @@ class _MessageDeadline:
             missing=self._missing,
             last_seen=self._seen,
         )
-        self._context.p2p.fail(work, error)
+        self._messages.fail(work, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from aiodist.errors import ProtocolError
 
@@ -11,14 +11,32 @@ Key = tuple[object, int]
 """The tag and the number of a collective."""
 
 
-class Ahead(NamedTuple):
-    """A frame of a collective that was not called here when it began to come."""
+class Keeper(Protocol):
+    """Who keeps what comes before its collective is called."""
 
-    key: Key
-    src: int
-    slot: int
-    call: bytes
-    data: bytearray
+    def came(self, frame: Ahead) -> None:
+        """Takes `frame`, which is here as a whole."""
+        ...
+
+
+class Ahead:
+    """A frame of a collective that was not called here when it began to come: the landing of its
+    payload, in memory of its own."""
+
+    __slots__ = ("_keeper", "call", "key", "memory", "slot", "src")
+
+    def __init__(
+        self, keeper: Keeper, key: Key, src: int, slot: int, call: bytes, nbytes: int
+    ) -> None:
+        self._keeper = keeper
+        self.key = key
+        self.src = src
+        self.slot = slot
+        self.call = call
+        self.memory = memoryview(bytearray(nbytes))
+
+    def landed(self) -> None:
+        self._keeper.came(self)
 
 
 class Early:
@@ -42,8 +60,8 @@ class Early:
     def take(self, src: int, call: bytes, into: memoryview) -> bool:
         """Whether there is a frame of `src` with this call and of that size: it is `into` then."""
         for frame in self.frames:
-            if frame.src == src and frame.call == call and len(frame.data) == len(into):
-                into[:] = frame.data
+            if frame.src == src and frame.call == call and len(frame.memory) == len(into):
+                into[:] = frame.memory
                 self.frames.remove(frame)
                 return True
         return False

@@ -16,47 +16,89 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.engine.hosting import Host
 from aiodist.engine.phase import Phase, Spans
 from aiodist.errors import ProtocolError
 from aiodist.schedules.plan import Recv, Send, Step
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields
 from aiodist.work import Work
 
 
 class Exchanging(Protocol):
-    """An operation. `heard` are the peers that are known to have entered it."""
+    """An operation: what was called, by which tag and number, and `heard`, the peers that are known
+    to have entered it."""
 
     work: Work[Any]
+    tag: object
+    seq: int
+    call: bytes
     heard: set[int]
+
+    @property
+    def waiting_for(self) -> int | None:
+        """The peer that the next step needs, if it is a peer."""
+        ...
+
+    def advance(self) -> None:
+        """Goes on as far as can be."""
+        ...
+
+    def sent(self, peer: int) -> None:
+        """A frame has left for `peer`."""
+        ...
 
 
 Op = TypeVar("Op", bound=Exchanging)
 
 
+class Inflow:
+    """Where the frames of one peer land, one after the other. `memory`: that of the frame under
+    way; None where there is none, or nobody wants it any more."""
+
+    __slots__ = ("_exchange", "_op", "_src", "memory", "spans")
+
+    def __init__(self, exchange: Exchange[Any], op: Exchanging, src: int) -> None:
+        self._exchange = exchange
+        self._op = op
+        self._src = src
+        self.memory: memoryview | None = None
+        self.spans: Spans | None = None  # in the phase that runs; None: it is for a later one
+
+    def landed(self) -> None:
+        data, self.memory = self.memory, None
+        op, src = self._op, self._src
+        if self._exchange.came(src, self.spans, data) and op.waiting_for == src:
+            op.advance()
+
+
 class Exchange(Generic[Op]):
     """The frames of the operation `op`, by peer. The executor of its phase sends and takes them;
-    the links bring them, by `message` and `payload`."""
+    the links bring them, each to where `message` says."""
 
     __slots__ = (
-        "_allowed", "_arrived", "_base", "_eager", "_early", "_granted", "_host", "_memory", "_op",
-        "_receives", "_sent", "_staging", "_taken", "_to", "_unsent", "urgent",
+        "_allowed", "_arrived", "_base", "_eager", "_early", "_granted", "_host", "_inflows",
+        "_memory", "_op", "_party", "_receives", "_sent", "_taken", "_to", "_unsent", "urgent",
     )  # fmt: skip
 
     def __init__(self, host: Host[Op], op: Op, size: int) -> None:
         self._host = host
-        self._op = op
+        self._party = host.party
+        self._op: Op | None = op  # None: it has ended, and is not to wait for the garbage collector
         self._unsent = [0] * size  # frames that were sent and have not left yet
         self._to: set[int] = set()  # to whom something was sent in this phase
+        self._inflows: dict[int, Inflow] = {}  # where the payload goes that comes now
         self._sent = [0] * size  # the slot of the next frame to the peer
         self._granted = [0] * size  # the peer takes ours with slots below
         self._base = [0] * size  # the slot of the first frame of this phase
         self._taken = [0] * size  # the slot of the next frame that a step takes
         self._arrived = [0] * size  # the slot of the next frame that completes
         self._allowed = [0] * size  # this rank takes the peer's with slots below
-        self._early: dict[int, deque[bytearray]] = {}  # payloads for a later phase
-        self._staging: dict[int, bytearray | Spans] = {}  # where the payload goes that comes now
+        self._early: dict[int, deque[memoryview]] = {}  # payloads for a later phase
+        self._turn_away()
         # Of the phase that runs:
         self._receives: dict[int, list[Spans]] = {}  # where the frames of a peer go, in order
         self._memory: Any = None  # what these spans mean
@@ -79,13 +121,15 @@ class Exchange(Generic[Op]):
 
     def catch_up(self, steps: Sequence[Step]) -> None:
         """These first steps of the phase were done before there was an operation."""
+        op = self._op
+        assert op is not None
         for step in steps:
             if isinstance(step, Send):
                 self._sent[step.peer] += 1
             elif isinstance(step, Recv):
                 self._arrived[step.peer] += 1
                 self._taken[step.peer] += 1
-                self._op.heard.add(step.peer)
+                op.heard.add(step.peer)
 
     def deliver_early(self) -> tuple[int, ProtocolError] | None:
         """Hand over what came before the phase began; or return who sent what makes no sense."""
@@ -107,19 +151,27 @@ class Exchange(Generic[Op]):
         self._memory = None
 
     def close(self) -> None:
-        """The operation has ended: let go of all memory."""
+        """The operation has ended: let go of it, and of all memory."""
+        self._op = None
         self._early.clear()
-        self._staging.clear()
+        self._turn_away()
+        self._inflows.clear()
         self.end()
+
+    def _turn_away(self) -> None:
+        """What is under way is written nowhere any more, however far it has come."""
+        for inflow in self._inflows.values():
+            inflow.memory = None
 
     @property
     def is_drained(self) -> bool:
         """Whether all that was sent has left; then its memory is free again."""
         if any(self._unsent):
             return False
-        for peer in self._to:
-            self._host.settle(peer, self._op)
-        self._to.clear()
+        if self._op is not None:
+            for peer in self._to:
+                self._party.settle(peer, self._op)
+            self._to.clear()
         return True
 
     def left(self, peer: int) -> None:
@@ -141,6 +193,7 @@ class Exchange(Generic[Op]):
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
         host, op = self._host, self._op
+        assert op is not None
         if peer not in op.heard and not host.may_send(
             op, peer, sum([view.nbytes for view in views])
         ):
@@ -150,7 +203,15 @@ class Exchange(Generic[Op]):
         self._sent[peer] = slot + 1
         self._unsent[peer] += 1
         self._to.add(peer)
-        host.send_message(op, peer, slot, views)
+        party = self._party
+        to = party.peers[peer]
+        (to.link or to).send(
+            pack_fields(kinds.MESSAGE, party.id, op.tag, op.seq, slot, op.call),
+            views,
+            done=partial(op.sent, peer),
+            token=op,
+            urgent=self.urgent,
+        )
         return True
 
     def take(self, peer: int, spans: Spans) -> bool:
@@ -160,11 +221,16 @@ class Exchange(Generic[Op]):
         return True
 
     def grant(self, peer: int, count: int) -> None:
+        op, party = self._op, self._party
+        assert op is not None
         self._allowed[peer] += count
-        self._host.send_grant(self._op, peer, self._allowed[peer])
+        upto = self._allowed[peer]
+        to = party.peers[peer]
+        header = pack_fields(kinds.GRANT, party.id, op.tag, op.seq, upto, op.call)
+        (to.link or to).send(header, urgent=True)
 
     def check(self, peer: int) -> None:
-        lost = self._host.why_lost(peer)
+        lost = self._party.why_lost(peer)
         if lost is not None:
             raise lost
 
@@ -177,43 +243,42 @@ class Exchange(Generic[Op]):
         self._granted[src] = upto
         return True
 
-    def message(self, src: int, slot: int, nbytes: int) -> memoryview:
+    def message(self, src: int, slot: int, nbytes: int) -> Inflow:
         """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
-        op = self._op.work.op
+        op = self._op
+        assert op is not None
         if slot != self._arrived[src]:
             raise ProtocolError(
-                f"{op}: frame {slot} of rank {src} where {self._arrived[src]} was due"
+                f"{op.work.op}: frame {slot} of rank {src} where {self._arrived[src]} was due"
             )
-        spans = self._spans(src, slot)
+        inflow = self._inflows.get(src)
+        if inflow is None:
+            inflow = self._inflows[src] = Inflow(self, op, src)
+        spans = inflow.spans = self._spans(src, slot)
         if spans is None:
-            early = bytearray(nbytes)
-            self._staging[src] = early
-            return memoryview(early)
-        if slot >= self._allowed[src] and not self._eager:
-            raise ProtocolError(f"{op}: frame {slot} of rank {src} was not granted")
-        self._staging[src] = spans
-        view: memoryview = self._memory.incoming(spans, nbytes)
-        return view
+            inflow.memory = memoryview(bytearray(nbytes))
+        elif slot >= self._allowed[src] and not self._eager:
+            raise ProtocolError(f"{op.work.op}: frame {slot} of rank {src} was not granted")
+        else:
+            inflow.memory = self._memory.incoming(spans, nbytes)
+        return inflow
 
-    def payload(self, src: int) -> bool:
-        """The frame that began last from `src` is complete. Whether it is one of this phase."""
-        where = self._staging.pop(src)
+    def came(self, src: int, spans: Spans | None, data: memoryview | None) -> bool:
+        """The frame that began last from `src` is here, as `data`; where it was for this phase by
+        then, in the memory of its `spans`. Whether it is for this phase. Raises ProtocolError."""
         slot = self._arrived[src]
-        if isinstance(where, bytearray):
+        if spans is not None:
+            self._memory.arrived(spans)
+        else:
+            assert data is not None
             spans = self._spans(src, slot)
             if spans is None:
-                self._early.setdefault(src, deque()).append(where)
+                self._early.setdefault(src, deque()).append(data)
                 self._arrived[src] = slot + 1
                 return False
-            self._deliver(spans, where)
-        else:
-            self._memory.arrived(where)
+            self._deliver(spans, data)
         self._arrived[src] = slot + 1  # not before: what makes no sense has not come
         return True
-
-    def receiving_from(self) -> list[int]:
-        """The peers whose current frame has come only in part: its payload is not complete."""
-        return list(self._staging)
 
     def _spans(self, src: int, slot: int) -> Spans | None:
         receives = self._receives.get(src)
@@ -222,7 +287,7 @@ class Exchange(Generic[Op]):
             return None
         return receives[index]
 
-    def _deliver(self, spans: Spans, data: bytearray) -> None:
+    def _deliver(self, spans: Spans, data: memoryview) -> None:
         view = self._memory.incoming(spans, len(data))
         view[:] = data
         self._memory.arrived(spans)

@@ -35,35 +35,24 @@ user's, and the other ranks have heard. Only the Work is held, which is to say w
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from aiodist.engine.failures import BELIEVED, LOST, Verdict
-from aiodist.engine.hosting import Party
 from aiodist.errors import AiodistError, PeerLostError
+from aiodist.links.party import Party
 from aiodist.work import Work
 
 Where = Mapping[str, Any]
 """Group, epoch, op, tag and seq of an error."""
 
 
-class Members(Party, Protocol):
-    """A group that hears of losses."""
-
-    loop: asyncio.AbstractEventLoop
-
-    def lost(self) -> Mapping[int, str]:
-        """Returns the ranks that are lost, and why."""
-        ...
-
-
 class Hearsay:
     """The Works of one context that fail by what another rank believes, once it is known."""
 
-    def __init__(self, context: Members) -> None:
-        self._context = context
+    def __init__(self, party: Party) -> None:
+        self._party = party
         self._held: dict[Work[Any], tuple[Verdict, AiodistError, Where]] = {}
 
     @property
@@ -73,7 +62,7 @@ class Hearsay:
 
     def own(self, verdict: Verdict) -> Verdict:
         """What this rank tells the others: a loss that it only believes in is none yet."""
-        doubted, ranks = self._context.endpoint.doubted, self._context.ranks
+        doubted, ranks = self._party.endpoint.doubted, self._party.ranks
         if verdict.reason == LOST and any(ranks[peer] in doubted for peer in verdict.details):
             return verdict._replace(reason=BELIEVED)
         return verdict
@@ -82,20 +71,20 @@ class Hearsay:
         """`work`, which is withdrawn, fails by a verdict of another rank, whose words are `error`.
         If that is no more than its belief, it fails once the coordinator has ruled: or by these
         words, if it does not within a lease."""
-        context = self._context
-        if verdict.reason != BELIEVED or context.rank in verdict.details:
+        party = self._party
+        if verdict.reason != BELIEVED or party.rank in verdict.details:
             work.fail(error)
             return
         work._on_cancel = self._withdrawn
         self._held[work] = verdict, error, where
         self.review()
         if work in self._held:
-            timer = context.loop.call_later(context.endpoint.lease, self._expire, work)
+            timer = party.loop.call_later(party.endpoint.lease, self._expire, work)
             work.add_done_callback(lambda _: timer.cancel())
 
     def review(self) -> None:
         """Who is lost is known better now, or never will be."""
-        is_expected = self._context.endpoint.expects_ruling()
+        is_expected = self._party.endpoint.expects_ruling()
         for work, (verdict, error, where) in list(self._held.items()):
             ruled = self._ruled(verdict, where)
             if ruled is not None or not is_expected:
@@ -119,7 +108,7 @@ class Hearsay:
 
     def _ruled(self, verdict: Verdict, where: Where) -> PeerLostError | None:
         """What to say where one of the two is known to be lost."""
-        lost = self._context.lost()
+        lost = self._party.lost()
         gone = [peer for peer in verdict.details if peer in lost]
         if not gone and verdict.rank in lost:
             gone = [verdict.rank]

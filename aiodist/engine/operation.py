@@ -18,6 +18,7 @@ from aiodist.engine.hosting import Host
 from aiodist.engine.phase import Phase
 from aiodist.shared_memory.board import ON_DEVICE
 from aiodist.shared_memory.lane import DifferentCallsError, Lane
+from aiodist.transports.base import Landing
 from aiodist.work import Work
 
 
@@ -123,7 +124,7 @@ class Operation:
     # -- entered by the context ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Run as far as can be."""
+        """Begin its first phase; `advance` runs it."""
         self._program = self._start(self.lane is not None)
         if self._phase is None:
             self._begin()
@@ -132,7 +133,6 @@ class Operation:
             self._tell_phase()
         except Exception as error:
             self._host.failed(self, error)
-        self.advance()
 
     def carry_on(self, executor: Executor) -> None:
         """Before it starts: its first phase is under way already, and its program is what comes
@@ -151,23 +151,22 @@ class Operation:
             self.advance()
         elif self.lane.enter(self):
             self.start()
+            self.advance()
 
     @property
     def waiting_for(self) -> int | None:
         """The peer that the next step needs, if it is a peer."""
         return None if self._phase is None else self._phase.waiting_for
 
-    def granted(self, src: int, upto: int) -> None:
+    def granted(self, src: int, upto: int) -> Landing | None:
         """`src` takes our frames with slots below `upto`."""
         self._hear(src)
-        if self.exchange.granted(src, upto) and self.waiting_for == src:
-            self.advance()
+        return self if self.exchange.granted(src, upto) and self.waiting_for == src else None
 
-    def admitted(self, src: int) -> None:
+    def admitted(self, src: int) -> Landing | None:
         """`src` has entered, and takes what it was not known to want."""
         self._hear(src)
-        if self.waiting_for == src:
-            self.advance()
+        return self if self.waiting_for == src else None
 
     def _hear(self, src: int) -> None:
         if src not in self.heard:
@@ -175,15 +174,10 @@ class Operation:
             if self.unsolicited:
                 self._host.refund(self, src)
 
-    def message(self, src: int, slot: int, nbytes: int) -> memoryview:
-        """A frame of `src` begins: where its payload goes."""
+    def message(self, src: int, slot: int, nbytes: int) -> Landing:
+        """A frame of `src` begins: where its payload goes. Raises ProtocolError."""
         self._hear(src)
         return self.exchange.message(src, slot, nbytes)
-
-    def payload(self, src: int) -> None:
-        """The frame that began last from `src` is complete."""
-        if self.exchange.payload(src) and self.waiting_for == src:
-            self.advance()
 
     def sent(self, peer: int) -> None:
         """A frame has left for `peer` (the `done` of its send)."""
@@ -191,6 +185,7 @@ class Operation:
         if self._draining and not self.done and self.exchange.is_drained:
             self._draining = False
             self._begin()
+            self.advance()
 
     def needs(self, peer: int) -> bool:
         """Whether the rest of the current phase exchanges anything with `peer`."""
@@ -238,8 +233,13 @@ class Operation:
             if self.done:
                 self._release()
 
+    # An operation is itself the landing of a frame without a payload with which it may go on. So it
+    # does not do so below all those who have passed on the header, but once they are done.
+    memory = None
+    landed = advance
+
     def _begin(self) -> None:
-        """Begin the next phase, and run as far as can be."""
+        """Begin the next phase."""
         self._running = True
         try:
             self._next_phase()
@@ -249,7 +249,6 @@ class Operation:
             self._running = False
         if self.done:
             self._release()
-        self.advance()
 
     def _next_phase(self) -> None:
         self._end_phase()
@@ -289,6 +288,7 @@ class Operation:
             self._phase = None
 
     def _release(self) -> None:
+        self.exchange.close()
         if self._program is not None:
             self._program.close()
         self._end_phase()

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiodist.engine.early import Key
 from aiodist.engine.failures import Verdict
-from aiodist.engine.hosting import Party
+from aiodist.links.party import Party
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
@@ -24,17 +24,17 @@ KEPT = 32
 class VerdictRelay:
     """Tells the verdicts of one rank of a group, and passes on those of others."""
 
-    def __init__(self, context: Party) -> None:
-        self._context = context
+    def __init__(self, party: Party) -> None:
+        self._party = party
         self._heard: dict[int, deque[tuple[Key, Verdict]]] = {}
 
     def tell(self, key: Key, verdict: Verdict) -> None:
         """Tell all other ranks."""
-        self._tell(key, verdict, range(self._context.size))
+        self._tell(key, verdict, range(self._party.size))
 
     def hear(self, src: int, key: Key, fields: Sequence[Any]) -> Verdict:
         """The verdict in an ABORT frame of `src`, whose rest is `fields`. Raises ProtocolError."""
-        verdict, untold = Verdict.parse(fields, self._context.size)
+        verdict, untold = Verdict.parse(fields, self._party.size)
         self._heard.setdefault(src, deque(maxlen=KEPT)).append((key, verdict))
         self._tell(key, verdict, [peer for peer in untold if peer != src])
         return verdict
@@ -42,18 +42,17 @@ class VerdictRelay:
     def lose(self, src: int) -> None:
         """`src` is lost."""
         for key, verdict in self._heard.pop(src, ()):
-            self._tell(key, verdict, range(self._context.size))
+            self._tell(key, verdict, range(self._party.size))
 
     def clear(self) -> None:
         """The group has ended here."""
         self._heard.clear()
 
     def _tell(self, key: Key, verdict: Verdict, peers: Sequence[int]) -> None:
-        context = self._context
-        lost = context.endpoint.lost
-        untold = [peer for peer in peers if context.ranks[peer] in lost]
-        header = pack_fields(kinds.ABORT, context.id, *key, *verdict.fields(), untold)
+        party = self._party
+        lost = party.endpoint.lost
+        untold = [peer for peer in peers if party.ranks[peer] in lost]
+        header = pack_fields(kinds.ABORT, party.id, *key, *verdict.fields(), untold)
         for peer in peers:
-            root = context.ranks[peer]
-            if peer != context.rank and root not in lost:
-                context.endpoint.send(root, header, urgent=True)
+            if peer != party.rank and peer not in untold:
+                party.peers[peer].send(header, urgent=True)

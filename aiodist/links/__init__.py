@@ -8,7 +8,7 @@ the frames that come to the groups that they are for, and says who is gone.
 however many connections it takes. A link whose connection breaks is *severed*
 (`aiodist.transports.lasting`): what it has to send waits, what has begun to come stays where it is,
 and its keeper is told. The keeper is the `Peer`, which connects again. Meanwhile nobody above
-notices: the link takes what is sent, and can be asked to discard or divert. The link over the new
+notices: the link takes what is sent, and can be asked to discard it. The link over the new
 connection *adopts* the state of the old one.
 
 **The greeting** says how many links there have been and how many frames have come, and proves it. A

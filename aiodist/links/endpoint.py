@@ -19,9 +19,9 @@ from aiodist.errors import ProtocolError
 from aiodist.links.draining import Draining
 from aiodist.links.greeting import Claim, Greeter, Greeting, Identity, Nonces
 from aiodist.links.moved import Moved
-from aiodist.links.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Outgoing, Peer, Stray
+from aiodist.links.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Peer, Stray
 from aiodist.recorder import Recorder
-from aiodist.transports.base import Done, Link, Receiver
+from aiodist.transports.base import Link, Receiver, deliver
 from aiodist.transports.polling import Progress
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import is_virtual
@@ -209,41 +209,9 @@ class Endpoint:
     def _deliver(self, context: Inbox, stray: Stray) -> None:
         """Its group is there. Raises ProtocolError."""
         self._peers[stray.rank].settle(stray)
-        view = context.frame(stray.rank, stray.fields, len(stray.data))
-        if view is not None:
-            view[:] = stray.data
-        context.payload(stray.rank)
-
-    def send(
-        self,
-        rank: int,
-        header: bytes,
-        payload: Sequence[memoryview] = (),
-        *,
-        done: Done | None = None,
-        token: object = None,
-        urgent: bool = False,
-    ) -> None:
-        """Send one frame to `rank`; nothing happens when it is lost."""
-        peer = self._peers[rank]
-        link = peer.link
-        if link is not None:
-            link.send(header, payload, done=done, token=token, urgent=urgent)
-        elif rank not in self.lost and not self.closing:
-            peer.send(Outgoing(header, payload, done, token, urgent))
-
-    def discard(self, rank: int, token: object) -> None:
-        self._peers[rank].discard(token)
-
-    def settle(self, rank: int, token: object) -> None:
-        """See `Link.settle`."""
-        link = self._peers[rank].link
-        if link is not None:
-            link.settle(token)
-
-    def divert(self, rank: int, into: memoryview | None) -> int:
-        link = self._peers[rank].link
-        return 0 if link is None else link.divert(into)
+        nbytes = len(stray.memory)
+        landing = context.frame(stray.rank, stray.fields, nbytes)
+        deliver(landing, (stray.memory,), nbytes)
 
     def poll(self) -> None:
         """Take in what has arrived."""
@@ -251,8 +219,9 @@ class Endpoint:
             if peer.link is not None:
                 peer.link.poll()
 
-    def link(self, rank: int) -> Link | None:
-        return self._peers[rank].link
+    def peer(self, root: int) -> Peer:
+        """The peer with this root: its own or another member's."""
+        return self._peers[root]
 
     @property
     def payload_bytes(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import secrets
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.base import Link
+from aiodist.transports.base import Landing, Link
 from aiodist.transports.sparing import Sparing
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, unpack_fields
@@ -118,7 +118,11 @@ class Greeter:
         self._shown: tuple[bytes, bytes, Claim] | None = None
         self._timer = endpoint.loop.call_later(HANDSHAKE_TIMEOUT, self._expired)
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+    # Its frames have no payload: what they set off is done when the link has counted them, since
+    # from the end of the greeting on the count begins anew. So it is their landing itself.
+    memory = None
+
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
         fields = unpack_fields(header)
         if nbytes or self._shown is not None:
             raise ProtocolError("a peer waits for the answer to its greeting")
@@ -126,15 +130,15 @@ class Greeter:
             self._theirs = _hello(fields)
         else:
             self._shown = _shown(fields)
-        return None
+        return self
 
-    def payload(self, link: Link) -> None:
+    def landed(self) -> None:
         if self._shown is None:
-            link.send(pack_fields(kinds.CHALLENGE, self._ours))
+            self.link.send(pack_fields(kinds.CHALLENGE, self._ours))
         elif self._endpoint.holds(self):
             self.proceed()
         else:
-            link.close(ProtocolError("more connections than there will be members"))
+            self.link.close(ProtocolError("more connections than there will be members"))
 
     def proceed(self) -> None:
         """Judge the proof, once it has come and the membership is known."""
@@ -175,6 +179,9 @@ class Greeting:
     """Receives the answers to our greeting of the peer that we connected to. `why`: what may be
     the reason that there was none. `is_final`: the peer has said so."""
 
+    _link: Link
+    memory = None  # see `Greeter.memory`
+
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peer: Counterpart, identity: Identity
     ) -> None:
@@ -189,9 +196,10 @@ class Greeting:
 
     def begin(self, link: Link) -> None:
         """Say hello."""
+        self._link = link
         link.send(pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, self._ours), urgent=True)
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
         fields = unpack_fields(header)
         if self._theirs and not nbytes and fields[:2] == [kinds.FAREWELL, b""] and len(fields) == 3:
             self.is_final = True
@@ -205,16 +213,17 @@ class Greeting:
             raise ProtocolError("a nonce or proof is bytes")
         if not self._theirs:
             self._theirs = _nonce(fields[1])
-            return None
+            return self
         claim = self._claim = _claim(fields[2:])
         nonces = (self._ours, self._theirs)
         if not self._identity.check("listener", self._peer.id, fields[1], nonces, claim):
             raise ProtocolError(f"who answered did not show that it is rank {self._peer.rank}")
         if not self._peer.can_attach(link, claim):
             raise ProtocolError(f"rank {self._peer.rank} cannot go on where the link broke")
-        return None
+        return self
 
-    def payload(self, link: Link) -> None:
+    def landed(self) -> None:
+        link = self._link
         if self.answered.done():
             link.close()  # superseded
         elif self._claim is None:

@@ -45,7 +45,7 @@ from typing import Any, NamedTuple, Protocol
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.greeting import Claim
 from aiodist.links.process_watch import ProcessWatch
-from aiodist.transports.base import Done, Link
+from aiodist.transports.base import Done, Landing, Link
 from aiodist.transports.lasting import LastingLink
 from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
@@ -97,9 +97,7 @@ class Inbox(Protocol):
     @property
     def hearsay(self) -> Rulings: ...
 
-    def frame(self, root: int, fields: list[Any], nbytes: int) -> memoryview | None: ...
-
-    def payload(self, root: int) -> None: ...
+    def frame(self, root: int, fields: list[Any], nbytes: int) -> Landing | None: ...
 
     def rank_lost(self, root: int, reason: str) -> None: ...
 
@@ -126,6 +124,7 @@ class Home(Protocol):
     loop: asyncio.AbstractEventLoop
     lease: float
     closing: bool
+    lost: dict[int, str]
     contexts: dict[bytes, Inbox]
     closed_contexts: OrderedDict[bytes, None]
 
@@ -153,8 +152,7 @@ class Peer:
 
     __slots__ = (
         "_came", "_early_bytes", "_endpoint", "_generation", "_in_vain", "_made", "_process_watch",
-        "_queue", "_silent", "_target", "_unheard", "broken", "calling", "dialing", "id", "link",
-        "rank",
+        "_queue", "_silent", "_unheard", "broken", "calling", "dialing", "id", "link", "rank",
     )  # fmt: skip
 
     def __init__(self, endpoint: Home, rank: int, id: str) -> None:
@@ -176,24 +174,28 @@ class Peer:
         """Over the peer's process, whichever connection there is."""
         self._endpoint = endpoint
         self._queue: list[Outgoing] = []
-        self._target: Inbox | Stray | None = None
         self._early_bytes = 0
 
-    def send(self, frame: Outgoing) -> None:
-        """Send, or queue until there is a link."""
-        link = self.link
-        if link is not None:
-            link.send(
-                frame.header,
-                frame.payload,
-                done=frame.done,
-                token=frame.token,
-                urgent=frame.urgent,
-            )
+    def send(
+        self,
+        header: bytes,
+        payload: Sequence[memoryview] = (),
+        *,
+        done: Done | None = None,
+        token: object = None,
+        urgent: bool = False,
+    ) -> None:
+        """Send, as `Link.send` does, or queue until there is a link; nothing happens when the peer
+        is lost."""
+        if self.link is not None:
+            self.link.send(header, payload, done=done, token=token, urgent=urgent)
             return
-        self._queue.append(frame)
+        endpoint = self._endpoint
+        if self.rank in endpoint.lost or endpoint.closing:
+            return
+        self._queue.append(Outgoing(header, payload, done, token, urgent))
         if self.dialing is None:
-            self.dialing = self._endpoint.start_dialing(self)
+            self.dialing = endpoint.start_dialing(self)
 
     @property
     def held(self) -> int:
@@ -265,8 +267,8 @@ class Peer:
         self._made = self._endpoint.loop.time()
         queue, self._queue = self._queue, []
         # As on a link: what is urgent goes first.
-        for frame in sorted(queue, key=lambda frame: not frame.urgent):
-            self.send(frame)
+        for header, payload, done, token, urgent in sorted(queue, key=lambda frame: not frame[-1]):
+            self.send(header, payload, done=done, token=token, urgent=urgent)
 
     def can_attach(self, link: Link, theirs: Claim) -> bool:
         """Whether `link`, to a peer that says so, can go on where the one before stopped."""
@@ -324,7 +326,7 @@ class Peer:
 
     # -- Receiver ---------------------------------------------------------------------------------
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
         fields = unpack_fields(header)
         if len(fields) < 2 or type(fields[1]) is not bytes or type(fields[0]) is not int:
             raise ProtocolError("a header has a kind and a context")
@@ -336,9 +338,7 @@ class Peer:
             self._check_unheard(link)
         context = endpoint.contexts.get(fields[1])
         if context is not None:
-            self._target = context
             return context.frame(self.rank, fields, nbytes)
-        self._target = None
         if fields[1] in endpoint.closed_contexts:
             # Nobody takes it here any more, and the peer may not know.
             if fields[0] != kinds.REVOKE:
@@ -351,8 +351,7 @@ class Peer:
             raise ProtocolError(
                 f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
             )
-        self._target = stray = Stray(self.rank, fields, bytearray(nbytes), cost)
-        return memoryview(stray.data)
+        return Stray(endpoint, self.rank, fields, nbytes, cost)
 
     def _check_unheard(self, link: Link) -> None:
         if isinstance(link, LastingLink) and link.unheard > MAX_UNHEARD:
@@ -370,16 +369,8 @@ class Peer:
         if context is not None:
             context.rank_lost(self.rank, fields[2])
 
-    def payload(self, link: Link) -> None:
-        target, self._target = self._target, None
-        if isinstance(target, Stray):
-            self._endpoint.keep(target)
-        elif target is not None:
-            target.payload(self.rank)
-
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:
-            self._target = None
             if self._process_watch is not None:
                 self._process_watch.close()
             if error is None:
@@ -392,10 +383,17 @@ class Peer:
         self._early_bytes -= stray.cost
 
 
-class Stray(NamedTuple):
-    """A frame for a group that was not made here yet."""
+class Stray:
+    """A frame for a group that was not made here yet: the landing of its payload."""
 
-    rank: int
-    fields: list[Any]
-    data: bytearray
-    cost: int
+    __slots__ = ("_home", "cost", "fields", "memory", "rank")
+
+    def __init__(self, home: Home, rank: int, fields: list[Any], nbytes: int, cost: int) -> None:
+        self._home = home
+        self.rank = rank
+        self.fields = fields
+        self.memory = memoryview(bytearray(nbytes))
+        self.cost = cost
+
+    def landed(self) -> None:
+        self._home.keep(self)

@@ -13,7 +13,7 @@ from aiodist.buffers.values import Incoming
 from aiodist.devices import memory as device_memory
 from aiodist.devices.memory import DONE, RECORDED
 from aiodist.devices.values import Leaf, Places, Sources, host_bytes
-from aiodist.p2p.pieces import Landing
+from aiodist.p2p.pieces import Pieces
 
 Part = memoryview | tuple[Any, int, int]
 """Bytes of the host, or a flat array on the device, and its elements from and to."""
@@ -92,7 +92,7 @@ def _cut(encoded: Encoded, sources: Sources) -> deque[list[Part]]:
     return made
 
 
-class Arrival(Landing):
+class Arrival(Pieces):
     """Where the data of a message comes to the host. What has come for a device is copied there
     while the rest comes."""
 
@@ -112,8 +112,12 @@ class Arrival(Landing):
                 self._leaves.append((at, leaf))
             at += spec.nbytes
 
-    def placed(self) -> None:
-        super().placed()
+    def move(self, views: Sequence[memoryview]) -> None:
+        super().move(views)
+        self._leaves = []  # what is in memory of its own is not for the device of that receive
+
+    def landed(self) -> None:
+        super().landed()
         come = self._total - self.left
         if self._leaves and self.left and come - self._passed >= device_memory.SECTION:
             self._passed = come

@@ -96,10 +96,6 @@ class Channel(Protocol):
     def settle(self, dst: int, token: object) -> None:
         """See `Link.settle`."""
 
-    def divert(self, src: int, into: memoryview | None) -> int:
-        """See `Link.divert`, for the payload of this engine that now comes from `src`."""
-        ...
-
     def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
         """An error that names the group and the epoch."""
         ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from aiodist.buffers.values import Incoming
 from aiodist.devices.memory import DeviceWork
 from aiodist.p2p.credit import Key, MessageTag
-from aiodist.p2p.pieces import Landing
+from aiodist.p2p.pieces import Pieces
 from aiodist.work import Work
 
 REMEMBERED: Final = 128
@@ -62,32 +62,25 @@ class Probing(Receiving):
     __slots__ = ()
 
 
+class Arrived(Protocol):
+    """Who is told of messages whose first frame is here."""
+
+    def came(self, message: Message) -> None: ...
+
+
 class Message:
-    """A message that came, whole or announced, and was not delivered yet."""
+    """A message that came, whole or announced, and was not delivered yet: the landing of its first
+    frame."""
 
     __slots__ = (
-        "body",
-        "complete",
-        "data",
-        "fetched",
-        "gone",
-        "landing",
-        "meta",
-        "meta_nbytes",
-        "nbytes",
-        "number",
-        "price",
-        "receiving",
-        "sid",
-        "source",
-        "tag",
-        "wanted",
+        "_arrived", "body", "complete", "fetched", "gone", "memory", "meta", "meta_nbytes",
+        "nbytes", "number", "pieces", "price", "receiving", "sid", "source", "tag", "wanted",
         "words",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
-        number: int,
+        arrived: Arrived,
         source: int,
         tag: MessageTag,
         price: int,
@@ -97,7 +90,8 @@ class Message:
         sid: int | None,
         words: bytes = b"",
     ) -> None:
-        self.number = number
+        self._arrived = arrived
+        self.number = 0  # in the order of their coming; 0: its first frame is on the way
         self.source = source
         self.tag = tag
         self.price = price
@@ -107,28 +101,27 @@ class Message:
         self.nbytes = nbytes
         self.sid = sid  # None: eager
         self.receiving: Receiving | None = None
-        self.data = memoryview(b"")  # what the first frame brought, or the metadata pulled
+        self.memory = memoryview(b"")  # what the first frame brought, or the metadata pulled
         self.meta: memoryview | None = None
-        self.landing: Landing | None = None  # of the part that was pulled last
+        self.pieces: Pieces | None = None  # of the part that was pulled last
         self.body: Incoming | None = None  # what the data is pulled into
         self.fetched = False
         """Its sender has been asked for the data: all that lay on its device is here."""
         self.complete = False
         self.gone = False  # delivered, withdrawn or refused
 
-    @property
-    def pulling_meta(self) -> bool:
-        return self.landing is not None and self.meta is None
+    def landed(self) -> None:
+        self._arrived.came(self)
 
 
 class Origin:
     """One sender."""
 
-    __slots__ = ("announced", "arriving", "last", "last_sid")
+    __slots__ = ("announced", "gone", "last", "last_sid")
 
-    def __init__(self) -> None:
+    def __init__(self, *, gone: bool = False) -> None:
+        self.gone = gone  # nothing of it counts any more
         self.announced: dict[int, Message] = {}
         self.last_sid = -1
         self.last: tuple[MessageTag, bytes] = (0, b"")
         """Tag and metadata of its last message; b"" where that was long."""
-        self.arriving: Message | None = None  # whose payload is under way

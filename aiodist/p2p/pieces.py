@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -30,56 +30,63 @@ def cut(buffers: Sequence[memoryview], most: int = MAX_PAYLOAD) -> Iterator[list
         yield joined
 
 
-class Landing:
-    """Memory that pieces of any size fill in order. `left`: bytes that are still to come."""
+class Pieces:
+    """Memory that pieces of any size fill in order: the landing of each of them. `memory` is where
+    the piece goes that is under way, if one is; `left` is how many bytes are still to come, and
+    `filled` is called when there are none."""
 
-    __slots__ = ("_at", "_index", "_piece", "_spilled", "_views", "left")
+    __slots__ = ("_at", "_filled", "_index", "_spilled", "_views", "left", "memory")
 
-    def __init__(self, views: Sequence[memoryview]) -> None:
+    def __init__(
+        self, views: Sequence[memoryview], filled: Callable[[], None] | None = None
+    ) -> None:
+        self._filled = filled
+        self.memory: memoryview | None = None
+        self._spilled = False
+        self._begin(views)
+
+    def _begin(self, views: Sequence[memoryview]) -> None:
         self._views = [view for view in views if view.nbytes]
         self._index = 0
         self._at = 0
-        self._piece: memoryview | None = None
-        self._spilled = False
         self.left = sum(view.nbytes for view in self._views)
 
-    @property
-    def piece(self) -> memoryview | None:
-        """Where the piece goes that is under way."""
-        return self._piece
-
-    def place(self, nbytes: int) -> memoryview:
-        """Where the next piece goes, of 1 to `left` bytes: the memory itself if it lies in one
-        buffer of it."""
+    def place(self, nbytes: int) -> None:
+        """The next piece begins, of 1 to `left` bytes. It goes to where it belongs if that lies in
+        one buffer of the memory."""
         view = self._views[self._index]
         self._spilled = self._at + nbytes > view.nbytes
         if self._spilled:
-            self._piece = memoryview(bytearray(nbytes))
+            self.memory = memoryview(bytearray(nbytes))
         else:
-            self._piece = view[self._at : self._at + nbytes]
-        return self._piece
+            self.memory = view[self._at : self._at + nbytes]
 
-    def placed(self) -> None:
+    def landed(self) -> None:
         """The piece under way is complete."""
-        piece = self._piece
+        piece, self.memory = self.memory, None
         assert piece is not None
-        self._piece = None
         if self._spilled:
             self._write(piece)
         else:
             self._skip(piece.nbytes)
+        if not self.left and self._filled is not None:
+            self._filled()
 
-    def moved(self, views: Sequence[memoryview]) -> Landing:
-        """A landing in other memory of the same size that holds the bytes that have come. The
-        piece under way, if there is one, is placed there too, without any bytes."""
-        other = Landing(views)
-        for view in self._views[: self._index]:
-            other._write(view)
+    def move(self, views: Sequence[memoryview]) -> None:
+        """Go on in other memory of the same size, with the bytes that have come. How much there is
+        of the piece under way, if there is one, is not known here: all of its memory is copied, and
+        the link writes the rest of it over that."""
+        came = [*self._views[: self._index]]
         if self._at:
-            other._write(self._views[self._index][: self._at])
-        if self._piece is not None:
-            other.place(self._piece.nbytes)
-        return other
+            came.append(self._views[self._index][: self._at])
+        piece = self.memory
+        self._begin(views)
+        for view in came:
+            self._write(view)
+        if piece is not None:
+            self.place(piece.nbytes)
+            assert self.memory is not None
+            self.memory[:] = piece
 
     def _write(self, data: memoryview) -> None:
         while data.nbytes:

@@ -60,6 +60,7 @@ from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
 from aiodist.p2p.sender import Sender, Sending
 from aiodist.trace import Trace
+from aiodist.transports.base import Landing, deliver
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
 from aiodist.work import Work
 
@@ -211,25 +212,17 @@ class PointToPoint:
 
     # -- from the endpoint ------------------------------------------------------------------------
 
-    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview | None:
+    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
         """A header of rank `src` came: where its payload of `nbytes` bytes goes (None: nowhere).
 
         Raises ProtocolError for what no engine sends.
         """
         if self._closed is not None or src in self._gone:
             return None
-        view = self._frame(src, fields, nbytes)
+        landing = self._frame(src, fields, nbytes)
         if self._wire.waiting:
             self._wire.flush()
-        return view
-
-    def payload(self, src: int) -> None:
-        """The payload of the last frame of `src` is complete."""
-        if self._closed is not None or src in self._gone:
-            return
-        self._receiver.payload(src)
-        if self._wire.waiting:
-            self._wire.flush()
+        return landing
 
     def rank_lost(self, src: int, text: str) -> None:
         """`src` is gone: what came whole can still be received, all else that needs it fails. Where
@@ -271,7 +264,7 @@ class PointToPoint:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview | None:
+    def _frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
         kind = fields[0] if fields else None
         if type(kind) is int:
             if kind == wire.EAGER or kind == wire.DATA or kind == wire.RTS:
@@ -284,13 +277,7 @@ class PointToPoint:
 
     def _loop_back(self, fields: tuple[Any, ...], payload: Sequence[memoryview]) -> None:
         nbytes = sum([view.nbytes for view in payload])
-        into = self._frame(self._rank, fields, nbytes)
-        if into is not None:
-            at = 0
-            for view in payload:
-                into[at : at + view.nbytes] = view
-                at += view.nbytes
-            self._receiver.payload(self._rank)
+        deliver(self._frame(self._rank, fields, nbytes), payload, nbytes)
 
     def _wait(
         self, op: str, src: int | AnySource, tag: MessageTag | AnyTag

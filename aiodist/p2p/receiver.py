@@ -24,7 +24,8 @@ from aiodist.p2p.messages import (
     Probing,
     Receiving,
 )
-from aiodist.p2p.pieces import Landing
+from aiodist.p2p.pieces import Pieces
+from aiodist.transports.base import Landing
 from aiodist.work import Work
 
 
@@ -58,7 +59,7 @@ class Receiver:
     def idle(self) -> bool:
         """Whether nothing is pending and no state is kept for any tag."""
         waiting = self._mailbox or self._receives or self._probes
-        under_way = any(origin.announced or origin.arriving for origin in self._origins)
+        under_way = any(origin.announced for origin in self._origins)
         return not waiting and not under_way and self._flow.idle
 
     # -- from the short way -----------------------------------------------------------------------
@@ -147,7 +148,7 @@ class Receiver:
     def lose(self, src: int) -> list[Receiving]:
         """`src` is gone: what is complete stays, unless a message before it in its line is lost
         without a receive that says so. Returns the receives and probes that fail."""
-        origin, self._origins[src] = self._origins[src], Origin()
+        origin, self._origins[src] = self._origins[src], Origin(gone=True)
         self._flow.lose(src)
         failing: list[Receiving] = []
         for message in origin.announced.values():
@@ -157,8 +158,8 @@ class Receiver:
                 for later in self._mailbox.cut(message):
                     later.gone = True
             message.gone = True
-        if origin.arriving is not None:
-            self._channel.divert(src, None)
+            if message.pieces is not None:
+                message.pieces.memory = None  # what is under way is written nowhere
         for receiving in self._receives.concerning(src):
             self._receives.remove(receiving)
             failing.append(receiving)
@@ -178,74 +179,67 @@ class Receiver:
 
     # -- frames from senders ----------------------------------------------------------------------
 
-    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> memoryview:
+    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing:
         """A frame of kind EAGER, RTS or DATA: where its payload goes."""
         origin = self._origins[src]
-        origin.arriving = None
         kind = fields[0]
         if kind == wire.DATA:
             return self._piece(origin, fields, nbytes)
         if kind == wire.EAGER:
             tag, wanted, meta = wire.read_eager(fields, nbytes)
             price = cost(tag, nbytes)
-            message = Message(0, src, tag, price, wanted, meta, nbytes - meta, None)
+            message = Message(self, src, tag, price, wanted, meta, nbytes - meta, None)
         else:
             tag, wanted, sid, meta, data, words = wire.read_rts(fields, nbytes)
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
-            message = Message(0, src, tag, price, wanted, meta, data, sid, words)
+            message = Message(self, src, tag, price, wanted, meta, data, sid, words)
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
             origin.last_sid = message.sid
-        origin.arriving = message
-        message.data = memoryview(bytearray(nbytes))
-        return message.data
+        message.memory = memoryview(bytearray(nbytes))
+        return message
 
-    def payload(self, src: int) -> None:
-        """The payload of the last such frame is complete."""
+    def came(self, message: Message) -> None:
+        """The first frame of `message` is here, as a whole."""
+        src = message.source
         origin = self._origins[src]
-        message = origin.arriving
-        if message is None:
-            return
-        origin.arriving = None
-        if message.landing is not None:
-            message.landing.placed()
-            if message.pulling_meta and not message.landing.left:
-                self._meta_here(message)
+        if origin.gone:
             return
         self._number += 1
         message.number = self._number
         if message.sid is None:
-            message.meta = message.data[: message.meta_nbytes]
+            message.meta = message.memory[: message.meta_nbytes]
             message.complete = True
         else:
             origin.announced[message.sid] = message
-            message.meta = message.data if message.data.nbytes else None
+            message.meta = message.memory if message.memory.nbytes else None
         if message.meta is not None and message.meta_nbytes <= REMEMBERED:
             origin.last = message.tag, bytes(message.meta)
         self._offer(message)
         self._flow.arrived(src, message.wanted)
+        self._wire.flush()
 
-    def _piece(self, origin: Origin, fields: Sequence[Any], nbytes: int) -> memoryview:
+    def _piece(self, origin: Origin, fields: Sequence[Any], nbytes: int) -> Landing:
         (sid,) = wire.read_counts(fields, 1)
         message = origin.announced.get(sid)
-        landing = None if message is None else message.landing
-        if landing is None or not 0 < nbytes <= landing.left:
+        pieces = None if message is None else message.pieces
+        if pieces is None or not 0 < nbytes <= pieces.left:
             raise ProtocolError(f"{nbytes} bytes of data for message {sid}: not pulled")
-        origin.arriving = message
-        return landing.place(nbytes)
+        pieces.place(nbytes)
+        return pieces
 
     def finished(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         (sid,) = wire.read_counts(fields, 1, nbytes)
         message = self._origins[src].announced.get(sid)
-        if message is None or message.landing is None or not message.fetched:
+        if message is None or message.pieces is None or not message.fetched:
             raise ProtocolError(f"rank {src} finished message {sid}: it was not pulled")
-        if message.landing.left:
+        if message.pieces.left:
             raise ProtocolError(f"rank {src} finished message {sid} before all data was there")
         del self._origins[src].announced[sid]
         message.complete = True
-        message.landing = None
+        message.pieces = None
         if message.receiving is not None:
             self._deliver(message, message.receiving)
 
@@ -320,7 +314,7 @@ class Receiver:
         receiving.message = message
         if message.complete:
             self._deliver(message, receiving)
-        elif message.landing is None:
+        elif message.pieces is None:
             self._pull(message, receiving)
         return True
 
@@ -346,7 +340,7 @@ class Receiver:
                 raise ProtocolError(
                     f"metadata for {target.nbytes} bytes before {message.nbytes} bytes of data"
                 )
-            foreign = self._landing(message, target, receiving.device_work)
+            foreign = self._places(message, target, receiving.device_work)
         except Exception as error:  # these bytes are whatever the sender wanted them to be
             self._unreadable(message, receiving, error)
             return False
@@ -361,7 +355,7 @@ class Receiver:
         receiving.target = target
         return True
 
-    def _landing(
+    def _places(
         self, message: Message, target: Incoming, device_work: DeviceWork | None
     ) -> Places | None:
         """Where those arrays of a message go that are on a device on either side."""
@@ -384,14 +378,14 @@ class Receiver:
         assert message.sid is not None
         if message.meta is None:
             part = wire.METADATA
-            message.data = memoryview(bytearray(message.meta_nbytes))
-            message.landing = Landing([message.data])
+            message.memory = memoryview(bytearray(message.meta_nbytes))
+            message.pieces = Pieces([message.memory], partial(self._meta_here, message))
         else:
             target = receiving.target
             assert target is not None
             message.body = target
             places: Places | None = target.foreign
-            message.landing = Landing(target.buffers) if places is None else Arrival(target, places)
+            message.pieces = Pieces(target.buffers) if places is None else Arrival(target, places)
             if places is not None and places.reads:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))
@@ -409,14 +403,15 @@ class Receiver:
             self._wire.flush()
 
     def _meta_here(self, message: Message) -> None:
-        message.meta = message.data
-        message.landing = None
+        message.meta = message.memory
+        message.pieces = None
         receiving = message.receiving
         if receiving is None:
             return
         message.receiving = receiving.message = None
         if not self._bind(message, receiving) and not message.gone:
             self._offer(message)
+        self._wire.flush()
 
     def _unbind(self, message: Message) -> None:
         """Take the message from its receive, and its data out of the memory given by it."""
@@ -428,7 +423,7 @@ class Receiver:
             return
         if target is message.body and receiving.out is not None:
             if message.words and not message.fetched:
-                message.body = message.landing = None  # it is read anew
+                message.body = message.pieces = None  # it is read anew
             else:
                 self._make_private(message, target)
         if receiving.out is not None and target.foreign is not None:
@@ -438,23 +433,16 @@ class Receiver:
         """Have what came, and comes, in memory of its own, no longer in a user's."""
         assert message.meta is not None
         private = parse(message.meta, allow_pickle=self._channel.allow_pickle)
-        places = self._landing(message, private, None)
+        places = self._places(message, private, None)
         private.allocate(foreign=places)
         if places is not None:
             places.take_over(target.foreign)
-        if message.landing is None:  # it is complete
+        if message.pieces is None:  # it is complete
             for into, data in zip(private.buffers, target.buffers, strict=True):
                 into[:] = data
-            message.body = private
-            return
-        landing = message.landing.moved(private.buffers)
-        if self._origins[message.source].arriving is message:
-            old, new = message.landing.piece, landing.piece
-            assert old is not None and new is not None
-            count = self._channel.divert(message.source, new)
-            new[:count] = old[:count]
+        else:
+            message.pieces.move(private.buffers)
         message.body = private
-        message.landing = landing
 
     # -- ends of receives -------------------------------------------------------------------------
 
@@ -463,7 +451,7 @@ class Receiver:
         assert target is not None
         places: Places | None = target.foreign
         if message.body is None:
-            fill(target.buffers, message.data[message.meta_nbytes :])
+            fill(target.buffers, message.memory[message.meta_nbytes :])
         elif target is not message.body:
             for into, data in zip(target.buffers, message.body.buffers, strict=True):
                 into[:] = data

@@ -41,7 +41,7 @@ class RankDoings:
     def _activity(self, **known: Any) -> Activity:
         """With what any thread may ask for."""
         endpoint = self._actor.endpoint
-        called = endpoint.called + sum([context.called for context in self._contexts()])
+        called = endpoint.called + sum([context.calls.called for context in self._contexts()])
         sent, received = endpoint.payload_bytes
         return Activity(
             **known, last=self._last(), collectives=called, sent=sent, received=received
@@ -81,7 +81,7 @@ def _wait(pending: _Pending, ranks: Mapping[int, int]) -> Wait:
     work, context, op, seq = pending
     missing: Sequence[int] = ()
     if op is not None:
-        missing = deadlines.missing(context, op)
+        missing = deadlines.missing(context.calls, op)
     elif isinstance(work.record, Record) and work.record.peer is not None:
         missing = (work.record.peer,)
     roots = [context.ranks[rank] for rank in missing]

@@ -241,7 +241,7 @@ def _waiting(actor: Observed) -> dict[tuple[bytes, str], list[int]]:
             one: Context = context
             for op in list(one.ops.values()):
                 name = name_of(op.work.op, op.tag, op.seq)
-                found[one.scope.id, name] = deadlines.missing(one, op)
+                found[one.scope.id, name] = deadlines.missing(one.calls, op)
     return found
 
 

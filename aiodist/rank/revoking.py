@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from aiodist.engine.hosting import Party
 from aiodist.errors import AiodistError, GroupRevokedError, ProtocolError
 from aiodist.wire import kinds
-from aiodist.wire.frames import pack_fields
 
 
-class Revocable(Party, Protocol):
+class Revocable(Protocol):
     """A group that can be ended. `ended` is what has ended it here, if anything did."""
 
+    rank: int
+    size: int
     ended: AiodistError | None
+
+    def say(self, peer: int, kind: int, *fields: Any) -> None:
+        """Sends `peer` a word."""
+        ...
 
     def error(self, cls: type[AiodistError], message: str) -> AiodistError:
         """Returns an error that says where it happened."""
@@ -32,10 +36,9 @@ def revoke(context: Revocable, by: int) -> None:
     """
     if context.ended is not None:
         return
-    header = pack_fields(kinds.REVOKE, context.id, by)
-    for root in context.ranks:
-        if root != context.endpoint.rank:
-            context.endpoint.send(root, header, urgent=True)
+    for peer in range(context.size):
+        if peer != context.rank:
+            context.say(peer, kinds.REVOKE, by)
     who = "this rank" if by == context.rank else f"rank {by}"
     text = f"{who} revoked the group: go on with shrink() or rendezvous(), or close it"
     context.close(context.error(GroupRevokedError, text))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, TypeVar
 
-from aiodist.transports.base import Link, Transport
+from aiodist.transports.base import Landing, Link, Transport
 from aiodist.wire.frames import MAX_HEADER
 
 PATIENCE = 30.0
@@ -21,40 +21,56 @@ LARGE = 16 * 1024 * 1024
 _Self = TypeVar("_Self", bound="LinkTests")
 
 
+class Taken:
+    """The landing of one frame at a `Recorder`. Where its payload goes may be changed."""
+
+    def __init__(self, recorder: Recorder, header: bytes, memory: memoryview) -> None:
+        self.header = header
+        self.memory: memoryview | None = memory
+        self._recorder = recorder
+
+    def landed(self) -> None:
+        """Have the recorder note that the frame is complete."""
+        self._recorder.complete(self)
+
+
 class Recorder:
     """A receiver that keeps all that a link brings.
 
     `frames` holds (header, payload) of complete frames, in order; `ends` the errors given to
-    `closed`, `mistakes` what a link must not do. The hooks, where set, are called inside the
-    callbacks of the same name: `on_frame(header, nbytes)` gives the destination, instead of new
-    memory.
+    `closed`, `mistakes` what a link must not do; `landing` is that of the last frame. The hooks,
+    where set, are called inside the callbacks: `on_frame(header, nbytes)` gives the memory for the
+    payload, instead of new memory, or None to have it skipped.
     """
 
     def __init__(self, news: asyncio.Event) -> None:
         self.frames: list[tuple[bytes, bytes]] = []
-        self.headers: list[bytes] = []  # those of all frames, complete or not
+        self.headers: list[bytes] = []
         self.ends: list[BaseException | None] = []
         self.on_frame: Callable[[bytes, int], memoryview | None] | None = None
         self.on_payload: Callable[[], object] | None = None
         self._news = news
         self.mistakes: list[str] = []
         self._inside = False  # a callback is running: none may be called from within
-        self._destination: memoryview | None = None
+        self.landing: Taken | None = None
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
         """Note the header, give memory for the payload."""
         with self._callback():
             self.headers.append(header)
             if self.on_frame is None:
-                self._destination = memoryview(bytearray(nbytes))
+                memory: memoryview | None = memoryview(bytearray(nbytes))
             else:
-                self._destination = self.on_frame(header, nbytes)
-            return self._destination
+                memory = self.on_frame(header, nbytes)
+            self.landing = None if memory is None else Taken(self, header, memory)
+            return self.landing
 
-    def payload(self, link: Link) -> None:
+    def complete(self, taken: Taken) -> None:
         """Note that the frame is complete."""
         with self._callback():
-            self.frames.append((self.headers[-1], bytes(self._destination or b"")))
+            self.frames.append((taken.header, bytes(taken.memory or b"")))
+            if taken is not self.landing:
+                self.mistakes.append("a landing was told of a frame that was not the last one")
             if self.on_payload is not None:
                 self.on_payload()
 

@@ -169,7 +169,7 @@ class Run:
             "operations": context.ops,
             "frames that came early": context.arrivals.early,
             "verdicts": context.arrivals.verdicts,
-            "bytes nobody wanted": any(context._unsolicited),
+            "bytes nobody wanted": any(context.calls._unsolicited),
             "messages": not context.p2p.idle,
         }
         for what, there in left.items():

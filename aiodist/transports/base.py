@@ -13,23 +13,53 @@ from typing import Protocol
 Done = Callable[[], None]
 
 
+class Landing(Protocol):
+    """Where the payload of one frame goes, and what is to happen when all of it is there.
+
+    Who takes a header makes the landing and returns it. From then on the link alone remembers that
+    this payload is under way: everybody between the two has passed the header on and is done, and
+    the last byte goes straight to whoever owns the memory::
+
+        header    link ──> peer ──> group ──> operation ──┐
+                  keeps <────────── landing <─────────────┘
+        payload   writes into landing.memory, part by part, over one connection or several
+        the end   calls landing.landed()
+
+    **The owner may change its mind** at any time, without a word to the link: a call is cancelled,
+    and its memory is the user's again. So a link asks for `memory` before each part that it writes,
+    and holds no view of it in between. What is there then is of the same size as before, and is
+    written to from where the link had come to; what had come by then is in the old memory, which is
+    the owner's to copy. A frame of a link that had broken comes again, all of it.
+
+    **Nobody may want it any more.** With None, the rest of the payload is read all the same, since
+    the next frame is behind it, but is written nowhere, and `landed` is not called.
+
+    **The link may be lost** first: then `landed` is never called either, and `Receiver.closed`
+    says why. Nothing is written from then on.
+    """
+
+    @property
+    def memory(self) -> memoryview | None:
+        """Writable, contiguous memory of exactly as many bytes as the payload has; not looked at
+        for an empty one. None: the payload is skipped."""
+        ...
+
+    def landed(self) -> None:
+        """The payload is complete. Called once, also for an empty one."""
+
+
 class Receiver(Protocol):
     """Who takes what a link brings. Called from `Link.poll` and by the link's loop, never from
     inside another call to the link.
 
-    An exception raised in `frame` or `payload` is logged ("aiodist.transport") and closes the
+    An exception raised in `frame`, or by a landing, is logged ("aiodist.transport") and closes the
     link with it. Callbacks may call anything of the link; `poll` does nothing in there.
     """
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
-        """A header came, `nbytes` of payload follow: where to write them (a writable, contiguous
-        memoryview of exactly `nbytes` bytes), or None to have them skipped: then `payload` is not
-        called for them. What is returned for an empty payload has no meaning."""
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
+        """A header came, `nbytes` of payload follow: where they go. None: they are skipped, or
+        there are none and nothing more is to be done for this frame."""
         ...
-
-    def payload(self, link: Link) -> None:
-        """The payload of the last frame is complete (called for empty ones too, whatever `frame`
-        returned; not for skipped ones)."""
 
     def closed(self, link: Link, error: BaseException | None) -> None:
         """The link is closed, once: `error` None after an orderly end by either side, else what
@@ -103,13 +133,6 @@ class Link(Protocol):
         `done` was called): a link that can be made again may have to send them again, and copies
         what the peer may not have. Views that were sent without a token must never change."""
 
-    def divert(self, into: memoryview | None) -> int:
-        """Change where the payload that is being received goes: into `into` (same size as the
-        old destination), or nowhere (then `Receiver.payload` is not called for it). Returns how
-        many bytes the old destination already holds; it is not written any more. 0 and no effect
-        where no payload is under way."""
-        ...
-
     def close(self, error: BaseException | None = None) -> None:
         """Close at once; what is queued is lost. The peer sees a broken connection. Idempotent."""
 
@@ -121,6 +144,33 @@ class Link(Protocol):
         """Close in order: send what is queued, tell the peer, wait for its end (at most `timeout`
         seconds), close. Frames that come meanwhile are received. The receiver was told of the end
         when this returns; after `timeout` with a TimeoutError."""
+
+
+def deliver(landing: Landing | None, payload: Sequence[memoryview], nbytes: int) -> None:
+    """Do what a link does with a payload of `nbytes` that is here as a whole. Raises ValueError
+    for memory of another size."""
+    if landing is None:
+        return
+    if nbytes:
+        memory = landing.memory
+        if memory is None:
+            return
+        if len(memory) != nbytes:
+            raise wrong_size(memory, nbytes)
+        at = 0
+        for view in payload:
+            if view.nbytes:
+                memory[at : at + view.nbytes] = view.cast("B")
+                at += view.nbytes
+    landing.landed()
+
+
+def wrong_size(memory: memoryview, nbytes: int) -> ValueError:
+    """What a link raises for a landing whose memory is not for a payload of `nbytes`."""
+    return ValueError(
+        f"the receiver gave {len(memory)} bytes for a payload of {nbytes}:"
+        " it must give a view of exactly as many bytes, or None"
+    )
 
 
 class Listener(Protocol):

@@ -2,8 +2,8 @@
 
 Sending: a frame goes out right inside `send` where nothing is queued and all of it fits, else
 through the outbox. Receiving: `_parse` takes frames out of bytes that have come; a payload that
-is not complete there is under way (`_to_come` > 0), and the rest of it goes straight to its
-destination.
+is not complete there is under way (`_to_come` > 0), and the rest of it goes straight into the
+memory of its landing, which is kept here and nowhere else.
 
 The end of the stream is said by a frame without header and payload (`BYE`): a connection that
 ends without it is broken. Other frames without a header are the link's own, see `kept`.
@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.base import Done, Receiver
+from aiodist.transports.base import Done, Landing, Receiver, wrong_size
 from aiodist.transports.kept import JOINED, OWN_PAYLOAD, OWN_SIZE, Kept, read_own
 from aiodist.transports.link import TURN, BaseLink
 from aiodist.transports.outbox import Outbox, Outgoing
@@ -32,8 +32,8 @@ class FramedLink(BaseLink):
     """The frames of a link; subclasses move the bytes. Call `start` once the receiver is set."""
 
     __slots__ = (
-        "_accepts", "_again", "_arrived", "_broken", "_busy", "_came", "_destination", "_direct",
-        "_header", "_kept", "_outbox", "_peer_ended", "_polling", "_to_come",
+        "_accepts", "_again", "_arrived", "_broken", "_busy", "_came", "_direct", "_header",
+        "_kept", "_landing", "_outbox", "_peer_ended", "_polling", "_to_come",
     )  # fmt: skip
 
     def __init__(
@@ -49,13 +49,13 @@ class FramedLink(BaseLink):
         self._kept: Kept | None = None
         # Receiving.
         self._polling = False
-        self._destination: memoryview | None = None
+        self._landing: Landing | None = None  # of the payload under way; None: it is skipped
         self._arrived = 0  # payload bytes of the frame under way that are here
         self._to_come = 0  # and those that are not
         self._header = b""  # of the frame under way
         self._came = 0  # frames
         # A frame that was under way when the connection before broke, and comes again.
-        self._again: tuple[bytes, int, memoryview | None] | None = None
+        self._again: tuple[bytes, int, Landing | None] | None = None
         self._peer_ended = False  # nothing more comes over this connection
 
     @abstractmethod
@@ -332,43 +332,42 @@ class FramedLink(BaseLink):
                 self._bye(nbytes, stop - start)
                 return start
             if self._again is None:
-                destination = self.receiver.frame(self, header, nbytes)
+                landing = self.receiver.frame(self, header, nbytes)
             else:
-                destination = self._come_again(header, nbytes)
+                landing = self._come_again(header, nbytes)
             if self._closed:
                 return start
             if not nbytes:
                 self._came += 1
-                self.receiver.payload(self)
+                if landing is not None:
+                    landing.landed()
                 continue
-            if destination is not None and len(destination) != nbytes:
-                raise ValueError(
-                    f"the receiver gave {len(destination)} bytes for a payload of {nbytes}:"
-                    " it must give a view of exactly as many bytes, or None"
-                )
             here = min(nbytes, stop - start)
-            if destination is not None and here:
-                destination[:here] = view[start : start + here]
+            memory = None if landing is None else landing.memory
+            if memory is not None:
+                if len(memory) != nbytes:
+                    raise wrong_size(memory, nbytes)
+                memory[:here] = view[start : start + here]
             start += here
-            self._arrived = here
-            self._to_come = nbytes - here
-            self._destination = destination
-            if here < nbytes:
-                self._header = header
-                return start
-            self._complete()
+            self._header = header
+            self._landing = landing
+            self._arrived = 0
+            self._to_come = nbytes
+            landing = self._arrive(here)
+            if landing is not None:
+                landing.landed()
         return start
 
-    def _come_again(self, header: bytes, nbytes: int) -> memoryview | None:
+    def _come_again(self, header: bytes, nbytes: int) -> Landing | None:
         """Where the payload of a frame goes that had begun to come before."""
         assert self._again is not None
-        again, size, destination = self._again
+        again, size, landing = self._again
         self._again = None
         if (again, size) != (header, nbytes):
             raise ProtocolError(
                 f"{self._peer_name} did not go on with the frame that it had begun to send"
             )
-        return destination
+        return landing
 
     @abstractmethod
     def _take(self, start: int, stop: int) -> None:
@@ -385,34 +384,18 @@ class FramedLink(BaseLink):
         if self._closed and not self._told:
             self._tell()
 
-    def _arrive(self, count: int) -> None:
-        """`count` more bytes of the payload under way are at its destination."""
+    def _arrive(self, count: int) -> Landing | None:
+        """`count` more bytes of the payload under way are in. Returns its landing if these were the
+        last ones, and it is to be told. The caller tells it, rather than this: what a landing sets
+        off may send in its turn, and each call on the way down to that costs all of them."""
         self._arrived += count
         self._to_come -= count
-        if not self._to_come:
-            self._complete()
-
-    def _complete(self) -> None:
+        if self._to_come:
+            return None
         self._came += 1
         self._received_bytes += self._arrived
-        if self._destination is not None:
-            self._destination = None
-            self.receiver.payload(self)
-
-    def divert(self, into: memoryview | None) -> int:
-        if self._again is not None:
-            header, nbytes, before = self._again
-            self._again = (header, nbytes, into if before is not None else None)
-            return 0
-        if self._destination is None:
-            return 0
-        if into is not None and len(into) != len(self._destination):
-            raise ValueError(
-                f"diverting a payload of {len(self._destination)} bytes into {len(into)}:"
-                " the new destination must have the same size"
-            )
-        self._destination = into
-        return self._arrived
+        landing, self._landing = self._landing, None
+        return None if landing is None or landing.memory is None else landing
 
     # ---- for links that outlive a connection, see `lasting` ----
 
@@ -455,5 +438,5 @@ class FramedLink(BaseLink):
     def _forget(self) -> None:
         self._direct = self._accepts = False
         self._outbox.clear()
-        self._destination = None
+        self._landing = None
         self._to_come = 0

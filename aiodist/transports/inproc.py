@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.base import Done, Link, Listener, Receiver
+from aiodist.transports.base import Done, Link, Listener, Receiver, deliver
 from aiodist.transports.link import FRAME, TURN, BaseLink, log
 from aiodist.transports.outbox import Outbox, Outgoing
 from aiodist.wire.frames import OVERHEAD
@@ -89,9 +89,6 @@ class InprocLink(BaseLink):
     def discard(self, token: object) -> None:
         self._outbox.discard(token)
 
-    def divert(self, into: memoryview | None) -> int:
-        return 0  # payloads arrive whole
-
     # ---- receiving ----
 
     def _schedule(self) -> None:
@@ -150,23 +147,11 @@ class InprocLink(BaseLink):
             raise ProtocolError(
                 f"a payload of {nbytes} bytes, over the limit of {self.max_payload}"
             )
-        destination = self.receiver.frame(self, frame.head, nbytes)
+        landing = self.receiver.frame(self, frame.head, nbytes)
         if self._closed:
             return
-        if destination is not None:
-            if len(destination) != nbytes:
-                raise ValueError(
-                    f"the receiver gave {len(destination)} bytes for a payload of {nbytes}:"
-                    " it must give a view of exactly as many bytes, or None"
-                )
-            at = 0
-            for view in frame.views:
-                if view.nbytes:
-                    destination[at : at + view.nbytes] = view.cast("B")
-                    at += view.nbytes
         self._received_bytes += nbytes
-        if destination is not None or not nbytes:
-            self.receiver.payload(self)
+        deliver(landing, frame.views, nbytes)
 
     # ---- the end ----
 

@@ -24,10 +24,10 @@ read that yet. Only how long lent memory is needed rests on it, see `kept`.
 **Nothing comes twice.** The sender goes on with exactly the frame whose number is the count, so the
 receiver never sees a frame again that it has given to its `Receiver`, which knows nothing of all
 this. The frame that had begun to come is the one exception: its header was given away, and a
-destination found, which may be in the midst of an operation. It comes again as a whole, the first
-of all, and is not announced again: it has to have the same header and size, and its bytes go to the
-same place, over those that are there already (`_again`). What was discarded or diverted meanwhile
-stays so.
+landing found, which may be in the midst of an operation. It comes again as a whole, the first of
+all, and is not announced again: it has to have the same header and size, and its bytes go to the
+same landing, over those that are there already (`_again`). What its owner has changed there
+meanwhile stays so.
 
 **Nothing changes places.** What was sent before keeps its order, and goes before all that was only
 queued. That had no order yet but that of its queue, which it keeps.
@@ -161,7 +161,7 @@ class LastingLink(FramedLink):
         self._came = old._came
         self._received_bytes = self.received_bytes + old.received_bytes
         if old._to_come:
-            self._again = (old._header, old._arrived + old._to_come, old._destination)
+            self._again = (old._header, old._arrived + old._to_come, old._landing)
         else:
             self._again = old._again
         old._kept = old._keeper = None

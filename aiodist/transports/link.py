@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.base import Link, Receiver
+from aiodist.transports.base import Landing, Link, Receiver
 from aiodist.wire.frames import MAX_HEADER_BEFORE_HELLO
 
 log = logging.getLogger("aiodist.transport")
@@ -29,10 +29,8 @@ FRAME = 4096
 class Nobody:
     """The receiver of a link that was given none: any frame is one too many."""
 
-    def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+    def frame(self, link: Link, header: bytes, nbytes: int) -> Landing | None:
         raise ProtocolError(f"{link.peer_name} sent a frame, but nobody receives on this link")
-
-    def payload(self, link: Link) -> None: ...
 
     def closed(self, link: Link, error: BaseException | None) -> None: ...
 
@@ -41,7 +39,7 @@ class BaseLink(Link):
     """Life cycle of a link. Subclasses move the frames.
 
     `Receiver.closed` is called from `poll`, from `finish` or by the loop: never from inside
-    `send`, `close`, `discard` or `divert`.
+    `send`, `close` or `discard`.
     """
 
     __slots__ = (

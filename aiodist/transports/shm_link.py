@@ -166,11 +166,15 @@ class ShmLink(FramedLink):
             count = min(have, rings.size - start)
             if self._to_come:
                 count = min(count, self._to_come, PIECE)
-                if self._destination is not None:
+                landing = self._landing
+                memory = None if landing is None else landing.memory
+                if memory is not None:
                     end = self._arrived + count
-                    self._destination[self._arrived : end] = ring[start : start + count]
+                    memory[self._arrived : end] = ring[start : start + count]
                 rings.taken(count)
-                self._arrive(count)
+                landing = self._arrive(count)
+                if landing is not None:
+                    landing.landed()
             else:
                 window = min(count, WINDOW)
                 count = self._parse(ring, ring, start, start + window) - start

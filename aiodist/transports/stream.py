@@ -2,8 +2,8 @@
 
 Sockets of our own, non-blocking, watched by the loop's `add_reader` and `add_writer`. A small
 frame is one `send` of joined bytes. Prefixes are read into a small scratch; payloads are read
-straight into the memory the receiver gave, and the same call takes the beginning of the next
-frame into the scratch.
+straight into the memory of their landing, and the same call takes the beginning of the next frame
+into the scratch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StreamLink(LastingLink):
 
     def start(self) -> None:
         if not self._closed:
-            self._loop.add_reader(self._fd, self._readable)
+            self._loop.add_reader(self._fd, self._receive)
             self._reading = True
 
     # ---- sending ----
@@ -145,29 +145,27 @@ class StreamLink(LastingLink):
 
     # ---- receiving ----
 
-    def _readable(self) -> None:
-        self._receive()
-
     def _read(self) -> bool:
         sock = self._socket
         budget = TURN
         came = self._came
         while True:
-            destination = self._destination
+            landing = self._landing
+            memory = None if landing is None else landing.memory
             rest = self._to_come
             held = self._held
             try:
-                if destination is None:
+                if memory is None:
                     # No more of what may be a payload than has to be: it is copied from there.
                     room = min(SCRATCH, len(self._scratch) - held)
                     count = sock.recv_into(self._scratch_view[held : held + room])
                 elif rest > READ:
                     room = rest = READ
-                    count = sock.recv_into(destination[self._arrived : self._arrived + READ])
+                    count = sock.recv_into(memory[self._arrived : self._arrived + READ])
                 else:
                     room = rest + LOOKAHEAD
                     count = sock.recvmsg_into(
-                        (destination[self._arrived :], self._scratch_view[:LOOKAHEAD])
+                        (memory[self._arrived :], self._scratch_view[:LOOKAHEAD])
                     )[0]
             except (BlockingIOError, InterruptedError):
                 return budget < TURN
@@ -180,12 +178,14 @@ class StreamLink(LastingLink):
             budget -= count
             taken = min(rest, count)
             if taken:
-                self._arrive(taken)
-            if destination is None:
+                landing = self._arrive(taken)
+                if landing is not None:
+                    landing.landed()
+            start, stop = (0, count - taken) if memory is not None else (taken, held + count)
+            if start < stop:
                 self._held = 0
-                self._take(taken, held + count)
-            elif count > taken:
-                self._take(0, count - taken)
+                start = self._parse(self._scratch, self._scratch_view, start, stop)
+                self._keep_start(start, stop)
             if self._closed or self._peer_ended or count < room:
                 return True
             if budget <= FRAME * (self._came - came):
@@ -236,7 +236,10 @@ class StreamLink(LastingLink):
 
     def _take(self, start: int, stop: int) -> None:
         """Take the frames in ``scratch[start:stop]``; keep an incomplete prefix for later."""
-        start = self._parse(self._scratch, self._scratch_view, start, stop)
+        self._keep_start(self._parse(self._scratch, self._scratch_view, start, stop), stop)
+
+    def _keep_start(self, start: int, stop: int) -> None:
+        """In ``scratch[start:stop]`` there is the start of a prefix, if anything: keep it."""
         if start == stop or self._closed or self._peer_ended:
             return
         self._held = held = stop - start

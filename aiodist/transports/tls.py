@@ -208,12 +208,17 @@ class TlsLink(StreamLink):
             if not self._shaken:
                 return
         while not (self._closed or self._peer_ended):
-            rest, destination, held = self._to_come, self._destination, self._held
+            rest, landing, held = self._to_come, self._landing, self._held
+            memory = None if landing is None else landing.memory
             try:
-                if rest and destination is not None:
-                    self._arrive(self._read_into(destination[self._arrived :]))
-                elif rest:
-                    self._arrive(self._read_into(self._scratch_view[: min(rest, SCRATCH)]))
+                if rest:
+                    if memory is None:
+                        count = self._read_into(self._scratch_view[: min(rest, SCRATCH)])
+                    else:
+                        count = self._read_into(memory[self._arrived :])
+                    landing = self._arrive(count)
+                    if landing is not None:
+                        landing.landed()
                 else:
                     count = self._read_into(self._scratch_view[held:])
                     self._held = 0

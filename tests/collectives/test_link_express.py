@@ -58,7 +58,7 @@ def nothing_is_left(ranks):
         context = group._context
         assert not context.ops
         assert not context.arrivals.early
-        assert not any(context._unsolicited)
+        assert not any(context.calls._unsolicited)
 
 
 async def test_the_last_rank_is_done_within_its_call(groups):
@@ -193,7 +193,7 @@ async def test_who_asks_gets_an_answer(groups):
         first = ranks[0].all_reduce(x.copy())
         context = ranks[0]._context
         operation = context.ops[None, first.seq]
-        deadlines.inquire(context, operation, 1.0)
+        deadlines.inquire(context.calls, operation, 1.0)
         await until(lambda: operation.seen)  # "not entered": rank 1 keeps the question
         second = ranks[1].all_reduce(x.copy())
         await asyncio.gather(first, second)

@@ -173,6 +173,6 @@ def test_random_programs(run, groups, device, seed, devices):
                 context = group._context
                 assert not context.ops
                 assert not context.arrivals.early
-                assert not any(context._unsolicited)
+                assert not any(context.calls._unsolicited)
 
     run(main())

@@ -35,11 +35,11 @@ class Checker:
         self.came = 0
 
     def frame(self, link, header, nbytes):
-        self.block = bytearray(nbytes)
-        return memoryview(self.block)
+        self.memory = memoryview(bytearray(nbytes))
+        return self
 
-    def payload(self, link):
-        assert self.block == next(self.expected), f"frame {self.came} came otherwise"
+    def landed(self):
+        assert self.memory == next(self.expected), f"frame {self.came} came otherwise"
         self.came += 1
         if self.came == FRAMES:
             self.all_here.set()

@@ -105,7 +105,7 @@ def test_peers_show_each_other_the_key(run: Any, same: bool) -> None:
         for door in doors:
             await door.open()
         doors[0].activate(doors[1].address)
-        doors[0].endpoint.send(1, pack_fields(kinds.KICK, b"12345678"))
+        doors[0].endpoint.peer(1).send(pack_fields(kinds.KICK, b"12345678"))
         # Its proof waits there until the membership is known.
         async with asyncio.timeout(20):
             greeters = doors[1].endpoint._greeters
@@ -143,7 +143,7 @@ def test_an_impostor_hears_nothing_of_the_group(run: Any) -> None:
         door = Door("a", TOKEN.encode())
         await door.open()
         door.activate(f"tcp://127.0.0.1:{port}")
-        door.endpoint.send(1, pack_fields(kinds.KICK, NAME.encode()))
+        door.endpoint.peer(1).send(pack_fields(kinds.KICK, NAME.encode()))
         await done.wait()
         server.close()
         assert list(door.endpoint.lost) == [1]

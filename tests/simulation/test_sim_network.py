@@ -30,8 +30,8 @@ class TestTcpOnASimulatedNetwork(LinkConformance):
     test_poll_alone_moves_frames = None
     test_poll_moves_a_bounded_amount = None
     test_poll_takes_a_bounded_number_of_frames = None
-    test_diverting_a_payload_to_other_memory = None
-    test_diverting_a_payload_to_nowhere = None
+    test_a_landing_that_moves_to_other_memory = None
+    test_a_landing_that_nobody_wants_any_more = None
 
     def transport(self) -> Transport:
         return TcpTransport()

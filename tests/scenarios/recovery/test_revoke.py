@@ -65,9 +65,9 @@ def test_the_word_is_passed_on_where_the_revoker_dies(run, stage):
             waiting = ranks[2].recv(src=1)
             await ranks[0].send("a link", 1)
             await ranks[1].recv()
-            endpoint = ranks[0]._actor.endpoint
-            send = endpoint.send
-            endpoint.send = lambda root, *a, **o: send(root, *a, **o) if root == 1 else None
+            context = ranks[0]._context
+            say = context.say
+            context.say = lambda dst, *word: say(dst, *word) if dst == 1 else None
             ranks[0].revoke()
             for _ in iter(lambda: ranks[1].closed, True):
                 await asyncio.sleep(0)

@@ -17,6 +17,7 @@ from aiodist.p2p import credit, pieces
 from aiodist.p2p import frames as p2p_frames
 from aiodist.p2p import sender as p2p_sender
 from aiodist.p2p.point_to_point import PointToPoint
+from aiodist.transports.base import Landing, deliver
 from aiodist.wire.frames import pack_fields, unpack_fields
 
 
@@ -112,10 +113,15 @@ class Pipe:
         self.bulk: deque[Frame] = deque()
         self.partial: Frame | None = None
         self.flying: deque[tuple[bytes, int] | bytes] = deque()
-        self.into: memoryview | None = None
+        self.landing: Landing | None = None
         self.filled = 0
         self.to_come = 0
         self.open = True
+
+    @property
+    def memory(self) -> memoryview | None:
+        """Where the payload goes that has come in part."""
+        return None if self.landing is None else self.landing.memory
 
     @property
     def queued(self) -> list[Frame]:
@@ -150,21 +156,24 @@ class Pipe:
         item = self.flying.popleft()
         if isinstance(item, tuple):
             header, nbytes = item
-            self.into = engine.frame(self.src, unpack_fields(header), nbytes)
+            self.landing = engine.frame(self.src, unpack_fields(header), nbytes)
             self.filled, self.to_come = 0, nbytes
             if not nbytes:
-                engine.payload(self.src)
+                deliver(self.landing, (), 0)
             return True
         if len(item) > most:
             self.flying.appendleft(item[most:])
             item = item[:most]
-        if self.into is not None:
-            self.into[self.filled : self.filled + len(item)] = item
+        memory = self.memory
+        if memory is not None:
+            assert memory.nbytes == self.filled + self.to_come
+            memory[self.filled : self.filled + len(item)] = item
         self.filled += len(item)
         self.to_come -= len(item)
-        if not self.to_come and self.into is not None:
-            self.into = None
-            engine.payload(self.src)
+        if not self.to_come and self.landing is not None:
+            landing, self.landing = self.landing, None
+            if memory is not None:
+                landing.landed()
         return True
 
     def flow(self) -> None:
@@ -181,19 +190,12 @@ class Pipe:
             frame.payload = [memoryview(bytes(frame.left))]
             frame.done = None
 
-    def divert(self, into: memoryview | None) -> int:
-        if self.into is None:
-            return 0
-        assert into is None or into.nbytes == self.into.nbytes
-        self.into = into
-        return self.filled
-
     def cut(self) -> None:
         self.open = False
         self.urgent.clear()
         self.bulk.clear()
         self.flying.clear()
-        self.partial = self.into = None
+        self.partial = self.landing = None
 
 
 class FakeChannel:
@@ -225,9 +227,6 @@ class FakeChannel:
 
     def discard(self, dst: int, token: object) -> None:
         self.net.pipes[self.rank, dst].discard(token)
-
-    def divert(self, src: int, into: memoryview | None) -> int:
-        return self.net.pipes[src, self.rank].divert(into)
 
     def error(self, cls: type[AiodistError], message: str, **fields: Any) -> AiodistError:
         return cls(message, group="sim", epoch=1, **fields)
@@ -267,9 +266,7 @@ class Net:
         for (src, dst), pipe in self.pipes.items():
             if rank in (src, dst):
                 # A link is told of its end before anything else comes or goes.
-                into = pipe.into
                 pipe.cut()
-                pipe.into = into
         for channel, engine in zip(self.channels, self.engines, strict=True):
             if channel.rank != rank:
                 channel.losses[rank] = "connection reset"

@@ -331,7 +331,7 @@ def test_metadata_that_is_garbage_fails_the_receive_that_takes_it_alone(run, tra
         async with pair(transport) as (a, b):
             context = a._context
             header = pack_fields(kinds.P2P, context.id, EAGER_FRAME, 0, False, 10)
-            context.endpoint.send(context.ranks[1], header, [memoryview(b"\xc1" * 10)])
+            context.peers[1].send(header, [memoryview(b"\xc1" * 10)])
             with pytest.raises(ProtocolError, match="metadata"):
                 await b.recv(src=0)
             first, second = b.recv(src=0), b.recv(src=0)

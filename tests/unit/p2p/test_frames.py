@@ -13,6 +13,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import MAX_WANTS, TOTAL
+from aiodist.transports.base import deliver
 from aiodist.wire.frames import pack_fields
 
 META = encode(np.zeros(100_000, np.uint8)).meta
@@ -20,10 +21,8 @@ META = encode(np.zeros(100_000, np.uint8)).meta
 
 def put(net: Any, fields: tuple[Any, ...], payload: bytes = b"") -> None:
     """Rank 0 sends a frame to rank 1."""
-    into = net.engines[1].frame(0, list(fields), len(payload))
-    if into is not None:
-        into[:] = payload
-    net.engines[1].payload(0)
+    landing = net.engines[1].frame(0, list(fields), len(payload))
+    deliver(landing, (memoryview(payload),), len(payload))
 
 
 def announce(net: Any, sid: int, tag: Any = 0) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aiodist.p2p import credit
 from aiodist.p2p.credit import ReceiverCredit, SenderCredit, cost
 from aiodist.p2p.mailbox import Line
-from aiodist.p2p.pieces import Landing, cut
+from aiodist.p2p.pieces import Pieces, cut
 
 
 def test_the_limits_are_related_as_the_proof_needs_them() -> None:
@@ -54,23 +54,23 @@ def test_pieces_land_whatever_the_buffers_are(
         into.append(min(size, rest))
         rest -= into[-1]
     memory = views([*into, rest])
-    landing = Landing(memory)
+    filled = []
+    landing = Pieces(memory, lambda: filled.append(landing.left))
     for index, piece in enumerate(pieces):
-        place = landing.place(len(piece))
+        landing.place(len(piece))
         half = len(piece) // 2
-        place[:half] = piece[:half]
+        landing.memory[:half] = piece[:half]
         if index == move:  # amid the piece, as when a receive is cancelled
             before = [bytes(view) for view in memory]
-            old, old_memory, memory = place, memory, views(source)
-            landing = landing.moved(memory)
-            assert landing.piece is not None
-            place = landing.piece
-            place[:half] = old[:half]
-        place[half:] = piece[half:]
-        landing.placed()
+            old_memory, memory = memory, views(source)
+            landing.move(memory)
+        landing.memory[half:] = piece[half:]
+        assert not filled
+        landing.landed()
         if index >= move:
             assert [bytes(view) for view in old_memory] == before
     assert landing.left == 0
+    assert filled == ([0] if pieces else [])
     assert b"".join(memory) == text
 
 

@@ -53,7 +53,7 @@ def test_large_data_goes_straight_into_out(net: Any) -> None:
     net.loop.turn()
     while pipe.leave(MIB) or pipe.arrive(MIB) or net.pipes[1, 0].leave(1):
         net.pipes[1, 0].arrive(1)
-        straight += pipe.into is not None and np.shares_memory(np.asarray(pipe.into), out)
+        straight += pipe.memory is not None and np.shares_memory(np.asarray(pipe.memory), out)
         net.loop.turn()
     assert straight
     assert sending.result() is None

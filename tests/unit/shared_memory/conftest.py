@@ -28,6 +28,7 @@ from aiodist.recorder import Recorder
 from aiodist.schedules.teams import Teams
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
+from aiodist.transports.base import deliver
 from aiodist.types import SUM, ReduceOp
 from aiodist.wire.frames import unpack_fields
 
@@ -123,10 +124,8 @@ class Endpoint:
         self.reads_devices = False
         self._world = world
 
-    def send(self, rank, header, payload=(), *, done=None, token=None, urgent=False):
-        self._world.wires[self.rank, rank].append((header, b"".join(payload)))
-        if done is not None:
-            done()
+    def peer(self, root):
+        return Peer(self._world, self.rank, root)
 
     def expects_ruling(self) -> bool:
         return False  # who is lost here is dead, beyond doubt
@@ -134,10 +133,23 @@ class Endpoint:
     def add(self, context): ...
     def remove(self, context, reason=""): ...
     def poll(self): ...
-    def link(self, rank): ...
-    def discard(self, rank, token): ...
-    def settle(self, rank, token): ...
-    def divert(self, rank, into): ...
+
+
+class Peer:
+    """Another rank, to whom nothing is sent but by `World.wires`."""
+
+    link = None
+
+    def __init__(self, world: World, rank: int, root: int) -> None:
+        self._world = world
+        self._way = rank, root
+
+    def send(self, header, payload=(), *, done=None, token=None, urgent=False):
+        self._world.wires[self._way].append((header, b"".join(payload)))
+        if done is not None:
+            done()
+
+    def discard(self, token): ...
 
 
 class World:
@@ -208,12 +220,8 @@ class World:
                     self._deliver(self.contexts[dst], src, header, data)
 
     def _deliver(self, context: Context, src: int, header: bytes, data: bytes) -> None:
-        view = context.frame(src, unpack_fields(header), len(data))
-        if view is not None:
-            view[:] = data
-            context.payload(src)
-        elif not data:
-            context.payload(src)
+        landing = context.frame(src, unpack_fields(header), len(data))
+        deliver(landing, (memoryview(data),), len(data))
 
     def settle(self) -> None:
         """Let happen all that can."""

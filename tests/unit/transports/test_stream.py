@@ -274,26 +274,24 @@ async def test_urgent_goes_right_behind_the_frame_under_way() -> None:
         assert await read(w.raw, len(expected)) == expected
 
 
-async def test_a_wrong_size_to_divert_into_is_refused() -> None:
+async def test_memory_that_is_changed_after_the_first_bytes() -> None:
     async with wired() as w:
         w.raw.send(frames.prefix(b"h", 100) + b"x" * 10)
         w.link.poll()
-        with pytest.raises(ValueError, match="100 bytes into 99"):
-            w.link.divert(memoryview(bytearray(99)))
         new = bytearray(100)
-        assert w.link.divert(memoryview(new)) == 10
+        w.seen.landing.memory = memoryview(new)
         w.raw.send(b"y" * 90)
         w.link.poll()
         assert bytes(new) == bytes(10) + b"y" * 90
         assert len(w.seen.frames) == 1
 
 
-async def test_diverting_with_the_prefix_of_the_next_frame_behind() -> None:
+async def test_a_skipped_rest_with_the_prefix_of_the_next_frame_behind() -> None:
     async with wired() as w:
         w.raw.send(frames.prefix(b"h", 100_000) + b"x" * 50_000)
         while w.link.poll():
             pass
-        assert w.link.divert(None) == 50_000
+        w.seen.landing.memory = None
         w.raw.send(b"y" * 50_000 + frames.encode(b"next", b"n")[:7])
         while w.link.poll():
             pass
@@ -372,10 +370,8 @@ async def test_limits_before_hello_are_small() -> None:
 
 async def test_an_error_in_closed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Careless:
-        def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:
+        def frame(self, link: Link, header: bytes, nbytes: int) -> None:
             return None
-
-        def payload(self, link: Link) -> None: ...
 
         def closed(self, link: Link, error: BaseException | None) -> None:
             raise LookupError("a mistake")

@@ -1,0 +1,371 @@
+"""The collectives of one group that were called here: each has a number, and is an operation.
+
+Collectives of one tag are numbered in the order of their calls, so a frame says by tag and number
+which one it is for. What comes of one that was not called here yet is kept (`arrivals`), and handed
+over with the number. A call may have to wait for its number: as long as the ranks agree on shared
+memory, or on forgetting the tag.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from aiodist.engine import deadlines, failures
+from aiodist.engine.arrivals import Arrivals
+from aiodist.engine.early import Key
+from aiodist.engine.ends import Ends
+from aiodist.engine.executor import Executor
+from aiodist.engine.operation import Operation, Program, Start, refused
+from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
+from aiodist.errors import AiodistError, CollectiveAbortedError, PeerLostError
+from aiodist.links.party import Party
+from aiodist.schedules.plan import Send
+from aiodist.schedules.teams import Teams, spans_hosts
+from aiodist.shared_memory.board import digest_of
+from aiodist.shared_memory.lane import Lane
+from aiodist.trace import Scope, Trace
+from aiodist.transports.base import Link
+from aiodist.wire import kinds
+from aiodist.work import Work
+
+MAX_UNSOLICITED = 4 << 20
+"""Most bytes that a rank sends another for collectives of which it does not know whether the other
+has entered them. Beyond that it knocks first, and waits to be admitted."""
+
+
+class Setup(Protocol):
+    """What has the ranks of a host agree on shared memory. `settling`: calls have to wait for
+    it."""
+
+    settling: bool
+
+    def begin(self) -> None:
+        """Begins, unless that has been done."""
+        ...
+
+
+class Calls:
+    """The collectives of one group: the `Host` of its operations."""
+
+    def __init__(
+        self, party: Party, *, teams: Teams, scope: Scope, trace: Trace | None, op_timeout: float
+    ) -> None:
+        self.party = party
+        self.teams = teams  # the ranks of each host
+        self.scope = scope  # names the group in records
+        self.recorder = party.endpoint.recorder  # the flight recorder
+        self.tags = TagCounts(party.rank, party.size)  # the numbers of collectives
+        self.ops: dict[Key, Operation] = {}
+        """The collectives that are pending and have a number."""
+        self.deferred: list[Operation] = []
+        """The collectives that wait for a number, in the order of their calls."""
+        self.lane: Lane | None = None  # where they share memory, once that is agreed on
+        self.setup: Setup | None = None  # has that made, beside the first of them; None: nothing
+        self.ends = Ends(self)
+        self.arrivals = Arrivals(self)  # takes what comes for them
+        self._trace = trace  # hears of each; None: nobody listens
+        self._op_timeout = op_timeout  # seconds for one that was given no timeout
+        self._unsolicited = [0] * party.size  # bytes by peer, see MAX_UNSOLICITED
+        # The rest of what an operation needs of its host:
+        self.finished, self.failed = self.ends.finished, self.ends.failed
+        self.blame, self.differ = self.ends.blame, self.ends.differ
+
+    # -- from the group ---------------------------------------------------------------------------
+
+    def launch(
+        self,
+        op: str,
+        call: str,
+        start: Start,
+        *,
+        tag: object = None,
+        timeout: float | None = None,
+        nbytes: int = 0,
+        place: int = 0,
+    ) -> Work[Any]:
+        """Start a collective; `call` says, in words, what all ranks must agree on."""
+        party = self.party
+        if tag is None and self.setup is not None:
+            self.setup.begin()
+        if tag is not None or self.lane is None or spans_hosts(self.teams):
+            # If a peer has given it up already, its word may have arrived, behind its contribution.
+            party.endpoint.poll()
+        party.check_open()
+        work: Work[Any] = Work.begin(party.loop, op, tag, None, nbytes)
+        operation = Operation(self, work, tag, call.encode(), start, party.size, place)
+        self._begun(operation)
+        work._on_cancel = partial(self.ends.cancelled, operation)
+        if self._is_frozen(tag):
+            self.deferred.append(operation)
+        else:
+            if self._enter(operation):
+                operation.advance()
+                self.ends.review(operation)
+            if not operation.done:
+                party.endpoint.progress.inline(
+                    lambda: operation.done, lambda: self._link_of(operation.waiting_for)
+                )
+        self._arm(operation, self._op_timeout if timeout is None else timeout)
+        return work
+
+    def forgo(self, op: str, tag: object, error: BaseException) -> None:
+        """The collective `op` was called with what it cannot take, and the call raises `error`. It
+        uses up its number, and the others hear at once that it will not be."""
+        party = self.party
+        if tag is None and self.setup is not None:
+            self.setup.begin()
+        work: Work[Any] = Work.begin(party.loop, op, tag)
+        operation = Operation(self, work, tag, f"{op}(?)".encode(), refused, party.size)
+        self._begun(operation)
+        operation.close()
+        verdict = failures.verdict_of(error, party.rank)
+        text = f"the call was refused: {verdict.text}"
+        work.fail(party.error(CollectiveAbortedError, text, rank=verdict.rank, reason=verdict.text))
+        work.exception()  # seen: the caller has the other
+        failures.mark_forgone(error)
+        if self._is_frozen(tag):
+            self.deferred.append(operation)
+        else:
+            self._enter(operation)
+
+    # A small all-reduce over links is begun within its call, too (`collectives.link_express`), and
+    # becomes an operation when what it looks for does not come. Its first steps are done then: it
+    # has sent frames, and has taken some straight from a link. Why the operation can go on there:
+    #
+    # * The frames are those of the plan, byte for byte, and travel on the same links in the same
+    #   order. So a peer cannot tell who sent them, and all that has to be told is how many: a slot
+    #   is the number of a frame between two ranks, and `Exchange.catch_up` counts what was sent
+    #   and what has come. The next frame of a peer has the slot that is due.
+    # * Who was heard has entered (`heard`), and to who was not, what was sent counts as unasked
+    #   (`may_send`), until a word of it comes: both as if an operation had done it.
+    # * Unlike on a lane, links were read meanwhile, as a frame that is looked for may stand behind
+    #   others. What belongs to this number could not be handed to an operation, as there was none:
+    #   it was kept like all that comes early, as the number is not taken yet. `_enter` takes the
+    #   number and hands over what was kept: a verdict ends the operation, frames are delivered in
+    #   their slots. A frame is either taken by the call or kept, never both (`take_early`).
+    # * Nothing was pending when it began (`is_idle`), and no call comes in between, so the number
+    #   that `_enter` takes is the one that the frames already name.
+    # * The partial result is in the memory of the phase, in the cell where the plan has it at that
+    #   step: no reduction is done again, and none is left out.
+    #
+    # If the context has ended by what was read, there is no operation: nothing would hear of it.
+
+    def carry_on(
+        self, work: Work[Any], call: bytes, executor: Executor, rest: Program, seconds: float
+    ) -> None:
+        """A collective without a tag, whose first phase is under way, is an operation from here on,
+        which goes on with `rest` when that phase is over."""
+        operation = self._continued(work, call, rest)
+        if operation is None:  # by what came while we looked for a frame
+            return
+        operation.carry_on(executor)
+        for step in executor.done:
+            if isinstance(step, Send) and step.peer not in operation.heard:
+                self.may_send(operation, step.peer, work.nbytes)  # it has been sent
+        if self._enter(operation):
+            operation.advance()
+            self.ends.review(operation)
+        self._arm(operation, seconds)
+
+    def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
+        """The collective that is under way on the lane has to wait: it is an operation now."""
+        op = self._continued(work, call, program)
+        if op is None:
+            return
+        op.seq = self.tags.take(None)
+        op.digest = digest_of(call)
+        op.lane = self.lane
+        self.ops[None, op.seq] = op
+        assert self.lane is not None
+        self.lane.continue_as_operation(op)
+        self._arm(op, seconds)
+
+    def _continued(self, work: Work[Any], call: bytes, program: Program) -> Operation | None:
+        """What was begun within its call, as an operation; None where the group has ended."""
+        operation = Operation(self, work, None, call, lambda _: program, self.party.size)
+        self._begun(operation)
+        if self.party.ended is not None:
+            work.fail(copy.copy(self.party.ended))
+            return None
+        work._on_cancel = partial(self.ends.cancelled, operation)
+        return operation
+
+    def _arm(self, operation: Operation, seconds: float) -> None:
+        if not operation.done and seconds != math.inf:
+            deadlines.arm(self, operation, seconds)
+
+    def _begun(self, op: Operation) -> None:
+        if op.tag != SETUP_TAG:
+            self.recorder.begin(self.scope, op.work, op.call)
+        self.started(op.work)
+
+    def started(self, work: Work[Any]) -> None:
+        """`work` begins: let who traces know."""
+        if self._trace is not None:
+            work.trace = self._trace
+            self._trace("start", work, None)
+
+    def _link_of(self, peer: int | None) -> Link | None:
+        return None if peer is None else self.party.link(peer)
+
+    # -- numbers ----------------------------------------------------------------------------------
+
+    def _is_frozen(self, tag: object) -> bool:
+        if tag is None:
+            return self.setup is not None and self.setup.settling
+        return tag in self.tags.frozen
+
+    def _enter(self, operation: Operation) -> bool:
+        """Give `operation` its number, and what came before it. True: it is at its first step, and
+        the caller is to have it go on, and reviewed. (So it does not run below this.)"""
+        tag = operation.tag
+        operation.seq = operation.work.seq = seq = self.tags.take(tag)
+        if self._trace is not None:
+            self._trace("entered", operation.work, None)
+        key = (tag, seq)
+        self.ops[key] = operation
+        lane = self.lane
+        if lane is not None and tag is None and seq >= lane.first:
+            operation.lane = lane
+            operation.digest = digest_of(operation.call)
+        verdict, early = self.arrivals.take(key)
+        if verdict is not None:
+            self.ends.end(operation, verdict)
+            return False
+        if operation.done:  # given up while it waited for its number
+            error = operation.work.error
+            rank = self.party.rank
+            if error is None:
+                verdict = failures.cancelled(rank)
+            else:
+                verdict = failures.verdict_of(error, rank)
+            self.ends.give_up(operation, verdict, None)
+            return False
+        if early is not None and not self.arrivals.replay(operation, early):
+            return False
+        if operation.lane is None:
+            operation.start()
+            return True
+        operation.lane.add(operation)
+        if operation.lane.is_broken and not operation.done:
+            self.failed(operation, self._why_broken())
+        self.ends.review(operation)
+        return False
+
+    def _why_broken(self) -> PeerLostError:
+        lost = self.party.lost()
+        text = "; ".join(f"rank {rank} is lost: {reason}" for rank, reason in lost.items())
+        return PeerLostError(text, ranks=list(lost))
+
+    def undefer(self) -> None:
+        """Let those in whose tag is free again."""
+        deferred = self.deferred[:]
+        self.deferred.clear()
+        for operation in deferred:
+            if self._is_frozen(operation.tag):
+                self.deferred.append(operation)
+            elif self._enter(operation):
+                operation.advance()
+                self.ends.review(operation)
+
+    def forget(self, op: Operation, *, failed: bool) -> None:
+        """`op` has ended."""
+        if op.unsolicited:
+            for peer in list(op.unsolicited):
+                self.refund(op, peer)
+        if self.ops.pop((op.tag, op.seq), None) is not None:
+            self.tags.release(op.tag, failed=failed)
+            if op.lane is not None:
+                op.lane.leave(op, failed=failed)
+        if op.timer is not None:
+            op.timer.cancel()
+            op.timer = None
+        if self.tags.many:
+            self._send_about_tags(self.tags.propose())
+
+    def _send_about_tags(self, sends: Sends) -> None:
+        for rank, fields in sends:
+            self.party.say(rank, kinds.TAGS, *fields)
+
+    def about_tags(self, src: int, fields: Sequence[Any]) -> None:
+        """A TAGS frame of `src` has come. Raises ProtocolError."""
+        sends, thawed = self.tags.heard(src, fields)
+        self._send_about_tags(sends)
+        if thawed:
+            self._thaw()
+
+    def _thaw(self) -> None:
+        """The round about tags is over: do what had to wait for its end."""
+        self.arrivals.thaw()
+        self.undefer()
+
+    @property
+    def setting_up(self) -> Operation | None:
+        """The collective by which ranks agree on shared memory, if one is pending."""
+        return next((op for op in self.ops.values() if op.tag == SETUP_TAG), None)
+
+    # -- what an operation asks for ---------------------------------------------------------------
+
+    def may_send(self, op: Operation, peer: int, nbytes: int) -> bool:
+        """Whether `nbytes` may go to `peer`, of which nobody knows whether it has entered `op`."""
+        used = self._unsolicited[peer]
+        if used and used + nbytes > MAX_UNSOLICITED:
+            self.party.say(peer, kinds.KNOCK, op.tag, op.seq)
+            return False
+        self._unsolicited[peer] = used + nbytes
+        op.unsolicited[peer] = op.unsolicited.get(peer, 0) + nbytes
+        return True
+
+    def refund(self, op: Operation, peer: int) -> None:
+        """`peer` has entered `op`."""
+        self._unsolicited[peer] -= op.unsolicited.pop(peer, 0)
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def rank_lost(self, src: int) -> None:
+        """`src` is gone: fail what needs it."""
+        self.tags.disband()
+        self._thaw()
+        if self.lane is not None:
+            self.lane.hurry()  # what it has left in shared memory can still be taken
+        self.ends.lose(src)
+        if self.lane is not None:
+            self.lane.break_off()
+        self.ends.relay.lose(src)
+
+    def close(self, error: AiodistError, *, abort: bool) -> None:
+        """Fail all that is pending. With `abort`, tell the others."""
+        self.tags.disband()
+        self._thaw()
+        for op in list(self.ops.values()):
+            if abort:
+                verdict = failures.Verdict("aborted", error.message, self.party.rank)
+                self.ends.give_up(op, verdict, copy.copy(error))
+            else:
+                self.ends.withdraw(op)
+                op.work.fail(copy.copy(error))
+        self.ends.hearsay.close(error)
+
+    def clear(self) -> None:
+        """The group has ended here: let go of everything."""
+        if self.lane is not None:
+            self.lane.close()
+            self.lane = None
+        self.arrivals.clear()
+        self.ends.relay.clear()
+
+    @property
+    def called(self) -> int:
+        """How many were called, but for how ranks agree on shared memory."""
+        return self.tags.called - self.tags.upcoming(SETUP_TAG)
+
+    @property
+    def pending(self) -> list[Work[Any]]:
+        """Works that are not done, but for aiodist's own, of which the user knows nothing."""
+        operations = [*self.ops.values(), *self.deferred]
+        works = [op.work for op in operations if op.tag != SETUP_TAG]
+        return works + self.ends.hearsay.held
