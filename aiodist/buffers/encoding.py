@@ -1,5 +1,20 @@
-"""Values of users as metadata and array bytes (API section 3): `encode` makes a message of a value
-without copying its arrays. The way back is `aiodist.buffers.values`.
+"""Values of users as metadata and array bytes (API section 3), and how they travel.
+
+`encode` makes a message of a value without copying its arrays. `aiodist.buffers.values` has the way
+back: `parse` reads the metadata of a message that came, trusting nothing; the `Incoming` it gives
+makes the memory that the arrays' bytes go to, and in the end the value::
+
+    sender                              wire                    receiver
+    encode(value) -> Encoded.meta       tree, dtypes, shapes    parse(meta) -> Incoming
+                                                                .allocate(out) -> .buffers
+                     Encoded.buffers    bytes of the arrays     each buffer filled, in order
+                                                                .finish() -> the value
+
+**Why in two parts.** The metadata is small and has to be read as a whole before anything is known.
+The bytes of arrays are large, and there is nothing in them to read. Because the metadata comes
+first, the receiver knows where each array belongs before its first byte arrives: a socket can then
+read straight into the user's array, and a message that is too large, or does not fit into `out`, is
+refused before any memory is set aside for it.
 """
 
 from __future__ import annotations
@@ -20,6 +35,7 @@ from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
 
 _KEPT: Final = 1024
+"""So many of these are kept."""
 _described: Final[dict[tuple[Any, Any], tuple[bytes, tuple[Spec, ...]]]] = {}
 """Metadata and specs of values that are one array whose memory travels as it is, by its dtype and
 shape: of those that came last."""
@@ -75,6 +91,8 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
     path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
     """
     array: Any = value
+    # One plain array is what nearly all values are. Its metadata depends on dtype and shape alone,
+    # and to look it up takes far less time than to make it.
     flat = arrays.plain(array)
     if flat is not None:
         found = _described.get((array.dtype, array.shape))
@@ -93,16 +111,21 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
 
 
 class _Encoder:
+    """Walks over a value once, in preorder, and collects what `Encoded` holds."""
+
     def __init__(self, allow_pickle: bool, foreign: Giver | None) -> None:
-        self.allow_pickle = allow_pickle
-        self.foreign = foreign
-        self.gaps: list[int] = []
-        self.tokens: list[Any] = []
-        self.buffers: list[memoryview] = []
-        self.specs: list[Spec] = []
+        self.allow_pickle = allow_pickle  # whether other objects may travel, as pickles
+        self.foreign = foreign  # takes arrays that are on devices; None: there are none
+        self.gaps: list[int] = []  # for each of those, how many buffers come before it
+        self.tokens: list[Any] = []  # the tree, flat
+        self.buffers: list[memoryview] = []  # the bytes of its arrays
+        self.specs: list[Spec] = []  # dtypes and shapes of its arrays
         self.direct = True  # the memory of arrays is what travels, as it is
 
     def put(self, value: Any, where: Where, depth: int) -> None:
+        # The exact types first, as they are most common and take one look at a set. What is left
+        # may be a subclass (np.float64 is a float, np.str_ is a str, True is an int), so whether it
+        # is an array is asked before whether it is a number: a numpy scalar keeps its dtype.
         kind = type(value)
         if kind in PLAIN:
             self.tokens.append(value)
@@ -155,6 +178,9 @@ class _Encoder:
         for index, item in enumerate(value):
             self.put(item, Path(where, index), depth)
 
+    # A key has to be hashable and equal to itself on the other side: plain values are, and tuples
+    # of them. An array as a key could be neither. A tuple counts as a level of depth of its own,
+    # because whoever reads it calls itself for each level.
     def _key(self, key: Any, where: Where, depth: int) -> None:
         if type(key) in PLAIN:
             self.tokens.append(key)
@@ -189,7 +215,11 @@ class _Encoder:
 
 
 def _plain(value: Any) -> Any | None:
-    """The token of a number, string or a subclass of these; None for anything else."""
+    """The token of a number, string or a subclass of these; None for anything else.
+
+    The methods of the base classes are called by name, because a subclass may have changed them:
+    an `enum.IntEnum` that prints itself, a `str` whose `__str__` adds something.
+    """
     if isinstance(value, int):
         return _int(int.__index__(value))
     if isinstance(value, complex):
@@ -202,6 +232,7 @@ def _plain(value: Any) -> Any | None:
 
 
 def _int(value: int) -> Any:
+    # What msgpack can hold; Python's ints have no end.
     return value if -(2**63) <= value < 2**64 else tokens.big_int(value)
 
 

@@ -25,8 +25,10 @@ from aiodist.errors import MessageTooLargeError, ProtocolError
 
 _END: Final = object()
 _SHORT: Final = 128
-"""Most bytes of metadata that are looked up before they are parsed."""
+"""Most bytes of metadata that are looked up before they are parsed. The metadata of one array is
+shorter. A longer one is that of a tree, which is hardly ever the same twice."""
 _KEPT: Final = 1024
+"""So many of these are kept."""
 
 
 class _Leaf:
@@ -40,6 +42,9 @@ class _Leaf:
 
 
 class _Pickled:
+    """An object of a tree that came as a pickle. It is unpickled in `Incoming.finish` alone: by
+    then it is known that this rank allows it."""
+
     __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
@@ -66,14 +71,16 @@ class Incoming:
     )
 
     def __init__(self, tree: Any, specs: list[Spec], allow_pickle: bool) -> None:
-        self._tree = tree
-        self.specs = specs
+        self._tree = tree  # the value, with a `_Leaf` for each array and a `_Pickled` for a pickle
+        self.specs = specs  # dtype and shape of each array
         self.nbytes = sum([spec.nbytes for spec in specs])
         self._allow_pickle = allow_pickle
-        self.buffers: list[memoryview] = []
-        self.foreign: Any = None
-        self._out: Any = None
-        self.targets: list[Target] = []
+        self.buffers: list[memoryview] = []  # where the bytes go that come
+        self.foreign: Any = None  # has the places of arrays on devices
+        self._out: Any = None  # the user's memory for it
+        self.targets: list[Target] = []  # where each array goes in the end
+        # Memory that is filled in its place, where the target is not contiguous or not of this byte
+        # order: copied into it by `finish`.
         self._staged: list[Flat | None] = []
 
     def describe(self) -> str:
@@ -102,6 +109,8 @@ class Incoming:
         not fit; the Incoming is then unchanged and may be allocated again. `foreign` has places
         for arrays that go to a device, or come from one apart.
         """
+        # Everything is looked at before anything of this object is set: so an error in the last
+        # array of a tree leaves it as it was, and the caller may try again with another `out`.
         made: list[Target | None] = [None] * len(self.specs)
         for where, leaf, place in _walk(self._tree, out, name if out is not None else "value"):
             if isinstance(leaf, _Pickled):
@@ -215,6 +224,8 @@ def parse(
     return incoming
 
 
+# Whoever sends many different metadata pushes out what others have sent, and no more: entries are
+# short, and so many are kept. An error is not kept, but raised again each time.
 @lru_cache(maxsize=_KEPT)
 def _array_in(meta: bytes) -> Spec | None:
     """The array that a value is, by its metadata; None where it is anything else."""
@@ -230,7 +241,13 @@ def _too_large(nbytes: int, what: str, max_bytes: int) -> str:
 
 
 class _Reader:
-    """Builds the tree of a list of tokens. Recursion is bounded by MAX_DEPTH."""
+    """Builds the tree of a list of tokens. Recursion is bounded by MAX_DEPTH.
+
+    Nothing in here trusts the sender. The number of items that a container claims makes no memory
+    be set aside: items are taken one by one from tokens that have come, so a container of four
+    billion items ends with the error that nothing is left. No class is looked up by name, and
+    nothing is called that the sender could choose: a pickle stays bytes.
+    """
 
     def __init__(self, stream: list[Any]) -> None:
         self._stream = iter(stream)

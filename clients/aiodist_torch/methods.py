@@ -60,11 +60,12 @@ class Methods(_Base):
 
     def __init__(self, engine: Engine, group: aiodist.Group, timeout: timedelta) -> None:
         super().__init__(group.rank, group.size)
-        self._engine = engine
-        self._group = group
+        self._engine = engine  # in whose loop the group lives
+        self._group = group  # the group of aiodist
         self.set_timeout(timeout)
+        # Calls since `_start_coalescing`; None: each is on its own.
         self._batch: list[TorchWork] | None = None
-        self._beside: dict[str, Any] = {}
+        self._beside: dict[str, Any] = {}  # the backends of other devices, by the type of device
         self._sequence = 0  # operations that were called
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -33,7 +33,7 @@ class ProcessGroup(Methods):
         super().__init__(membership.engine, membership.group, timeout)
         self._membership = membership
         self._store: Any = store
-        self._name = self._desc = ""
+        self._name = self._desc = ""  # what torch calls this, and how it describes it
 
     @property
     def group(self) -> aiodist.Group:
