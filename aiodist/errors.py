@@ -49,17 +49,14 @@ class AiodistError(Exception):
         self.seq = seq
 
     def __str__(self) -> str:
-        where = []
-        if self.group is not None:
-            where.append(f"group {self.group!r}")
-        if self.epoch is not None:
-            where.append(f"epoch {self.epoch}")
-        if self.op is not None:
-            where.append(self.op)
-        if self.tag is not None:
-            where.append(f"tag {self.tag!r}")
-        if self.seq is not None:
-            where.append(f"#{self.seq}")
+        parts = (
+            ("group {!r}", self.group),
+            ("epoch {}", self.epoch),
+            ("{}", self.op),
+            ("tag {!r}", self.tag),
+            ("#{}", self.seq),
+        )
+        where = [text.format(value) for text, value in parts if value is not None]
         return f"{self.message} [{', '.join(where)}]" if where else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,5 +1,8 @@
-"""Values of users as metadata and array bytes (API section 3): `encode` makes a message of a value
-without copying its arrays. The way back is `aiodist.buffers.values`::
+"""Values of users as metadata and array bytes (API section 3), and how they travel.
+
+`encode` makes a message of a value without copying its arrays. `aiodist.buffers.values` has the way
+back: `parse` reads the metadata of a message that came, trusting nothing; the `Incoming` it gives
+makes the memory that the arrays' bytes go to, and in the end the value::
 
     sender                              wire                    receiver
     encode(value) -> Encoded.meta       tree, dtypes, shapes    parse(meta) -> Incoming

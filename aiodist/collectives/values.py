@@ -69,40 +69,20 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
 
 def all_gather(place: Place, x: Any, out: Any) -> Call:
     """`x` of every rank, by rank."""
-    transfer = DeviceTransfer(place)
-    own = transfer.encode(x)
-    check_slots(out, place.size)
-    transfer.aim(out)
-    want = fitting.wanted_of_each(out, x, place.size)
-
-    def program(on_lane: bool) -> Program:
-        offers, fits = yield from one_of_all(place, transfer, own, want, on_lane)
-        outs = _slots(place, out, x, offers)
-        others = [rank for rank in range(place.size) if rank != place.rank]
-        values = yield from collect(
-            place,
-            transfer,
-            (own, _slot(outs, place.rank)),
-            dict.fromkeys(others, (own, offers[place.rank])),
-            {src: offers[src] for src in others},
-            outs,
-            offers,
-            on_lane,
-            fits,
-            [offer.nbytes if offer.data is None else 0 for offer in offers],
-        )
-        return out if out is not None else [values[rank] for rank in range(place.size)]
-
-    nbytes = own.nbytes + own.elsewhere
-    return Call("all_gather", "all_gather()", transfer.guard(program), nbytes)
+    return _gathered(place, "all_gather", "all_gather()", x, None, out)
 
 
 def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
     """`x` of every rank, by rank, at `dst`."""
     check_root(place, dst, "dst")
-    here = place.rank == dst
-    if out is not None and not here:
+    if out is not None and place.rank != dst:
         raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
+    return _gathered(place, "gather", f"gather(dst={dst})", x, dst, out)
+
+
+def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: Any) -> Call:
+    """`x` of every rank, by rank, at `dst` (None: everywhere)."""
+    here = dst is None or place.rank == dst
     transfer = DeviceTransfer(place)
     own = transfer.encode(x)
     check_slots(out, place.size)
@@ -113,23 +93,27 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
         offers, fits = yield from one_of_all(place, transfer, own, want, on_lane)
         outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
+        receivers = others
+        if dst is not None:
+            receivers = [] if here else [dst]
+        lengths = [offer.nbytes if offer.data is None else 0 for offer in offers]
         values = yield from collect(
             place,
             transfer,
-            (own, _slot(outs, dst)) if here else None,
-            {} if here else {dst: (own, offers[place.rank])},
+            (own, _slot(outs, place.rank)) if here else None,
+            dict.fromkeys(receivers, (own, offers[place.rank])),
             {src: offers[src] for src in others} if here else {},
             outs,
             [offer for src, offer in enumerate(offers) if src != dst],
             on_lane,
             fits,
+            lengths if dst is None else None,
         )
         if not here:
             return None
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
-    nbytes = own.nbytes + own.elsewhere
-    return Call("gather", f"gather(dst={dst})", transfer.guard(program), nbytes)
+    return Call(op, text, transfer.guard(program), own.nbytes + own.elsewhere)
 
 
 def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import ssl as tls
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiodist.control.connection import ControlSocket
@@ -202,22 +203,13 @@ async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address
     )
     try:
         while True:
-            ready = loop.create_future()
             try:
                 secure.do_handshake()
                 return secure
             except tls.SSLWantReadError:
-                loop.add_reader(secure.fileno(), _wake, ready)
-                try:
-                    await ready
-                finally:
-                    loop.remove_reader(secure.fileno())
+                await _ready(secure, loop.add_reader, loop.remove_reader)
             except tls.SSLWantWriteError:
-                loop.add_writer(secure.fileno(), _wake, ready)
-                try:
-                    await ready
-                finally:
-                    loop.remove_writer(secure.fileno())
+                await _ready(secure, loop.add_writer, loop.remove_writer)
     except _TLS_BROKEN as error:
         secure.close()
         what = f"it broke off the TLS handshake: {error.reason or error}"
@@ -241,9 +233,16 @@ def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
     )
 
 
-def _wake(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+async def _ready(
+    sock: socket.socket, begin: Callable[..., object], end: Callable[[int], object]
+) -> None:
+    """Wait until `sock` is ready, as the loop says from `begin` to `end`."""
+    ready = asyncio.Event()
+    begin(sock.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        end(sock.fileno())
 
 
 class _Greeting:

@@ -102,11 +102,12 @@ class UnprovenConnections(Generic[S]):
         connection.drop()
 
 
-def most_unproven() -> int:
-    """How many unproven connections this process can afford."""
+def most_unproven(most: int = MOST, files_share: int = FILES_SHARE) -> int:
+    """How many unproven connections this process can afford: at most `most`, and at most this part
+    of the files that it may open."""
     if sys.platform == "win32":
-        return MOST
+        return most
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
-        return MOST
-    return max(16, min(MOST, files // FILES_SHARE))
+        return most
+    return max(16, min(most, files // files_share))

@@ -119,13 +119,8 @@ def run(
     spawn.require_posix("aiodist run")
     if nnodes > 1 and coordinator is None:
         raise usage_error("several nodes need a --coordinator that all of them can reach")
-    if nnodes > 1 and node_rank is None:
-        raise usage_error(
-            f"say with --node-rank which of the {nnodes} nodes this one is: 0 to {nnodes - 1}"
-        )
-    if node_rank is not None and node_rank >= nnodes:
-        raise usage_error(f"--node-rank is 0 to {nnodes - 1} with --nnodes {nnodes}")
-    first = (node_rank or 0) * nprocs
+    node = _node(nnodes, node_rank)
+    first = node * nprocs
     if stdin is not None and stdin not in range(first, first + nprocs):
         raise usage_error(f"--stdin is a rank of this node, {first} to {first + nprocs - 1}")
     if torch_backend_for is not None:
@@ -135,7 +130,7 @@ def run(
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
     if flight_recorder:
         os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
-    place = Place(nprocs, nnodes, node_rank or 0, coordinator, group, node_timeout)
+    place = Place(nprocs, nnodes, node, coordinator, group, node_timeout)
     try:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
             status = runner.run(launch(program, place, grace, stdin))
@@ -144,6 +139,17 @@ def run(
     except (AiodistError, OSError) as error:
         raise CommandError(f"aiodist run: {error}") from error
     raise typer.Exit(status)
+
+
+def _node(nodes: int, given: int | None) -> int:
+    """Which of so many nodes this one is. Raises a usage error."""
+    if given is None and nodes > 1:
+        raise usage_error(
+            f"say with --node-rank which of the {nodes} nodes this one is: 0 to {nodes - 1}"
+        )
+    if given is not None and given >= nodes:
+        raise usage_error(f"--node-rank is 0 to {nodes - 1} with --nnodes {nodes}")
+    return given or 0
 
 
 def _replaceable(backend: str) -> str:

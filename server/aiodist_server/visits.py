@@ -9,16 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 from collections.abc import Awaitable, Callable
 from typing import cast
 
 from aiohttp import web
 
-from aiodist.transports.unproven import UnprovenConnections
-
-if sys.platform != "win32":
-    import resource
+from aiodist.transports.unproven import UnprovenConnections, most_unproven
 
 logger = logging.getLogger("aiodist.daemon")
 
@@ -27,22 +23,16 @@ REQUEST_SECONDS = 10.0
 the next one."""
 
 MOST = 256
-LEAST = 16
 FILES_SHARE = 16
-"""Of the files that the process may open, this part may be such connections: at most MOST, at least
-LEAST. No host has more than half of them."""
+"""Of the files that the process may open, this part may be such connections: at most MOST. No host
+has more than half of them."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def most_visits() -> int:
     """How many connections this process can afford."""
-    if sys.platform == "win32":
-        return MOST
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if files == resource.RLIM_INFINITY:
-        return MOST
-    return max(LEAST, min(MOST, files // FILES_SHARE))
+    return most_unproven(MOST, FILES_SHARE)
 
 
 class Visits:

@@ -1,0 +1,419 @@
+"""The methods of a process group that start operations, each handed to the engine as a call of
+aiodist.
+
+They are those that torch's dispatcher and its Python layer call, in torch's forms; see
+`aiodist_torch.calls` for how they get there, `aiodist_torch.operations` for what is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.autograd import profiler
+
+import aiodist
+from aiodist_torch import forms
+from aiodist_torch import operations as ops
+from aiodist_torch.calls import call
+from aiodist_torch.devices import backends_of, group_beside
+from aiodist_torch.engine import Engine
+from aiodist_torch.loop import at_once
+from aiodist_torch.profiling import recording
+from aiodist_torch.untraced import untraced
+from aiodist_torch.work import TorchWork
+
+_ALL_REDUCE = dist.AllreduceOptions()
+_ALL_REDUCE_COALESCED = dist.AllreduceCoalescedOptions()
+_REDUCE = dist.ReduceOptions()
+_BROADCAST = dist.BroadcastOptions()
+_GATHER = dist.GatherOptions()
+_SCATTER = dist.ScatterOptions()
+_ALL_GATHER = c10d.AllgatherOptions()
+_REDUCE_SCATTER = dist.ReduceScatterOptions()
+_ALL_TO_ALL = dist.AllToAllOptions()
+_BARRIER = dist.BarrierOptions()
+
+
+if TYPE_CHECKING:
+
+    class _Base:
+        """What is used of torch's class. Its own hints are for those who call it: they ask every
+        method for all the forms that torch's Python layer reduces to the one that arrives here."""
+
+        def __init__(self, rank: int, size: int) -> None: ...
+        def rank(self) -> int: ...
+
+else:
+    _Base = dist.ProcessGroup
+
+
+@untraced
+class Methods(_Base):
+    """What starts operations of `group`, each at once, and returns a `TorchWork`."""
+
+    def __init__(self, engine: Engine, group: aiodist.Group, timeout: timedelta) -> None:
+        super().__init__(group.rank, group.size)
+        self._engine = engine  # in whose loop the group lives
+        self._group = group  # the group of aiodist
+        self.set_timeout(timeout)
+        # Calls since `_start_coalescing`; None: each is on its own.
+        self._batch: list[TorchWork] | None = None
+        self._beside: dict[str, Any] = {}  # the backends of other devices, by the type of device
+        self._sequence = 0  # operations that were called
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of operations that are called from here on and give none."""
+        self._timeout = timeout
+        self._seconds = timeout.total_seconds()
+
+    # -- starting ---------------------------------------------------------------------------------
+
+    def _go(
+        self,
+        start: Callable[..., ops.Works],
+        *args: Any,
+        results: list[Tensor],
+        waits: bool = False,
+    ) -> TorchWork:
+        """Start operations. `waits`: the caller is going to wait for them at once."""
+        self._sequence += 1
+        work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
+        if self._batch is not None:
+            self._batch.append(work)
+        submit = self._engine.submit
+        if profiler._is_profiler_enabled:
+            submit = recording(submit, work, waits and self._batch is None, start, args)
+        submit(work.launch, later=work.close_gate, until=work.is_completed if waits else at_once)
+        return work
+
+    def _collective(
+        self, opts: Any, start: Callable[..., ops.Works], *args: Any, results: list[Tensor]
+    ) -> TorchWork:
+        """Start a collective with the deadline that `opts` gives, or else the group has."""
+        seconds: float = opts.timeout.total_seconds()
+        return self._go(
+            partial(ops.or_forgo, start),
+            *args,
+            seconds if seconds > 0 else self._seconds,
+            results=results,
+            waits=not opts.asyncOp,
+        )
+
+    def _one(self, items: list[Any], op: str) -> Any:
+        """The only one of the `items` given to a collective. Else its turn is used up, so that the
+        other ranks hear of it, and ValueError is raised."""
+        try:
+            return one(items, op)
+        except ValueError as error:
+            self.forgo(error, None)
+            raise
+
+    def forgo(self, error: Exception, x: Tensor | None) -> None:
+        """A collective of `x` was not called, for its arguments make no sense, as `error` says: its
+        turn is used up, so that the other ranks hear of it. Not where it was one of another
+        backend."""
+        if x is None or backends_of(self).get(x.device.type, "aiodist") == "aiodist":
+            self._sequence += 1
+            self._engine.submit(partial(self._group._forgo, error))
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    @call(forms.allreduce_listed, forms.allreduce_one)
+    def allreduce(
+        self, tensors: list[Tensor], opts: dist.AllreduceOptions = _ALL_REDUCE
+    ) -> TorchWork:
+        """Reduce one tensor in place; it may be sparse."""
+        x = self._one(tensors, "all_reduce")
+        start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
+        return self._collective(opts, start, x, opts.reduceOp, results=tensors)
+
+    @call()
+    def allreduce_coalesced(
+        self, tensors: list[Tensor], opts: dist.AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
+    ) -> TorchWork:
+        """Reduce several tensors in place."""
+        return self._collective(
+            opts,
+            ops.all_reduce_coalesced,
+            tensors,
+            opts.reduceOp,
+            results=tensors,
+        )
+
+    @call(forms.reduce)
+    def reduce(self, tensors: list[Tensor], opts: dist.ReduceOptions = _REDUCE) -> TorchWork:
+        """Reduce one tensor, in place, at the root; those of other ranks keep their content."""
+        x = self._one(tensors, "reduce")
+        return self._collective(opts, ops.reduce, x, opts.rootRank, opts.reduceOp, results=tensors)
+
+    @call(forms.broadcast)
+    def broadcast(
+        self, tensors: list[Tensor], opts: dist.BroadcastOptions = _BROADCAST
+    ) -> TorchWork:
+        """The root's tensor goes into that of all."""
+        x = self._one(tensors, "broadcast")
+        return self._collective(opts, ops.broadcast, x, opts.rootRank, results=tensors)
+
+    @call(forms.allgather)
+    def allgather(
+        self,
+        output_tensors: list[list[Tensor]],
+        input_tensors: list[Tensor],
+        opts: c10d.AllgatherOptions = _ALL_GATHER,
+    ) -> TorchWork:
+        """Everyone's tensor goes into a list on every rank; shapes may differ."""
+        x = self._one(input_tensors, "all_gather")
+        outs = self._one(output_tensors, "all_gather")
+        return self._collective(opts, ops.all_gather, x, outs, results=outs)
+
+    @call()
+    def all_gather_single(
+        self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions = _ALL_GATHER
+    ) -> TorchWork:
+        """Everyone's tensor goes into one tensor on every rank, one after the other."""
+        return self._collective(opts, ops.all_gather_single, input, output, results=[output])
+
+    _allgather_base = all_gather_single
+
+    @call()
+    def allgather_coalesced(
+        self,
+        output_lists: list[list[Tensor]],
+        input_list: list[Tensor],
+        opts: c10d.AllgatherOptions = _ALL_GATHER,
+    ) -> TorchWork:
+        """Everyone's tensors go into lists on every rank."""
+        return self._collective(
+            opts,
+            ops.all_gather_coalesced,
+            input_list,
+            output_lists,
+            results=[tensor for row in output_lists for tensor in row],
+        )
+
+    @call()
+    def all_gather_single_coalesced(
+        self,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: c10d.AllgatherOptions = _ALL_GATHER,
+    ) -> TorchWork:
+        """`all_gather_single` of several tensors."""
+        return self._collective(
+            opts, ops.all_gather_single_coalesced, inputs, outputs, results=outputs
+        )
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @call(forms.gather)
+    def gather(
+        self,
+        output_tensors: list[list[Tensor]],
+        input_tensors: list[Tensor],
+        opts: dist.GatherOptions = _GATHER,
+    ) -> TorchWork:
+        """Everyone's tensor goes into a list at the root."""
+        x = self._one(input_tensors, "gather")
+        outs = self._one(output_tensors, "gather") if output_tensors else []
+        return self._collective(opts, ops.gather, x, outs, opts.rootRank, results=outs)
+
+    @call(forms.scatter)
+    def scatter(
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[list[Tensor]],
+        opts: dist.ScatterOptions = _SCATTER,
+    ) -> TorchWork:
+        """The root's list of tensors goes, one by one, to the ranks."""
+        out = self._one(output_tensors, "scatter")
+        xs = self._one(input_tensors, "scatter") if input_tensors else []
+        return self._collective(opts, ops.scatter, xs, out, opts.rootRank, results=output_tensors)
+
+    @call(forms.reduce_scatter)
+    def reduce_scatter(
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[list[Tensor]],
+        opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
+    ) -> TorchWork:
+        """Reduce lists of tensors; each rank gets the one that is its own."""
+        out = self._one(output_tensors, "reduce_scatter")
+        xs = self._one(input_tensors, "reduce_scatter")
+        return self._collective(
+            opts, ops.reduce_scatter, xs, out, opts.reduceOp, results=output_tensors
+        )
+
+    @call()
+    def reduce_scatter_single(
+        self,
+        outputTensor: Tensor,
+        inputTensor: Tensor,
+        opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
+    ) -> TorchWork:
+        """Reduce a tensor; each rank gets its part of it."""
+        return self._collective(
+            opts,
+            ops.reduce_scatter_single,
+            inputTensor,
+            outputTensor,
+            opts.reduceOp,
+            results=[outputTensor],
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @call()
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: dist.ReduceScatterOptions = _REDUCE_SCATTER,
+    ) -> TorchWork:
+        """`reduce_scatter_single` of several tensors."""
+        return self._collective(
+            opts,
+            ops.reduce_scatter_single_coalesced,
+            inputs,
+            outputs,
+            opts.reduceOp,
+            results=outputs,
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    @call()
+    def alltoall(
+        self,
+        output_tensors: list[Tensor],
+        input_tensors: list[Tensor],
+        opts: dist.AllToAllOptions = _ALL_TO_ALL,
+    ) -> TorchWork:
+        """Everyone has one tensor for each; shapes may differ."""
+        return self._collective(
+            opts, ops.all_to_all, input_tensors, output_tensors, results=output_tensors
+        )
+
+    @call(forms.all_to_all_single)
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[SupportsIndex],
+        input_split_sizes: list[SupportsIndex],
+        opts: dist.AllToAllOptions = _ALL_TO_ALL,
+    ) -> TorchWork:
+        """Everyone has a part of one tensor for each; parts may differ in length."""
+        return self._collective(
+            opts,
+            ops.all_to_all_single,
+            input,
+            output,
+            input_split_sizes,
+            output_split_sizes,
+            results=[output],
+        )
+
+    alltoall_base = all_to_all_single
+
+    @call(forms.barrier)
+    def barrier(self, opts: dist.BarrierOptions = _BARRIER) -> TorchWork:
+        """Wait for all ranks."""
+        return self._collective(opts, ops.barrier, results=[])
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait for all ranks, at most `timeout` (0: they have to be there already); the error names
+        all that are missing, on all that came, whether or not `wait_all_ranks`.
+
+        `torch.distributed.monitored_barrier` itself is for Gloo's class alone: call this method.
+        """
+        opts = dist.BarrierOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = max(timeout, timedelta(milliseconds=1))
+        try:
+            self.barrier(opts).wait()
+        except aiodist.CollectiveTimeoutError as error:
+            # Gloo's words, which programs and torch's tests look for.
+            error.message = f"Rank {self.rank()} timed out in monitoredBarrier: {error.message}"
+            raise
+
+    # -- point to point ---------------------------------------------------------------------------
+
+    @call(collective=False)
+    def send(
+        self,
+        tensors: list[Tensor],
+        dstRank: SupportsIndex,
+        tag: SupportsIndex = 0,
+    ) -> TorchWork:
+        """Send one tensor. Done when its memory may be used again."""
+        x = one(tensors, "send")
+        return self._go(ops.send, x, dstRank, tag, self._seconds, results=tensors)
+
+    @call(collective=False)
+    def recv(
+        self,
+        tensors: list[Tensor],
+        srcRank: SupportsIndex,
+        tag: SupportsIndex = 0,
+    ) -> TorchWork:
+        """Receive one tensor from `srcRank`."""
+        x = one(tensors, "recv")
+        return self._go(ops.receive, x, srcRank, tag, self._seconds, results=tensors)
+
+    @call(collective=False)
+    def recv_anysource(self, tensors: list[Tensor], tag: SupportsIndex = 0) -> TorchWork:
+        """Receive one tensor from whoever sends one; ``source_rank()`` says who did."""
+        x = one(tensors, "recv")
+        return self._go(ops.receive, x, None, tag, self._seconds, results=tensors)
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device_type: torch.device) -> None:
+        if (group := self._for(device_type)) is not self:
+            group._start_coalescing(device_type)
+        else:
+            self._batch = []
+
+    def _end_coalescing(self, device_type: torch.device) -> Any:
+        if (group := self._for(device_type)) is not self:
+            return group._end_coalescing(device_type)
+        batch, self._batch = self._batch or [], None
+        return self._go(together, batch, results=[x for work in batch for x in work.tensors])
+
+    # -- other devices ----------------------------------------------------------------------------
+
+    def beside(self, device: torch.device) -> Any:
+        """The group of the same ranks that torch makes for tensors of `device`, as the program has
+        asked for (``cpu:aiodist,cuda:nccl``), when the first of them comes. It lives until the
+        default group is destroyed. Raises RuntimeError if there is no backend for `device`."""
+        if device.type not in self._beside:
+            self._beside[device.type] = group_beside(self, device, self._timeout)
+        return self._beside[device.type]
+
+    def _for(self, device: torch.device) -> Any:
+        return self if device.type == "cpu" else self.beside(device)
+
+
+def one(items: list[Any], op: str) -> Any:
+    """The only one of `items`. Raises ValueError."""
+    if len(items) != 1:
+        raise ValueError(f"{op} takes one tensor (or list of them) per rank, got {len(items)}")
+    return items[0]
+
+
+def together(_: aiodist.Group, batch: list[TorchWork]) -> ops.Works:
+    """The operations of works that have started."""
+    for work in batch:
+        if (error := work.exception()) is not None:
+            raise error
+    return [operation for work in batch for operation in work.operations]
