@@ -26,7 +26,7 @@ from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.rank import flight_recorder
 from aiodist.rank.context import Context
 from aiodist.rank.doings import RankDoings
-from aiodist.schedules.teams import teams_of
+from aiodist.schedules.teams import parted, teams_of
 from aiodist.shared_memory.lane import Layout, Sharing
 from aiodist.transports.base import Listener
 from aiodist.types import Member
@@ -44,7 +44,8 @@ ANSWER_TIMEOUT = 1.0
 """Seconds for the coordinator to say what peers are doing: half of it for their answers."""
 
 MOST_SHARING = 64
-"""Most ranks of a group on one host whose collectives run in shared memory."""
+"""Most ranks of a group that look at each other's memory. Where there are more on a host, they are
+taken for ranks of several hosts: each maps the memory of those of its part alone."""
 
 
 class Memory(NamedTuple):
@@ -147,7 +148,7 @@ class RankActor:
     def layout(self, ranks: Iterable[int]) -> Layout:
         """How the collectives of `ranks` may share memory, and which of them."""
         memories = [self._memories[rank] for rank in ranks]
-        teams = teams_of([memory.host for memory in memories])
+        teams = parted(teams_of([memory.host for memory in memories]), MOST_SHARING)
         ways = [_sharing([memories[rank] for rank in team]) for team in teams if len(team) > 1]
         if not ways or Sharing.NONE in ways or not all(memory.host for memory in memories):
             return Layout(Sharing.NONE, teams)
@@ -369,8 +370,6 @@ def as_member(info: MemberInfo, rank: int | None = None) -> Member:
 
 def _sharing(memories: Sequence[Memory]) -> Sharing:
     """How ranks of one host may share memory."""
-    if len(memories) > MOST_SHARING:
-        return Sharing.NONE
     if len({memory.process for memory in memories}) == len(memories):
         return Sharing.POLLED
     # Ranks of one process take turns: to look at memory means to keep the other from writing.
