@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.engine.hosting import Host
+from aiodist.engine.kept import PLANS, kept
 from aiodist.engine.pull import PullPhase, PullRun, area_for
 from aiodist.engine.variants import Over, turned
 from aiodist.errors import ProtocolError
@@ -52,8 +52,11 @@ class Prepared(NamedTuple):
     shown: int
     taken: int
 
+    def weight(self) -> int:
+        return 1 + len(self.plan.steps)
 
-@lru_cache(maxsize=64)
+
+@kept(PLANS, Prepared.weight)
 def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
     """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
     plan = algorithm(*args)

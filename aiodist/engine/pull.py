@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from aiodist.engine.kept import PLANS, kept
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce
 from aiodist.schedules.pull import moved
 from aiodist.shared_memory.board import A_PHASE, AREAS
@@ -35,8 +35,11 @@ class Pulled(NamedTuple):
     shown: int
     taken: int
 
+    def weight(self) -> int:
+        return 1 + len(self.plan.steps)
 
-@lru_cache(maxsize=64)
+
+@kept(PLANS, Pulled.weight)
 def planned(algorithm: Callable[..., Plan], *args: Any) -> Pulled:
     """The pull plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
     plan = algorithm(*args)
