@@ -351,6 +351,8 @@ class RankActor:
         )
         for context in self.endpoint.contexts.values():
             context.ended = error
+        for listener in self._listeners:  # else peers could still connect to it, after our death
+            listener.close_in_child()
         self.endpoint.close_in_child()
         self.control.close_fds_after_fork()
 
