@@ -57,10 +57,10 @@ def rank_1_may_go_on(monkeypatch) -> asyncio.Event:
     may_go_on = asyncio.Event()
     real = lane_setup.LaneSetup._fetch
 
-    async def fetch(self, own, offers):
+    async def fetch(self, words, problem):
         if self._context.rank == 1:
             await may_go_on.wait()
-        return await real(self, own, offers)
+        return await real(self, words, problem)
 
     monkeypatch.setattr(lane_setup.LaneSetup, "_fetch", fetch)
     return may_go_on
