@@ -110,19 +110,22 @@ class LaneSetup:
 
     async def _establish(self) -> Lane | None:
         context = self._context
-        own = _Own(context.loop, alone=not context.mates)
+        offer, problem = _offer(context.loop) if context.mates else (None, "")
         try:
-            offers = await self._share(own.words)
-            others, problem = await self._fetch(own, offers)
+            words = await self._share(None if offer is None else offer.words)
+            others, problem = await self._fetch(words, problem)
             self.settling = True
             answers = await self._share((not problem, context.upcoming()))
+            # A rank that is alone on its host shows nobody what it has there.
+            memory = memoryview(bytearray(SEGMENT)) if offer is None else offer.segment.memory
         finally:
-            own.withdraw()
+            if offer is not None:
+                offer.close()  # all that want it have it
         for answer in answers:
             if not (isinstance(answer, list) and list(map(type, answer)) == [bool, int]):
                 raise ProtocolError(f"malformed words about shared memory: {answer!r}")
         refused = [rank for rank, (ready, _) in enumerate(answers) if not ready]
-        if refused or own.memory is None:
+        if refused:
             log.warning(
                 "group %r: rank %d uses sockets, not shared memory: %s",
                 context.group,
@@ -131,7 +134,7 @@ class LaneSetup:
             )
             return None
         return Lane(
-            Board(context.rank, own.memory, others),
+            Board(context.rank, memory, others),
             context.loop,
             context.endpoint.progress,
             context.kick,
@@ -141,16 +144,14 @@ class LaneSetup:
             polls=self._sharing is Sharing.POLLED,
         )
 
-    async def _fetch(self, own: _Own, offers: list[Any]) -> tuple[dict[int, memoryview], str]:
-        """The others' memory; or what is wrong."""
-        if own.problem:
-            return {}, own.problem
+    async def _fetch(self, words: list[Any], problem: str) -> tuple[dict[int, memoryview], str]:
+        """The others' memory, of which they have sent words; or what is wrong, if not `problem`."""
         peers = self._context.mates
-        refused = [rank for rank in peers if offers[rank] is None]
-        if refused:
-            return {}, f"rank {refused[0]} offers none"
+        refused = [rank for rank in peers if words[rank] is None]
+        if refused or problem:
+            return {}, problem or f"rank {refused[0]} offers none"
         found = await asyncio.gather(
-            *(take(offers[rank], SEGMENT) for rank in peers), return_exceptions=True
+            *(take(words[rank], SEGMENT) for rank in peers), return_exceptions=True
         )
         others: dict[int, memoryview] = {}
         for rank, memory in zip(peers, found, strict=True):
@@ -178,33 +179,12 @@ class LaneSetup:
             raise ProtocolError(f"malformed words about shared memory: {error!r}") from None
 
 
-class _Own:
-    """The memory of this rank, offered to the others.
-
-    `memory`: None where there is none, for the reason in `problem`. `words`: what to tell them.
-    `alone`: there are no others on this host, so any memory will do.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
-        self.memory: memoryview | None = None
-        self.words: tuple[str, bytes] | None = None
-        self.problem = ""
-        self._offer: Offer | None = None
-        if alone:
-            self.memory = memoryview(bytearray(SEGMENT))
-            return
-        self.problem = unsupported_reason() or ""
-        if self.problem:
-            return
+def _offer(loop: asyncio.AbstractEventLoop) -> tuple[Offer | None, str]:
+    """Memory for the others to map; or what is wrong."""
+    problem = unsupported_reason()
+    if problem is None:
         try:
-            self._offer = Offer(loop, SEGMENT, "aiodist")
+            return Offer(loop, SEGMENT, "aiodist"), ""
         except OSError as error:
-            self.problem = f"no memory to share ({error})"
-        else:
-            self.memory = self._offer.segment.memory
-            self.words = self._offer.words
-
-    def withdraw(self) -> None:
-        """All that want it have it."""
-        if self._offer is not None:
-            self._offer.close()
+            problem = f"no memory to share ({error})"
+    return None, problem

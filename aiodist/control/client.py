@@ -13,14 +13,13 @@ import copy
 import logging
 import math
 import ssl as tls
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from aiodist.control.connection import ControlSocket
 from aiodist.control.dial import ATTEMPT_SECONDS, Greeted, dial
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone, error_of
-from aiodist.control.lease import renew
+from aiodist.control.lease import Lease
 from aiodist.control.requests import OnReply, Requests
 from aiodist.control.standing import Standing, check_successor
 from aiodist.errors import (
@@ -119,8 +118,7 @@ class ControlClient:
         self._ended: AiodistError | None = None
         self._gone = CoordinatorGone("")
         self._coming_back: asyncio.Task[None] | None = None
-        self._renewing = False
-        self._stop_renewing = threading.Event()
+        self._lease: Lease | None = None
         self._sock = greeted.sock
         self._welcome = greeted.welcome
         self._listen_to(greeted.sock)
@@ -173,7 +171,8 @@ class ControlClient:
         number, joined = self._requests.start(ask)
         self._group = ask.group
         self._sock.give_up_after(ask.lease)
-        self._renew_lease(ask.lease)
+        if self._lease is None:
+            self._lease = Lease(self, self._loop, ask.lease / 3)
         try:
             await asyncio.wait({joined}, timeout=timeout)
             if not joined.done():
@@ -333,13 +332,6 @@ class ControlClient:
             f"gave up joining after {timeout:g} s: {text}", missing=missing, group=ask.group
         )
 
-    def _renew_lease(self, lease: float) -> None:
-        """Start to renew the lease, for the first join."""
-        if self._renewing:
-            return
-        self._renewing = True
-        renew(self, self._loop, self._stop_renewing, lease / 3)
-
     def _on_frame(self, frame: Frame) -> None:
         number, message = decode_message(frame)
         if number == 0:
@@ -397,7 +389,8 @@ class ControlClient:
         if self._ended is not None:
             return
         self._ended = error
-        self._stop_renewing.set()
+        if self._lease is not None:
+            self._lease.stop()
         self._sock.close()
         self._requests.send = None
         if self._coming_back is not None:

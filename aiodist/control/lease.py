@@ -1,15 +1,26 @@
-"""Renewing the lease of a member: a sign of life now and then, however busy its loop is."""
+"""Renewing the lease of a member: a sign of life now and then, however busy its loop is.
+
+One thread does so for all members of a process, since a loop that computes is not dead. Each lease
+takes two steps in turn: the loop is asked for a turn, and somewhat later the sign of life is sent,
+which says so if the loop has had none by then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
+import logging
+import os
 import threading
 import time
 from typing import Protocol
 
 from aiodist.transports.surroundings import call_in_thread, is_virtual
 from aiodist.wire.messages import Renew, encode_message
+
+log = logging.getLogger("aiodist.control")
 
 _FRAME = encode_message(Renew())
 
@@ -56,48 +67,109 @@ class Pulse:
         return None if asked is None else time.monotonic() - asked
 
 
-def renew(
-    member: Member, loop: asyncio.AbstractEventLoop, stop: threading.Event, interval: float
-) -> None:
-    """Renew every `interval` seconds, until `stop`: from a thread, for a loop that computes is not
-    dead; by timers where the time of `loop` is virtual."""
-    if is_virtual(loop):
-        call_in_thread(loop, interval, _renew_once, member, loop, stop, interval)
-        return
-    threading.Thread(
-        target=_renew_for_ever,
-        args=(member, loop, stop, interval, Pulse(loop)),
-        name="aiodist-lease",
-        daemon=True,
-    ).start()
+class Lease:
+    """The lease of one member, renewed every `interval` seconds until it is `stop`ped: by the
+    thread, or by timers where the time of `loop` is virtual."""
 
+    def __init__(self, member: Member, loop: asyncio.AbstractEventLoop, interval: float) -> None:
+        self.is_over = False
+        self._member = member
+        self._loop = loop
+        self._interval = interval
+        self._pulse = Pulse(loop)
+        self._asked = False  # the pulse: then a sign of life is next
+        if is_virtual(loop):
+            self._renew_later()
+        else:
+            _renewals.add(self, (1 - PATIENCE) * interval)
 
-def _renew_for_ever(
-    member: Member,
-    loop: asyncio.AbstractEventLoop,
-    stop: threading.Event,
-    interval: float,
-    pulse: Pulse,
-) -> None:
-    patience = PATIENCE * interval
-    while not stop.wait(interval - patience):
-        pulse.ask()
-        if stop.wait(patience):
-            return
-        if loop.is_closed():
-            member.abandon_from_thread()
-            return
+    def _renew_later(self) -> None:
+        call_in_thread(self._loop, self._interval, self._renew)
+
+    def _renew(self) -> None:
+        if not self.is_over:
+            self._member.renew_from_thread(_FRAME)
+            self._renew_later()
+
+    def stop(self) -> None:
+        """Renew it no more."""
+        self.is_over = True
+        if not is_virtual(self._loop):
+            _renewals.drop(self)
+
+    def step(self) -> float | None:
+        """Do what is due. Returns in how many seconds there is more to do; None: never."""
+        self._asked = not self._asked
+        if self._asked:
+            self._pulse.ask()
+            return PATIENCE * self._interval
+        if self._loop.is_closed():
+            self._member.abandon_from_thread()
+            return None
         frame: bytes | None = None
-        if (waiting := pulse.waiting) is not None:
+        if (waiting := self._pulse.waiting) is not None:
             # A sign of life matters more than what it says.
             with contextlib.suppress(Exception):
-                frame = member.busy_from_thread(waiting, pulse.ident)
-        member.renew_from_thread(frame or _FRAME)
+                frame = self._member.busy_from_thread(waiting, self._pulse.ident)
+        self._member.renew_from_thread(frame or _FRAME)
+        return (1 - PATIENCE) * self._interval
 
 
-def _renew_once(
-    member: Member, loop: asyncio.AbstractEventLoop, stop: threading.Event, interval: float
-) -> None:
-    if not stop.is_set():
-        member.renew_from_thread(_FRAME)
-        call_in_thread(loop, interval, _renew_once, member, loop, stop, interval)
+class _Renewals:
+    """The leases of this process, and the thread that renews them, as long as there are any."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()  # so that no two leases are compared
+        self.clear()
+
+    def clear(self) -> None:
+        """There are no leases, and there is no thread."""
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Lease]] = []  # a heap: when the next step of each is due
+        self._runs = False
+
+    def add(self, lease: Lease, seconds: float) -> None:
+        """A step of `lease` is due in so many seconds, unless it is over."""
+        with self._changed:
+            if lease.is_over:
+                return
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), lease))
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="aiodist-lease", daemon=True).start()
+            self._changed.notify()
+
+    def drop(self, lease: Lease) -> None:
+        """Nothing is due for `lease` any more."""
+        with self._changed:
+            self._due = [one for one in self._due if one[2] is not lease]
+            heapq.heapify(self._due)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (lease := self._next()) is not None:
+            try:
+                seconds = lease.step()
+            except Exception:  # this member is in trouble; the others live
+                log.exception("a lease could not be renewed")
+                seconds = None
+            if seconds is not None:
+                self.add(lease, seconds)
+
+    def _next(self) -> Lease | None:
+        """Wait until a step is due. None: there are no leases."""
+        with self._changed:
+            while self._due:
+                seconds = self._due[0][0] - time.monotonic()
+                if seconds <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(seconds)
+            self._runs = False
+            return None
+
+
+_renewals = _Renewals()
+
+if hasattr(os, "register_at_fork"):
+    # In the child: the thread is the parent's, and so are its leases.
+    os.register_at_fork(after_in_child=_renewals.clear)

@@ -7,9 +7,9 @@ what it needs. `aiodist.engine.executor` carries phases out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from aiodist.engine.kept import PLANS, kept
 from aiodist.schedules.plan import Plan, Recv, Span
 from aiodist.schedules.pull import moved
 from aiodist.shared_memory.lane import Lane
@@ -60,8 +60,11 @@ class Prepared(NamedTuple):
     shown: int
     taken: int
 
+    def weight(self) -> int:
+        return 1 + len(self.plan.steps)
 
-@lru_cache(maxsize=128)
+
+@kept(PLANS, Prepared.weight)
 def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
     """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
     plan = algorithm(*args)

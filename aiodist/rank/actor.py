@@ -22,7 +22,7 @@ from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.rank import flight_recorder
 from aiodist.rank.context import Context
 from aiodist.rank.doings import RankDoings
-from aiodist.schedules.teams import teams_of
+from aiodist.schedules.teams import parted, teams_of
 from aiodist.shared_memory.lane import Layout, Sharing
 from aiodist.transports.base import Listener
 from aiodist.types import Member
@@ -40,7 +40,8 @@ ANSWER_TIMEOUT = 1.0
 """Seconds for the coordinator to say what peers are doing: half of it for their answers."""
 
 MOST_SHARING = 64
-"""Most ranks of a group on one host whose collectives run in shared memory."""
+"""Most ranks of a group that look at each other's memory. Where there are more on a host, they are
+taken for ranks of several hosts: each maps the memory of those of its part alone."""
 
 
 class Memory(NamedTuple):
@@ -143,7 +144,7 @@ class RankActor:
     def layout(self, ranks: Iterable[int]) -> Layout:
         """How the collectives of `ranks` may share memory, and which of them."""
         memories = [self._memories[rank] for rank in ranks]
-        teams = teams_of([memory.host for memory in memories])
+        teams = parted(teams_of([memory.host for memory in memories]), MOST_SHARING)
         ways = [_sharing([memories[rank] for rank in team]) for team in teams if len(team) > 1]
         if not ways or Sharing.NONE in ways or not all(memory.host for memory in memories):
             return Layout(Sharing.NONE, teams)
@@ -346,6 +347,8 @@ class RankActor:
         )
         for context in self.endpoint.contexts.values():
             context.ended = error
+        for listener in self._listeners:  # else peers could still connect to it, after our death
+            listener.close_in_child()
         self.endpoint.close_in_child()
         self.control.close_fds_after_fork()
 
@@ -365,8 +368,6 @@ def as_member(info: MemberInfo, rank: int | None = None) -> Member:
 
 def _sharing(memories: Sequence[Memory]) -> Sharing:
     """How ranks of one host may share memory."""
-    if len(memories) > MOST_SHARING:
-        return Sharing.NONE
     if len({memory.process for memory in memories}) == len(memories):
         return Sharing.POLLED
     # Ranks of one process take turns: to look at memory means to keep the other from writing.

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 Teams = tuple[tuple[int, ...], ...]
-"""The ranks of each host, ascending; hosts in the order of their lowest ranks."""
+"""The ranks of each host, ascending; hosts in the order of their lowest ranks. A host with very
+many ranks is taken for several, see `parted`."""
 
 
 def teams_of(hosts: Collection[object]) -> Teams:
@@ -24,8 +26,19 @@ def teams_of(hosts: Collection[object]) -> Teams:
     return tuple(map(tuple, found.values()))
 
 
+def parted(teams: Teams, most: int) -> Teams:
+    """The same ranks in teams of at most `most`: a larger one falls into parts that are about
+    equal, and meet as the teams of several hosts do."""
+    parts = []
+    for team in teams:
+        count = -(-len(team) // most)
+        bounds = [len(team) * part // count for part in range(count + 1)]
+        parts += [team[start:stop] for start, stop in pairwise(bounds)]
+    return tuple(sorted(parts))
+
+
 def spans_hosts(teams: Teams) -> bool:
-    """Whether there are several hosts."""
+    """Whether there are several hosts, or one with more ranks than can be in a team."""
     return len(teams) > 1
 
 

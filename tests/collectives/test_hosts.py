@@ -17,6 +17,7 @@ from aiodist import (
     ReduceOp,
 )
 from aiodist.collectives import lane_setup
+from aiodist.rank import actor
 
 pytestmark = pytest.mark.strength(2)
 
@@ -312,6 +313,30 @@ def test_who_is_missing_is_named(run, on_hosts, layout, length):
                 with pytest.raises(CollectiveTimeoutError):
                     await ranks[late].all_reduce(np.ones(length))
             await together(ranks, lambda g: g.barrier())
+
+    run(main())
+
+
+@pytest.mark.parametrize("layout", ["aaaaa", "aaaab", "abaaba"])
+@pytest.mark.parametrize("length", [10, MANY])
+def test_a_host_with_very_many_ranks(run, on_hosts, monkeypatch, layout, length):
+    """It is taken for several: all of its ranks share memory, and so do those of other hosts."""
+    monkeypatch.setattr(actor, "MOST_SHARING", 2)
+
+    async def main():
+        async with on_hosts(layout) as ranks:
+            context = ranks[0]._context
+            assert max(map(len, context.teams)) == 2
+            for group in ranks:  # nobody maps the memory of others than those
+                assert group._context.lane.others == group._context.mates
+            xs = [np.full(length, float(rank)) for rank in range(len(ranks))]
+            for x in await together(ranks, lambda g: g.all_reduce(xs[g.rank])):
+                assert (x == sum(range(len(ranks)))).all()
+            for got in await together(ranks, lambda g: g.all_gather(g.rank)):
+                assert got == list(range(len(ranks)))
+            lent = np.arange(float(length))
+            for x in await together(ranks, lambda g: g.broadcast(lent if g.rank == 1 else None, 1)):
+                assert (x == lent).all()
 
     run(main())
 

@@ -70,10 +70,47 @@ else:
 """
 
 
-def run(loop: str) -> None:
+LISTENING = """
+import asyncio, os, sys
+import aiodist
+
+
+def listening():
+    with open("/proc/net/unix") as unix, open("/proc/net/tcp") as tcp:
+        inodes = {line.split()[6] for line in unix if "@aiodist-" in line and "00010000" in line}
+        inodes |= {line.split()[9] for line in tcp if line.split()[3] == "0A"}
+    mine = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")]
+    return sum(f"socket:[{inode}]" in mine for inode in inodes)
+
+
+async def main():
+    async with aiodist.Coordinator() as coordinator:
+        joining = [aiodist.connect(coordinator.address, rank=r, size=2) for r in range(2)]
+        groups = await asyncio.gather(*joining)
+        before = listening()
+        assert before > 2, before  # the coordinator's, and at least one of each rank
+        pid = os.fork()
+        if pid == 0:
+            os._exit(listening())
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1  # the coordinator's
+        assert listening() == before
+        await asyncio.gather(*[group.close() for group in groups])
+    print("ok")
+
+
+if sys.argv[1] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+"""
+
+
+def run(loop: str, program: str = PROGRAM) -> None:
     done = subprocess.run(
         # A forking process with threads is what is tested: newer Pythons warn of it.
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, loop],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, loop],
         check=False,
         capture_output=True,
         text=True,
@@ -88,3 +125,9 @@ def test_a_forked_child_on_the_stock_loop() -> None:
 
 def test_a_forked_child_on_uvloop() -> None:
     run("uvloop")
+
+
+def test_a_forked_child_does_not_listen_for_its_parent() -> None:
+    """Else peers would connect to it after the parent's death, and wait for an answer."""
+    run("asyncio", LISTENING)
+    run("uvloop", LISTENING)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -120,12 +122,99 @@ def test_the_lease_thread_gives_up_a_membership_whose_loop_is_closed() -> None:
     class Client:
         abandon_from_thread = staticmethod(end.sock.abandon)
 
-    thread = threading.Thread(
-        target=lease._renew_for_ever,
-        args=(Client(), loop, threading.Event(), 0.001, lease.Pulse(loop)),
-    )
-    thread.start()
-    thread.join(30)
+    end.theirs.settimeout(30)
+    member: Any = Client()
+    lease.Lease(member, loop, 0.001)
     assert end.theirs.recv(1) == b""
     assert not end.sock.is_open
     end.theirs.close()
+
+
+class Renewed:
+    """A member that counts its signs of life."""
+
+    def __init__(self) -> None:
+        self.signs = threading.Semaphore(0)
+        self.threads: set[int] = set()
+
+    def busy_from_thread(self, seconds: float, ident: int) -> bytes | None:
+        return None
+
+    def renew_from_thread(self, frame: bytes) -> None:
+        self.threads.add(threading.get_ident())
+        self.signs.release()
+
+    def wait(self) -> None:
+        assert self.signs.acquire(timeout=30)
+
+
+def lease_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "aiodist-lease"]
+
+
+async def test_one_thread_renews_the_leases_of_all() -> None:
+    """As long as there are any. Those that fail do so alone."""
+    loop = asyncio.get_running_loop()
+    assert not lease_threads()
+    members: list[Any] = [Renewed() for _ in range(50)]
+    members[7].renew_from_thread = lambda frame: 1 / 0
+    leases = [lease.Lease(member, loop, 0.001) for member in members]
+    for member in members[:7] + members[8:]:
+        for _ in range(3):
+            member.wait()
+    (thread,) = lease_threads()
+    assert {ident for member in members for ident in member.threads} == {thread.ident}
+    for one in leases:
+        one.stop()
+    thread.join(30)
+    assert not lease_threads()
+    later = Renewed()
+    one = lease.Lease(later, loop, 0.001)
+    later.wait()
+    one.stop()
+
+
+async def test_a_lease_that_was_stopped_is_renewed_no_more() -> None:
+    loop = asyncio.get_running_loop()
+    stopped, other = Renewed(), Renewed()
+    first = lease.Lease(stopped, loop, 1000.0)
+    second = lease.Lease(other, loop, 0.001)
+    other.wait()
+    first.stop()
+    (thread,) = lease_threads()
+    second.stop()
+    thread.join(30)  # it does not sleep until the first would have been due
+    assert not thread.is_alive()
+    assert not stopped.signs.acquire(blocking=False)
+
+
+def test_a_forked_child_has_no_leases() -> None:
+    script = """
+import asyncio, os, threading
+from aiodist.control import lease
+
+class Member:
+    def __init__(self): self.signs = threading.Semaphore(0)
+    def busy_from_thread(self, seconds, ident): return None
+    def renew_from_thread(self, frame): self.signs.release()
+
+async def main():
+    loop = asyncio.get_running_loop()
+    member, kept = Member(), []
+    kept.append(lease.Lease(member, loop, 0.001))
+    assert member.signs.acquire(timeout=30)
+    child = os.fork()
+    if not child:
+        mine = Member()
+        assert not lease._renewals._due
+        lease.Lease(mine, loop, 0.001)
+        os._exit(not mine.signs.acquire(timeout=30))
+    assert os.waitpid(child, 0)[1] == 0
+    assert member.signs.acquire(timeout=30)
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.stderr, done.returncode) == ("", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -56,10 +57,10 @@ def rank_1_may_go_on(monkeypatch) -> asyncio.Event:
     may_go_on = asyncio.Event()
     real = lane_setup.LaneSetup._fetch
 
-    async def fetch(self, own, offers):
+    async def fetch(self, words, problem):
         if self._context.rank == 1:
             await may_go_on.wait()
-        return await real(self, own, offers)
+        return await real(self, words, problem)
 
     monkeypatch.setattr(lane_setup.LaneSetup, "_fetch", fetch)
     return may_go_on
@@ -118,6 +119,25 @@ def test_calls_while_it_settles_keep_order_and_values(run, length):
             await asyncio.gather(*[program(group) for group in ranks])
             await settled(ranks)
             assert 0 < lanes(ranks)[0].first < 41
+
+    run(main())
+
+
+def test_groups_that_share_memory_take_no_files(run):
+    """Though each maps the memory of all of its ranks: hosts have many ranks, ranks many groups."""
+
+    async def main():
+        async with aiodist.local(3, **SHM) as ranks:
+            await everyone(ranks, lambda g: g.barrier(tag="links"))
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(5):
+                parts = await everyone(ranks, lambda g: g.dup())
+                await settled(parts)
+                arrays = [group.empty(10, np.int64) for group in parts]
+                while not all(group._context.heap.shows_any for group in parts):
+                    await turn()
+                assert len(os.listdir("/proc/self/fd")) == before
+                del arrays
 
     run(main())
 

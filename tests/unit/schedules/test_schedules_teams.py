@@ -11,7 +11,7 @@ import pytest
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.plan import OUT, TMP, Await, Copy, Plan, Publish, Recv, Reduce, Send, Span, X
 from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
-from aiodist.schedules.teams import Teams, in_order, post, spans_hosts, teams_of
+from aiodist.schedules.teams import Teams, in_order, parted, post, spans_hosts, teams_of
 
 LAYOUTS: list[Teams] = [
     ((0, 1), (2, 3)),
@@ -86,6 +86,17 @@ def test_teams_are_ranks_with_one_host() -> None:
     assert not in_order(teams_of("abab"))
     assert spans_hosts(teams_of("aab"))
     assert not spans_hosts(teams_of("aa"))
+
+
+def test_hosts_with_many_ranks_fall_into_parts() -> None:
+    assert parted(teams_of("aabbb"), 3) == ((0, 1), (2, 3, 4))
+    assert parted(teams_of("aaaaa"), 2) == ((0,), (1, 2), (3, 4))
+    assert parted(teams_of("aba"), 1) == ((0,), (1,), (2,))
+    # In the order of their lowest ranks, as hosts are.
+    assert parted(teams_of("abaaba"), 2) == ((0, 2), (1, 4), (3, 5))
+    parts = parted((tuple(range(1000)),), 64)
+    assert [rank for part in parts for rank in part] == list(range(1000))
+    assert {len(part) for part in parts} == {62, 63}
 
 
 @layouts
