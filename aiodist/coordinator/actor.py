@@ -227,6 +227,7 @@ class Coordinator:
         address, self._address = self._address, None
         if address is None:  # a second call was faster
             return
+        # From here on nobody new comes, so what is left can be counted.
         self._stop_listening(address)
         if self._timer is not None:
             self._timer.cancel()
@@ -420,6 +421,8 @@ class Coordinator:
         when = self._machine.deadline()
         if when is None or self._address is None:
             return
+        # Leases move to a later time with every message. To move the timer each time would cost
+        # more than the tick in between that finds nothing due.
         if self._timer is None or when < self._due:
             self._set_timer(when)
 
@@ -455,6 +458,7 @@ class Coordinator:
             await self._journal.idle()
         self._stopping = True
         self._end_surveys("the coordinator stopped")
+        # Effects that wait for the disk were waited for: a goodbye is never ahead of an answer.
         goodbye = encode_message(Goodbye())
         for connection in list(self._connections.values()):
             connection.send(goodbye)

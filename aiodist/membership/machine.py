@@ -136,6 +136,7 @@ class Membership:
     def _on_message(self, conn: int, request: int, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
+            # Whoever says what no member says cannot be trusted to follow the rest, either.
             reason = f"a member does not send {type(message).__name__} messages"
             self._on_disconnected(conn, reason)
             self._seating.effects.append(Close(conn, reason))
@@ -155,6 +156,10 @@ class Membership:
             self._seating.lose(group, {conn: reason[:MAX_REASON]})
 
     def _on_tick(self) -> None:
+        # In this order. Whoever is lost is lost before anything is decided: else a group would form
+        # with a joiner, or go on with a member, that is ruled lost in the same breath. And all of
+        # one group go together, so that the others are told once, and it is seen when it is all of
+        # them that are silent.
         due = self._books.timers.pop_due(self._books.now)
         silent: dict[GroupKey, dict[int, str]] = {}
         for timer in due:
@@ -176,6 +181,7 @@ class Membership:
                 missed.setdefault(timer.group, {})[timer.rank] = reason
         for key, ranks in missed.items():
             self._seating.give_up(self._groups[key], ranks)
+        # From here on a timer's group may be gone, deleted with its last member just now.
         for timer in due:
             if isinstance(timer, Window):
                 waiting = self._groups.get(timer.group)
@@ -213,6 +219,7 @@ class Membership:
         group = self._places.get(conn)
         if group is None or conn not in group.joiners:
             return
+        # Said before it is forgotten: the text counts it among those who have come.
         withdrawn = Withdrawn(group.waiting_text()[:MAX_TEXT], group.missing)
         self._seating.forget_joiner(group, conn, "gave up waiting", gave_up=True)
         self._seating.send(conn, request, withdrawn)
@@ -249,6 +256,8 @@ class Membership:
 
     def _on_store(self, conn: int, request: int, message: StoreMessage) -> None:
         group = self._places.get(conn)
+        # One message ends waits and watches of the store, and watches of how many wait to join:
+        # their numbers are of one sequence.
         if group is not None and isinstance(message, StoreCancel):
             group.watchers.get(conn, set()).discard(message.request)
         if group is not None and conn in group.members:
@@ -269,6 +278,8 @@ class Membership:
     def _ask_before_void(self, group: Group, conn: int, request: int, message: GiveUpVote) -> None:
         """Ask those who have not voted what they are doing: then the vote is void, unless it is
         decided by then."""
+        # The error text of a timeout names who has not voted, and what they do instead. The voter
+        # waits for that (`LAST_WORD_SECONDS`) longer than they have to answer (`ANSWER_SECONDS`).
         key = (message.context, message.number)
         missing = group.ballots.missing(group.members, key)
 

@@ -93,6 +93,8 @@ class Seating:
         self.places[joiner.conn] = group
         self.renew(joiner.conn)
         self.note("waiting", group, rank=joiner.ask.rank, who=describe(joiner.ask))
+        # A coordinator that has just started may have served this group before, and its members
+        # may be about to say so: until `form_after`, the window is kept open for them.
         if group.is_full and self.now >= self._form_after:
             self.form(group)
         elif group.may_form:
@@ -109,6 +111,7 @@ class Seating:
         if waiting is not None:
             self._replace(waiting, group)
             return False
+        # It was let in, and its connection broke before it was told: it asks as if it were new.
         rank = group.place_of(member_id)
         if rank is None:
             return False
@@ -204,6 +207,8 @@ class Seating:
         for member, reason in gone:
             group.lost[member.rank] = reason
             self.note(event, group, rank=member.rank, who=describe(member), reason=reason)
+        # One message for all of them, with each reason once: where a host goes down, its ranks go
+        # for one reason, and thousands of others are told.
         text = "; ".join(dict.fromkeys(reason for _, reason in gone))[:MAX_TEXT]
         self.books.gone(group, [member for member, _ in gone], text)
         ranks = sorted(member.rank for member, _ in gone)
@@ -228,6 +233,7 @@ class Seating:
     def settle(self, group: Group) -> None:
         """Delete the group if nobody is left, and let those who waited for that form it anew.
         Else the rest may have waited for the word of those who are gone."""
+        # Too few are left to form it when the window is over.
         if group.view is None and not group.may_form:
             self._timers.cancel(Window(group.key))
         if group.members or group.absent or (group.view is None and group.joiners):
@@ -235,6 +241,8 @@ class Seating:
             return
         self.books.end(group)
         self.note("deleted", group)
+        # All are unseated before the first is admitted: the same name is a new group from here on,
+        # and none of them may be found in the old one.
         waiting = list(group.joiners.values())
         for joiner in waiting:
             self.unseat(group, joiner.conn)
@@ -251,6 +259,8 @@ class Seating:
 
     def take_seat(self, group: Group, conn: int, rank: int, lease: float) -> None:
         """`conn` is the connection of the member with this rank from now on."""
+        # It was absent; or it has come over a new connection before the end of its old one was
+        # seen, which must not count as its death any more.
         member = self.books.take_absent(group, rank)
         if member is None:
             before = group.members.of_rank(rank)

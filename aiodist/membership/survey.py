@@ -142,6 +142,7 @@ class Survey:
     ) -> None:
         """For `conn`: ask members, and call `then` once they have answered or had the time to:
         `seconds`, if that is less."""
+        # An answer is for all who wait for it: whoever is asked already is not asked again.
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)
         for one in sorted(waiting - asked):
