@@ -81,9 +81,12 @@ def _renew_for_ever(
 ) -> None:
     patience = PATIENCE * interval
     while not stop.wait(interval - patience):
+        # The loop is asked for a turn a moment before the lease is due: whether it has had one by
+        # then is what the sign of life says.
         pulse.ask()
         if stop.wait(patience):
             return
+        # A program may end its loop and not close the group: it must not seem to be alive for ever.
         if loop.is_closed():
             member.abandon_from_thread()
             return

@@ -271,6 +271,8 @@ class Coordinator:
         """
         if self._address is None or self._stopping:
             raise CoordinatorLostError("the coordinator does not listen: nobody can be asked")
+        # To the state machine this is one more connection that asks, and then goes: the limits of
+        # others are its limits, and it is forgotten as they are.
         number = next(self._numbers)
         answer = self._surveys[number] = self._loop.create_future()
         try:
@@ -324,6 +326,7 @@ class Coordinator:
         if self._address is None:
             sock.close()
             return
+        # It counts before anything is read of it: the bound is one of TLS handshakes, too.
         sock.setblocking(False)
         connection = Connection(self, next(self._numbers), sock)
         if not self._unproven.add(connection, self._loop.time()):
@@ -335,6 +338,8 @@ class Coordinator:
         task.add_done_callback(partial(self._adopted, connection, sock))
 
     async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
+        # The handshake of TLS has a deadline of its own, for there is no `Connection` to watch over
+        # the time before it is over.
         limit = None if self._ssl is None else HANDSHAKE_SECONDS
         try:
             await self._loop.connect_accepted_socket(

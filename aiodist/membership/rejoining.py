@@ -141,6 +141,7 @@ class Rejoining:
             if member.id in stay:
                 conn, lease = stay[member.id]
                 self._machine.take_seat(group, conn, member.rank, lease)
+        # Joiners who asked this coordinator, while another one, or the one before, had let them in.
         for joiner in list(group.joiners.values()):
             rank = group.place_of(joiner.ask.id)
             if rank is not None:  # it missed that it was let in

@@ -275,6 +275,7 @@ class KeyValueStore:
 
     def _listen(self, listener: _Listener) -> None:
         mine = self._listeners.setdefault(listener.conn, {})
+        # Numbers tell the answers apart: two of one number could not be ended one by one.
         if listener.request in mine:
             raise _Refused(Failure.INVALID, f"request {listener.request} is already under way here")
         if len(mine) >= self.max_pending:

@@ -147,6 +147,8 @@ class Survey:
         waiting = set(members)
         for one in sorted(waiting - asked):
             self._machine.send(one, 0, _INQUIRE)
+        # An asker costs memory until its time is over. The oldest has waited longest: its answer is
+        # what is known by now.
         if len(self._askers) >= MOST_ASKERS:
             self._finish(self._askers[:1])
         due = self._books.now + min(seconds, ANSWER_SECONDS)
