@@ -68,18 +68,19 @@ class Rank(Member):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What something took. `seconds`, and of them the coordinator's processor time; `sent`: bytes,
-    by the coordinator."""
+    """What something took. `seconds`; processor time of the coordinator, and of all members, which
+    is what counts where other programs run on the machine. `sent`: bytes, by the coordinator."""
 
     what: str
     seconds: float
     busy: float
+    members_busy: float
     sent: int
 
     def __str__(self) -> str:
         return (
-            f"{self.what:55} {self.seconds:6.2f} s, {self.busy:6.2f} s of the coordinator's "
-            f"processor time, {self.sent / 1e6:6.1f} MB sent"
+            f"{self.what:53} {self.seconds:6.2f} s (of a processor: coordinator {self.busy:5.2f} s,"
+            f" members {self.members_busy:5.2f} s), {self.sent / 1e6:6.1f} MB sent"
         )
 
 
@@ -92,21 +93,18 @@ class Site:
         self._coordinator = Process(pid)
         self.ranks: list[Rank] = []
         self._gone = 0
-        self._since = 0.0, 0.0, 0
+        self._since = 0.0, 0.0, 0.0, 0
 
     def begin(self) -> None:
         """What `done` tells of begins now."""
-        self._since = time.monotonic(), self._coordinator.seconds(), self._sent()
+        self._since = self._now()
 
     def done(self, what: str) -> Step:
         """What has happened since `begin`."""
-        start, busy, sent = self._since
-        step = Step(
-            what,
-            time.monotonic() - start,
-            self._coordinator.seconds() - busy,
-            self._sent() - sent,
-        )
+        start, busy, members_busy, sent = self._since
+        now, busy_now, members_now, sent_now = self._now()
+        spent = busy_now - busy, members_now - members_busy
+        step = Step(what, now - start, *spent, sent_now - sent)
         print(step, flush=True)
         return step
 
@@ -116,8 +114,9 @@ class Site:
         self.ranks.remove(rank)
         rank.transport.abort()
 
-    def _sent(self) -> int:
-        return self._gone + sum([rank.received for rank in self.ranks])
+    def _now(self) -> tuple[float, float, float, int]:
+        received = self._gone + sum([rank.received for rank in self.ranks])
+        return time.monotonic(), self._coordinator.seconds(), time.process_time(), received
 
     async def join(self, count: int, size: int) -> None:
         """`count` members join groups of `size`, until all groups have formed."""

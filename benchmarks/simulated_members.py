@@ -67,8 +67,9 @@ class Figures:
     def __str__(self) -> str:
         return (
             f"{self.members:,} members in groups of {self.size:,}, simulated: joins and a barrier "
-            f"in {self.seconds:.1f} s of virtual time: {self.busy:.1f} s of the coordinator's code, "
-            f"{1e6 * self.kernel:.0f} µs of its kernel a member, {self.sent / 1e9:.2f} GB sent"
+            f"in {self.seconds:.1f} s of virtual time, {self.sent / 1e9:.2f} GB sent; of the "
+            f"coordinator's processor {self.busy:.1f} s for its code, and "
+            f"{1e6 * self.kernel:.0f} µs a member for the kernel"
         )
 
 

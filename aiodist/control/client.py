@@ -307,6 +307,8 @@ class ControlClient:
         self, joined: asyncio.Future[Message], ask: JoinRequest, timeout: float
     ) -> None:
         """The time is over. Returns if the view was on its way, else raises JoinTimeoutError."""
+        # The view may be on its way: then this is a member, and to leave without a word would be a
+        # loss for the others. So it says that it gives up, and whichever comes first counts.
         text = f"the coordinator at {self.address} is away ({self._gone.reason})"
         missing: tuple[int, ...] = ()
         if not self.is_away:
@@ -444,6 +446,7 @@ class ControlClient:
         """Look for the coordinator until it is there; then be what this was, there."""
         pause = FIRST_PAUSE
         said = ""
+        # An attempt that hangs must not cost the lease: the coordinator that is back counts it.
         lease = self._ask.lease if self._ask is not None else math.inf
         patience = min(ATTEMPT_SECONDS, max(SHORTEST_ATTEMPT, lease / 2))
         while True:
@@ -474,6 +477,8 @@ class ControlClient:
     async def _register(self, greeted: Greeted) -> None:
         """Become what this was, at a coordinator that was found. Raises OSError, TimeoutError,
         AiodistError where another attempt may help."""
+        # In this order: it is a member again before what was asked is said once more, for only
+        # members may ask; and what failed with the store fails before anything new is asked of it.
         kept = check_successor(self.address, self._welcome, greeted.welcome)
         self._sock = sock = greeted.sock
         if self._ask is not None:

@@ -65,6 +65,7 @@ class ControlSocket:
         """Send a whole frame, from the loop: what does not leave now is sent when it can be."""
         if not self._is_open:
             return
+        # The lease thread may wait for the lock: it is held for no longer than the kernel takes.
         with self._lock:
             self._out += data
             error = self._flush()

@@ -99,10 +99,13 @@ class Lease:
 
     def step(self) -> float | None:
         """Do what is due. Returns in how many seconds there is more to do; None: never."""
+        # The loop is asked for a turn a moment before the lease is due: whether it has had one by
+        # then is what the sign of life says.
         self._asked = not self._asked
         if self._asked:
             self._pulse.ask()
             return PATIENCE * self._interval
+        # A program may end its loop and not close the group: it must not seem to be alive for ever.
         if self._loop.is_closed():
             self._member.abandon_from_thread()
             return None

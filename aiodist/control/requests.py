@@ -204,5 +204,8 @@ class Requests:
             return
         if isinstance(request.message, StoreWait) and self.send is not None:
             self.send(encode_message(StoreCancel(number)))
+        # A write that was sent may be carried out, and its answer is remembered there until this
+        # member has more writes under way than are remembered. So its place is taken until the
+        # answer comes, though nobody waits for it.
         if not (request.sent and isinstance(request.message, _WRITES)):
             self.drop(number)

@@ -43,6 +43,7 @@ class Standing:
         """Those of `ranks` that were not known to be gone; now they are."""
         if epoch != self.view.epoch:
             return ranks
+        # A coordinator that is back tells all that are gone, of whom most are known to be.
         news = {*ranks} - self._lost - self._left
         (self._lost if lost else self._left).update(news)
         return tuple(sorted(news))

@@ -200,6 +200,7 @@ class Coordinator:
         address, self._address = self._address, None
         if address is None:  # a second call was faster
             return
+        # From here on nobody new comes, so what is left can be counted.
         self._entrance.shut()
         self._alarm.cancel()
         await self._close_connections()
@@ -236,6 +237,8 @@ class Coordinator:
         """
         if self._address is None or self._stopping:
             raise CoordinatorLostError("the coordinator does not listen: nobody can be asked")
+        # To the state machine this is one more connection that asks, and then goes: the limits of
+        # others are its limits, and it is forgotten as they are.
         number = next(self._numbers)
         answer = self._surveys[number] = self._loop.create_future()
         try:
@@ -346,6 +349,7 @@ class Coordinator:
             await self._journal.idle()
         self._stopping = True
         self._end_surveys("the coordinator stopped")
+        # Effects that wait for the disk were waited for: a goodbye is never ahead of an answer.
         goodbye = encode_message(Goodbye())
         for connection in list(self._connections.values()):
             connection.send(goodbye)

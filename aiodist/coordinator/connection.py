@@ -129,6 +129,9 @@ class Connection(asyncio.Protocol):
         """Send one encoded message, unless the other side is far behind with reading."""
         if self._transport.is_closing():
             return
+        # What was there before this message counts, not the message: a single view may be larger.
+        # A member that does not read would otherwise hold as much of the coordinator's memory as
+        # others choose to write.
         backlog = self._transport.get_write_buffer_size()
         if backlog > MAX_BACKLOG:
             self.fail(f"it does not read: {backlog} bytes wait for it, the limit is {MAX_BACKLOG}")
@@ -231,6 +234,7 @@ class Connection(asyncio.Protocol):
                 self.close(reason)
                 return
             mac = make_proof(token, "coordinator", hello.nonce, self._nonce)
+        # Only now may it say more than 1 KiB at a time.
         self._welcomed = True
         self._deadline.cancel()
         self._decoder.max_payload = MAX_BODY

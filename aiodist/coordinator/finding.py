@@ -96,6 +96,7 @@ async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | 
             return None
         here = found
     wanted.guard.check(str(here))
+    # It ends with this process: nobody is to look for another one.
     coordinator = Coordinator(str(here), token=wanted.token, ssl=wanted.ssl, returns=False)
     try:
         await coordinator.start()

@@ -115,6 +115,7 @@ class Journal:
             self._idle.set()
             self._failed(error if isinstance(error, OSError) else OSError(errno.EIO, repr(error)))
             return
+        # To carry out what waited may bring new effects, and begin the next write by itself.
         self._carry_out(effects)
         if self._writing is None:
             self._next()

@@ -55,8 +55,9 @@ async def bind_tcp(address: Address) -> socket.socket:
     except OSError as error:
         raise _cannot(address, error) from error
     try:
-        if sys.platform != "win32":
-            # There it would let a second listener share the port.
+        # Where a coordinator ended a moment ago, connections of it still linger in the kernel, and
+        # the next one must not be kept from its port by them.
+        if sys.platform != "win32":  # there it would let a second listener share the port
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(target)
         sock.listen(BACKLOG)
@@ -75,6 +76,8 @@ def bind_unix(path: str) -> socket.socket:
         try:
             sock.bind(path)
         except OSError as error:
+            # The file outlives a coordinator that was killed. Whether anybody listens is shown by
+            # connecting: nothing else tells a live socket from a dead one.
             if error.errno != errno.EADDRINUSE or not _is_stale(path):
                 raise
             Path(path).unlink()

@@ -157,6 +157,8 @@ class Ballots:
         ballot.votes[conn] = (request, vote)
         ballot.since.setdefault(conn, now)
         self._voted.setdefault(conn, {})[key] = ballot
+        # All votes in a ballot call the same, or it would be void: so one text stands for all. A
+        # voter that is alone in it may have voted before, over this connection, for something else.
         if len(ballot.votes) == 1:
             ballot.call = vote.call
         if differs or vote.call != ballot.call:
@@ -202,7 +204,7 @@ class Ballots:
         for key, ballot in self._voted.pop(conn, {}).items():
             del ballot.votes[conn]
             del ballot.since[conn]
-            ballot.passed = 0
+            ballot.passed = 0  # its voter may be alive, and is waited for again
             if not ballot.votes:
                 del self._ballots[key]
 

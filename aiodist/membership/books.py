@@ -113,6 +113,7 @@ class Books:
     def end(self, group: Group) -> None:
         """Delete a group, and its store."""
         del self.groups[group.key]
+        # That the group ended says that its keys are gone: a record of each would say it again.
         group.store.changed = lambda key, value: None
         group.store.clear()
         if group.view is not None:
@@ -183,6 +184,7 @@ class Books:
     def replay(self, records: Iterable[Record]) -> None:
         """Take in what another coordinator has written down. Raises ValueError where it makes no
         sense."""
+        # What is read from the log must not be written to it again.
         keep, self._keep = self._keep, None
         try:
             for record in records:

@@ -33,6 +33,8 @@ class Epochs:
             self.floor = max(self.floor, epoch)
             return
         self._last[name] = max(epoch, self._last.pop(name, 0))
+        # A name that is forgotten may come back: the floor sees to it that no epoch of it is given
+        # twice.
         if len(self._last) > self._remembered:
             oldest = next(iter(self._last))
             self.floor = max(self.floor, self._last.pop(oldest))

@@ -131,6 +131,8 @@ class Group:
                 Failure.SIZE_MISMATCH,
                 f"rank {ask.rank} is outside of a group with {size}: expected 0 to {size.most - 1}",
             )
+        # A fixed group that has lost somebody lets joiners wait: the others may take them in by a
+        # rendezvous, or all end, and the group forms anew.
         if self.size.fixed and self._is_complete:
             return refusal(
                 Failure.COMPLETE,
@@ -193,6 +195,8 @@ class Group:
         they may not be); the others get the lowest free ranks, in order of arrival.
         """
         count = len(self.joiners)
+        # An elastic group may form with fewer members than the highest rank that was asked for. Who
+        # asked for that gets a free one then, as ranks have no gaps.
         free = iter([rank for rank in range(count) if self.joiners.of_rank(rank) is None])
         for conn, joiner in self.joiners.items():
             ask = joiner.ask
@@ -240,6 +244,7 @@ class Group:
     def remove(self, conn: int, *, gave_up: bool) -> Joiner:
         """A joiner waits no more. Of those who gave up, the others are told that they had come."""
         joiner = self.joiners.pop(conn)
+        # So that the texts of the next ones who give up say that it had come: it was not missing.
         if gave_up and self.view is None and len(self.gave_up) < MAX_MEMBERS:
             self.gave_up[joiner.ask.id] = joiner.ask.rank
         return joiner

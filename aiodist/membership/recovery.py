@@ -104,6 +104,8 @@ class Recovery:
             return
         self._answer_late(group, key)
         for ballot in group.ballots.decided(group.members, group.absent, key):
+            # Who goes on together must reach each other: what is known of broken links is ruled on
+            # first, for a member that is turned out later would cost them one more epoch.
             if ballot.purpose is not Purpose.AGREE and group.broken:
                 self.rule(group)  # which reviews the rest
                 return
@@ -142,6 +144,7 @@ class Recovery:
             self._tell(group.ballots.close(ballot, Verdict(ballot.flag, ids, epoch)))
 
     def _go_on(self, group: Group, ballot: Ballot, admitted: Sequence[int]) -> None:
+        # All members have voted, or the ballot would not be decided: so nobody is left behind.
         survivors = {conn: ballot.votes[conn][0] for conn in ballot.electorate(group.members)}
         group.ballots.close(ballot, None)
         assert group.view is not None
@@ -213,6 +216,8 @@ class Recovery:
         rank = group.place_of(report.id)
         if rank is None or report.id == own:
             return
+        # Both ends of a link may report it, and one report does not tell which of them is at fault.
+        # Half a second later there are the reports of others, too, and most of them name one rank.
         if not report.ended:
             if not group.broken:
                 self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
@@ -228,6 +233,7 @@ class Recovery:
             self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
             return
         self._owner.cancel_timer(Ruling(group.key))
+        # Links of those who are gone meanwhile are nobody's concern any more.
         broken, group.broken = group.broken, {}
         here = group.members.of_id
         pairs = [pair for pair in broken if None not in map(here, pair)]

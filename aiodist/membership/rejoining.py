@@ -86,6 +86,7 @@ class Rejoining:
         assert group is not None and group.view is not None
         rank = group.place_of(claim.ask.id)
         assert rank is not None
+        # What it was told counts before its vote does: the outcome of a ballot may be among it.
         self._recovery.learn(group, claim.heard)
         self._machine.take_seat(group, conn, rank, claim.ask.lease)
         if claim.epoch == group.view.epoch:
@@ -109,6 +110,9 @@ class Rejoining:
             if wrong is not None:
                 self._machine.send(conn, request, Failed(Failure.INVALID, wrong))
             return wrong is None
+        # All members of a group come back at once, each with the same view of up to 60 MiB: one is
+        # asked for it, and the others come again when it is there. Should that one not say it, the
+        # next that comes is asked.
         asked, until = self._asked.get(key, (conn, 0.0))
         if asked == conn or until <= self._books.now:
             self._asked[key] = (conn, self._books.now + ANSWER_SECONDS)
@@ -137,6 +141,7 @@ class Rejoining:
             if member.id in stay:
                 conn, lease = stay[member.id]
                 self._machine.take_seat(group, conn, member.rank, lease)
+        # Joiners who asked this coordinator, while another one, or the one before, had let them in.
         for joiner in list(group.joiners.values()):
             rank = group.place_of(joiner.ask.id)
             if rank is not None:  # it missed that it was let in
@@ -158,6 +163,7 @@ class Rejoining:
             else:
                 self._machine.turn_away(conn, reason)
                 self._machine.unseat(group, conn)
+        # Nobody of the newer view was here: what is in the store was written by others.
         if not stay:
             group.store.clear()
         return stay

@@ -113,6 +113,9 @@ class KeyValueStore:
     def _write_once(
         self, conn: int, request: int, message: StoreWrite, member: str, sends: list[Send]
     ) -> Message | None:
+        # Numbers of requests are the member's own and outlive its connection, so the same number
+        # means the same write, said again. Only what changed something is remembered: a write that
+        # failed, or a compare_set that did not match, may as well be tried again.
         known = self.answers.get(member, {}).get(request)
         if known is not None:
             return known
@@ -256,6 +259,9 @@ class KeyValueStore:
         return True
 
     def _tell(self, key: str, value: bytes | None, sends: list[Send]) -> None:
+        # The change is sent to each watcher, encoded once for all of them. It is not handed on from
+        # one member of a host to the others: whoever handed it on may die with it, and a watcher
+        # must miss no change. What is large belongs in a broadcast.
         for listener in list(self._by_key.get(key, {}).values()):
             if listener.missing is None:
                 sends.append(Send(listener.conn, listener.request, StoreChanged(key, value)))
@@ -269,6 +275,7 @@ class KeyValueStore:
 
     def _listen(self, listener: _Listener) -> None:
         mine = self._listeners.setdefault(listener.conn, {})
+        # Numbers tell the answers apart: two of one number could not be ended one by one.
         if listener.request in mine:
             raise _Refused(Failure.INVALID, f"request {listener.request} is already under way here")
         if len(mine) >= self.max_pending:

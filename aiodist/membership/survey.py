@@ -142,10 +142,13 @@ class Survey:
     ) -> None:
         """For `conn`: ask members, and call `then` once they have answered or had the time to:
         `seconds`, if that is less."""
+        # An answer is for all who wait for it: whoever is asked already is not asked again.
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)
         for one in sorted(waiting - asked):
             self._machine.send(one, 0, _INQUIRE)
+        # An asker costs memory until its time is over. The oldest has waited longest: its answer is
+        # what is known by now.
         if len(self._askers) >= MOST_ASKERS:
             self._finish(self._askers[:1])
         due = self._books.now + min(seconds, ANSWER_SECONDS)

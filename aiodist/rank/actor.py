@@ -125,11 +125,12 @@ class RankActor:
         for root, member in zip(self.roots, view.members, strict=True):
             self.people[root] = member
             self._memories[root] = self._memory_of(member)
+        stay = {*self.roots}
         for root in before:
-            if root not in self.roots and root not in self.endpoint.lost and root not in left:
+            if root not in stay and root not in self.endpoint.lost and root not in left:
                 # The coordinator was away when we were to hear of it.
                 self.endpoint.lose(root, f"epoch {view.epoch} began without it")
-        used = {*self.roots}.union(*[context.ranks for context in self.endpoint.contexts.values()])
+        used = stay.union(*[context.ranks for context in self.endpoint.contexts.values()])
         for root in [root for root in self.endpoint.lost if root not in used]:
             self.endpoint.forget(root)
             del self.people[root], self._memories[root]

@@ -508,6 +508,8 @@ def encode_body(message: Message, *, max_body: int = MAX_BODY) -> bytes:
         raise MessageTooLargeError(
             f"a {type(message).__name__} message of {len(body)} bytes, over the limit of {max_body}"
         )
+    # What the other side would refuse ends the connection there, and says nothing here: so whoever
+    # made the mistake is told at once.
     try:
         build(type(message), _received(type(message), body))
     except (ValueError, ProtocolError) as error:

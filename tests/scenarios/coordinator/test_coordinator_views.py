@@ -13,7 +13,7 @@ from aiodist.control.client import CoordinatorBack
 from aiodist.control.standing import Standing
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import ProtocolError
-from aiodist.membership import machine as membership
+from aiodist.membership.seating import Seating
 from aiodist.wire.messages import JoinRequest, MemberInfo, Message, View
 from aiodist.wire.recovery import NextView, Purpose, Vote
 
@@ -40,13 +40,13 @@ async def back(member: Any) -> None:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[type[Message]]:
     """The kinds of all that a coordinator sends."""
     kinds: list[type[Message]] = []
-    send = membership.Membership.send
+    send = Seating.send
 
     def noted(self: Any, conn: int, request: int, message: Message) -> None:
         kinds.append(type(message))
         send(self, conn, request, message)
 
-    monkeypatch.setattr(membership.Membership, "send", noted)
+    monkeypatch.setattr(Seating, "send", noted)
     return kinds
 
 

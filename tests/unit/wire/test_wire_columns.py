@@ -89,6 +89,19 @@ def test_a_member_takes_little_more_than_its_id_and_port() -> None:
     assert len(pack_rows(members(1000))) < 1000 * (16 + 2 + 1)
 
 
+@given(tables(), st.integers(0), st.binary(min_size=1, max_size=4))
+def test_damage_is_refused_or_gives_other_rows(
+    rows: list[list[Any]], at: int, damage: bytes
+) -> None:
+    data = bytearray(zlib.decompress(pack_rows(rows)))
+    at %= len(data)
+    data[at : at + len(damage)] = damage
+    try:
+        assert isinstance(unpack_rows(zlib.compress(data)), list)
+    except ValueError as error:
+        assert "rows as columns, not" in str(error)
+
+
 def packed(count: Any, columns: Any) -> bytes:
     return zlib.compress(msgpack.packb([count, columns]))
 
