@@ -27,11 +27,15 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train on handwritten digits with 4 ranks
 	@$(BIN)/python examples/digits/demo.py
 
+# So many processes share the tests: one that runs out of work takes over some of another's.
+WORKERS ?= logical
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: $(READY)  ## the tests, in all combinations of their parameters
-	$(BIN)/python -m pytest --all-combinations
+	$(PYTEST) --all-combinations
 
 # What Gloo passes, but for what torch keeps for Gloo's own class: see docs/torch.md.
 torch-suite: $(READY)  ## torch's own tests of a backend, on aiodist
