@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aiodist.membership import ballots
-from aiodist.membership.rulings import losers
 from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
@@ -511,12 +507,3 @@ def test_a_shrink_does_not_wait_for_the_ruling(world: Any) -> None:
     assert (lost.ranks, [member.id for member in view.members]) == ((1,), ["id-1", "id-3"])
     world.pass_time(1)
     assert sorted(world.closed) == [2]
-
-
-@given(
-    st.integers(2, 6).flatmap(lambda n: st.sets(st.sampled_from(list(combinations(range(n), 2)))))
-)
-def test_whoever_stays_can_reach_each_other(broken: set[tuple[int, int]]) -> None:
-    gone = losers(broken, lambda rank: rank)
-    assert not [pair for pair in broken if not {*gone} & {*pair}]
-    assert len(gone) == len({*gone}) <= len(broken)
