@@ -20,6 +20,8 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+pytest.register_assert_rewrite("plans", "processes")
+
 # The same examples in every run. Others: `pytest --hypothesis-profile=default`.
 settings.register_profile("replayed", derandomize=True)
 settings.load_profile("replayed")
