@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -188,3 +188,16 @@ def test_a_value_is_named_by_type_shape_and_content() -> None:
     ]
     assert len({digest_of(value) for value in values}) == len(values)
     assert digest_of(np.ones(2)) == digest_of(np.ones(4)[::2])
+    long, other = np.zeros(5000), np.zeros(5000)
+    other[2500] = 1  # which its text does not show
+    assert digest_of(long) != digest_of(other)
+
+
+class Envelope(NamedTuple):
+    source: int
+    tag: object
+
+
+def test_an_envelope_is_named_by_its_fields() -> None:
+    digests = {digest_of(Envelope(*fields)) for fields in [(0, "t"), (1, "t"), (0, "u")]}
+    assert len(digests) == 3
