@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all torch-suite coverage simulate lint format docs bench gpu kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test test-all torch-suite coverage simulate lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,11 +27,15 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train on handwritten digits with 4 ranks
 	@$(BIN)/python examples/digits/demo.py
 
+# So many processes share the tests: one that runs out of work takes over some of another's.
+WORKERS ?= logical
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: $(READY)  ## the tests, in all combinations of their parameters
-	$(BIN)/python -m pytest --all-combinations
+	$(PYTEST) --all-combinations
 
 # What Gloo passes, but for what torch keeps for Gloo's own class: see docs/torch.md.
 torch-suite: $(READY)  ## torch's own tests of a backend, on aiodist
@@ -91,6 +95,9 @@ restarts: $(READY)  ## kill and restart the coordinator under load, N times
 
 chaos: $(READY)  ## kill, stop and add ranks, and restart the coordinator: N faults
 	$(BIN)/python tests/faults/chaos.py -n $(N)
+
+mutations: $(READY)  ## make N small faults in the library, and see whether the tests find them
+	$(BIN)/python tests/mutations -n $(N)
 
 FRAMES := 1000000
 fuzz: $(READY)  ## send FRAMES damaged frames to a coordinator and to ranks

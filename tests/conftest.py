@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections import defaultdict
@@ -19,12 +20,15 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+pytest.register_assert_rewrite("plans", "processes")
+
 # The same examples in every run. Others: `pytest --hypothesis-profile=default`.
 settings.register_profile("replayed", derandomize=True)
 settings.load_profile("replayed")
 
-# Else each rank that a test starts would compile the library anew.
+# Else each rank that a test starts would compile the library anew, and each run these tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell that starts the tests in the background has them, and what they start, ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -118,25 +122,32 @@ def _stacks(loop: asyncio.AbstractEventLoop) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--all-combinations", action="store_true", help="also those that `strength` leaves out"
+        "--all-combinations", action="store_true", help="also what `long` and `strength` leave out"
     )
+    parser.addoption("--left-out", action="store_true", help="only that, and no other test")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Thin the tests that are marked `strength(t)`: see `covering`."""
+    """Leave out tests that are marked `long`, unless they are named, and thin those that are marked
+    `strength(t)`: see `covering`."""
     marked: dict[tuple[Any, ...], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("strength"):
             marked[item.path, item.cls, item.originalname].append(item)
     out: set[pytest.Item] = set()
+    everything = config.getoption("all_combinations")
+    if not everything and not any("::" in argument for argument in config.args):
+        out.update(item for item in items if item.get_closest_marker("long"))
     for group in marked.values():
         marker = group[0].get_closest_marker("strength")
         assert marker is not None
-        if hasattr(group[0], "callspec") and not config.getoption("all_combinations"):
+        if hasattr(group[0], "callspec") and not everything:
             values = [item.callspec.params.items() for item in group]
             rows = [{name: id(value) for name, value in params} for params in values]
             kept = covering(rows, *marker.args)
             out.update(item for at, item in enumerate(group) if at not in kept)
+    if config.getoption("left_out"):
+        out = set(items) - out
     if out:
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=sorted(out, key=lambda item: item.nodeid))
@@ -181,6 +192,19 @@ def _children() -> set[str]:
         except OSError:
             continue  # a thread that has just ended
     return found
+
+
+def _shared_files() -> set[str]:
+    """Without those that torch and multiprocessing make, for other tests, at the same time."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "torch_"))}
+
+
+@pytest.fixture
+def no_shared_files() -> Iterator[None]:
+    """Nothing is in /dev/shm that was not there before the test."""
+    before = _shared_files()
+    yield
+    assert _shared_files() <= before
 
 
 @pytest.fixture(scope="module", autouse=True)

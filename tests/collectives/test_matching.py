@@ -248,6 +248,7 @@ def test_members(run, groups, transport):
     run(main())
 
 
+@pytest.mark.strength(1)  # thousands of operations take their time
 def test_a_tag_a_request_costs_nothing(run, groups, everyone):
     async def main():
         async with groups(3) as ranks:

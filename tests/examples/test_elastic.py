@@ -14,6 +14,7 @@ import pytest
 ELASTIC = Path(__file__).parents[2] / "examples" / "elastic"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_ranks_are_killed_and_added_while_it_trains(environment, tmp_path):
     done = subprocess.run(

@@ -144,6 +144,7 @@ def test_averaged_gradients(tutorial: Tutorial) -> None:
     )
 
 
+@pytest.mark.long
 def test_torch_multiprocessing(free_port: int, environment: Environment) -> None:
     env = environment(MASTER_PORT=str(free_port))
     assert output_of("torch_multiprocessing.py", env) == [

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-
-import aiodist
+from processes import processes
 
 PROGRAM = """
 import asyncio, json, sys, aiodist
@@ -52,38 +47,12 @@ asyncio.run(main())
 """
 
 
-@asynccontextmanager
-async def processes(*arguments: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    started = []
-    try:
-        async with aiodist.Coordinator() as coordinator:
-            for rank in range(3):
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-c",
-                    PROGRAM,
-                    coordinator.address,
-                    str(rank),
-                    *arguments,
-                    stdout=asyncio.subprocess.PIPE,
-                )
-                started += [process]
-            yield started
-    finally:
-        for process in started:
-            if process.returncode is None:
-                process.kill()
-        for process in started:
-            # To the end of the pipe, so that nothing of it is left.
-            await process.communicate()
-
-
 @pytest.mark.strength(2)
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 @pytest.mark.parametrize("length", [10, 100_000])
 def test_kill_9(run, transport, length):
     async def main():
-        async with processes(transport, str(length)) as ranks:
+        async with processes(PROGRAM, 3, transport, length) as ranks:
             for process in ranks:
                 assert await process.stdout.readline() == b"ready\n"
             os.kill(ranks[2].pid, signal.SIGKILL)

@@ -5,18 +5,17 @@ The fixture `run` is the loop of their coordinator alone.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager
 
 import pytest
+from processes import heard, processes
 
-import aiodist
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory"),
+    pytest.mark.usefixtures("no_shared_files"),
+]
 
 PRELUDE = """
 import asyncio, json, os, sys
@@ -65,44 +64,16 @@ async def lost(group):
 GO = "\nasyncio.run(main())\n"
 
 
-@asynccontextmanager
-async def processes(program, length):
-    started = []
-    shared = set(os.listdir("/dev/shm"))
-    try:
-        async with aiodist.Coordinator() as coordinator:
-            for rank in range(3):
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-c", PRELUDE + program + GO),
-                    *(coordinator.address, str(rank), str(length)),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                )
-                started.append(process)
-            yield started
-            assert set(os.listdir("/dev/shm")) <= shared
-    finally:
-        for process in started:
-            if process.returncode is None:
-                process.kill()
-        for process in started:
-            await process.communicate()
-
-
-async def line(process):
-    return json.loads(await process.stdout.readline())
-
-
 LOST = ["PeerLostError", [2]]
 
 
 async def see_the_loss(ranks):
     for process in ranks[:2]:
         for _ in range(6):
-            assert await line(process) == LOST
+            assert await heard(process) == LOST
     for process in ranks[:2]:
-        assert await line(process) == 2.0
-        assert await line(process) == []
+        assert await heard(process) == 2.0
+        assert await heard(process) == []
         assert await process.wait() == 0
 
 
@@ -126,12 +97,12 @@ async def program(group):
 @pytest.mark.parametrize("length", [4, 400_000])
 def test_while_others_wait(run, length):
     async def main():
-        async with processes(WAITS, length) as ranks:
+        async with processes(PRELUDE + WAITS + GO, 3, length) as ranks:
             for process in ranks:
-                assert await line(process) == "ready"
+                assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGKILL)
             for process in ranks[:2]:
-                assert [await line(process) for _ in range(3)] == [LOST] * 3
+                assert [await heard(process) for _ in range(3)] == [LOST] * 3
             await see_the_loss(ranks)
 
     run(main())
@@ -159,12 +130,12 @@ def test_amid_the_work(run, length):
     """Everything that completes is right."""
 
     async def main():
-        async with processes(WORKS, length) as ranks:
+        async with processes(PRELUDE + WORKS + GO, 3, length) as ranks:
             for process in ranks:
-                assert await line(process) == "ready"
+                assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGKILL)
             for process in ranks[:2]:
-                assert await line(process) == LOST
+                assert await heard(process) == LOST
             await see_the_loss(ranks)
 
     run(main())
@@ -187,12 +158,12 @@ async def program(group):
 
 def test_before_memory_is_shared(run):
     async def main():
-        async with processes(BEGINS, 4) as ranks:
+        async with processes(PRELUDE + BEGINS + GO, 3, 4) as ranks:
             for process in ranks:
-                assert await line(process) == "ready"
+                assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGKILL)
             for process in ranks[:2]:
-                assert await line(process) == LOST
+                assert await heard(process) == LOST
             await see_the_loss(ranks)
 
     run(main())
@@ -214,19 +185,19 @@ async def program(group):
 @pytest.mark.parametrize("length", [4, 400_000])
 def test_a_rank_that_is_stopped_is_named_and_goes_on(run, length):
     async def main():
-        async with processes(STOPS, length) as ranks:
+        async with processes(PRELUDE + STOPS + GO, 3, length) as ranks:
             for process in ranks:
-                assert await line(process) == "ready"
+                assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGSTOP)
             for process in ranks:
                 process.stdin.write(b"\n")
             for process in ranks[:2]:
-                assert await line(process) == ["CollectiveTimeoutError", [2]]
+                assert await heard(process) == ["CollectiveTimeoutError", [2]]
             os.kill(ranks[2].pid, signal.SIGCONT)
-            assert await line(ranks[2]) == ["CollectiveTimeoutError", [2]]
+            assert await heard(ranks[2]) == ["CollectiveTimeoutError", [2]]
             for process in ranks:
-                assert await line(process) == 3.0
-                assert await line(process) == []
+                assert await heard(process) == 3.0
+                assert await heard(process) == []
                 assert await process.wait() == 0
 
     run(main())

@@ -5,17 +5,11 @@ The fixture `run` is the loop of their coordinator alone.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-
-import aiodist
+from processes import heard, processes
 
 HEAD = """
 import asyncio, json, sys, time, aiodist
@@ -42,39 +36,6 @@ async def main():
 
 """
 TAIL = "\nasyncio.run(main())\n"
-
-
-@asynccontextmanager
-async def processes(
-    program: str, transport: str, lease: float
-) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    started = []
-    try:
-        async with aiodist.Coordinator() as coordinator:
-            for rank in range(3):
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-c",
-                    HEAD + program + TAIL,
-                    coordinator.address,
-                    str(rank),
-                    transport,
-                    str(lease),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                )
-                started.append(process)
-            yield started
-    finally:
-        for process in started:
-            if process.returncode is None:
-                process.kill()
-        for process in started:
-            await process.communicate()
-
-
-async def heard(process: asyncio.subprocess.Process) -> object:
-    return json.loads(await process.stdout.readline())
 
 
 STOPPED = """
@@ -106,7 +67,7 @@ async def program(group):
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_a_rank_that_comes_back_after_its_lease(run, transport):
     async def main():
-        async with processes(STOPPED, transport, 3.0) as ranks:
+        async with processes(HEAD + STOPPED + TAIL, 3, transport, 3.0) as ranks:
             for process in ranks:
                 assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGSTOP)
@@ -147,7 +108,7 @@ async def program(group):
 @pytest.mark.parametrize("run", ["uvloop"], indirect=True)
 def test_computing_for_longer_than_the_lease_loses_nobody(run):
     async def main():
-        async with processes(BUSY, "shm", 2.0) as ranks:
+        async with processes(HEAD + BUSY + TAIL, 3, "shm", 2.0) as ranks:
             for process in ranks:
                 assert await heard(process) == 3
                 assert await process.wait() == 0
@@ -175,7 +136,7 @@ async def program(group):
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_a_child_that_was_forked_holds_nobody_alive(run, transport):
     async def main():
-        async with processes(LEAVES_A_CHILD, transport, 30.0) as ranks:
+        async with processes(HEAD + LEAVES_A_CHILD + TAIL, 3, transport, 30.0) as ranks:
             for process in ranks:
                 assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGKILL)

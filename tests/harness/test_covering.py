@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,6 +28,10 @@ class TestCombinations:
     def test_values(self, a, b, c): ...
 
 
+@pytest.mark.long
+def test_long(): ...
+
+
 @pytest.mark.strength(2)
 def test_without_parameters(): ...
 
@@ -41,21 +42,19 @@ def test_together(a, b): ...
 """
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def on_them(tmp_path_factory: pytest.TempPathFactory, tried: Run) -> Run:
+    """``on_them(*arguments)``: pytest on the tests above."""
     folder = tmp_path_factory.mktemp("covering")
-    (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    (folder / "test_covering.py").write_text(TESTS)
-    return folder
+    return lambda *arguments: tried(folder, *arguments, tests=TESTS)
 
 
-def collected(folder: Path, *options: str) -> dict[str, set[tuple[int, ...]]]:
+def collected(on_them: Run, *options: str) -> dict[str, set[tuple[int, ...]]]:
     """The parameters of the tests that would run, by name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", folder,
-         "-p", "no:cacheprovider", "-q", "--collect-only", *options, folder],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    done = on_them("-q", "--collect-only", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, set[tuple[int, ...]]] = {}
     for name, values in re.findall(r"::(test_\w+)(?:\[([-\d]+)\])?$", done.stdout, re.MULTILINE):
@@ -69,8 +68,8 @@ def tuples(rows: set[tuple[int, ...]], strength: int) -> set[object]:
     return {part for row in rows for part in itertools.combinations(list(enumerate(row)), strength)}
 
 
-def test_any_two_parameters_have_all_their_combinations(folder: Path) -> None:
-    found = collected(folder)
+def test_any_two_parameters_have_all_their_combinations(on_them: Run) -> None:
+    found = collected(on_them)
     every = found["test_all"]
     assert len(every) == 24
     assert tuples(found["test_pairs"], 2) == tuples(every, 2)
@@ -78,22 +77,30 @@ def test_any_two_parameters_have_all_their_combinations(folder: Path) -> None:
     assert tuples(found["test_values"], 1) == tuples(every, 1)
     assert len(found["test_values"]) == 4
     assert found["test_without_parameters"] == {()}
+    assert "test_long" not in found
     assert found["test_together"] == {(1, 2), (1, 3), (2, 2)}
 
 
-def test_all_of_them_when_asked(folder: Path) -> None:
-    found = collected(folder, "--all-combinations")
+def test_all_of_them_when_asked(on_them: Run) -> None:
+    found = collected(on_them, "--all-combinations")
     assert found["test_pairs"] == found["test_values"] == found["test_all"]
+    assert found["test_long"] == {()}
 
 
-def test_one_that_is_named_is_run(folder: Path) -> None:
-    every = collected(folder, "-k", "test_all")["test_all"]
-    left_out = min(every - collected(folder)["test_values"])
+def test_those_that_are_left_out(on_them: Run) -> None:
+    chosen, others = collected(on_them), collected(on_them, "--left-out")
+    assert others.pop("test_long") == {()}
+    assert others.keys() == {"test_pairs", "test_values"}
+    for name, values in others.items():
+        assert not values & chosen[name]
+        assert values | chosen[name] == chosen["test_all"]
+
+
+def test_one_that_is_named_is_run(on_them: Run) -> None:
+    found = collected(on_them)
+    left_out = min(found["test_all"] - found["test_values"])
     name = "-".join(map(str, left_out))
-    test = f"{folder}/test_covering.py::TestCombinations::test_values[{name}]"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", folder,
-         "-p", "no:cacheprovider", test],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    done = on_them(f"test_written.py::TestCombinations::test_values[{name}]")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    done = on_them("test_written.py::test_long")
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -112,22 +110,15 @@ def test_a_loop_of_its_own():
 """
 
 
-def pytest_on(tests: str, folder: Path, *options: str) -> tuple[int, str]:
-    """Exit status and output of pytest, set up as here."""
-    (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    (folder / "test_hanging.py").write_text(tests)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", folder,
-         "-p", "no:cacheprovider", "-v", "--tb=short", *options, folder],
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+def report(tmp_path_factory: pytest.TempPathFactory, tried: Run) -> str:
     """What pytest says of them, in loops that swallow what signal handlers raise."""
-    return pytest_on(TESTS, tmp_path_factory.mktemp("hanging"), "-k", "uvloop")[1]
+    folder = tmp_path_factory.mktemp("hanging")
+    done = tried(folder, "-v", "--tb=short", "-k", "uvloop", tests=TESTS)
+    return done.stdout + done.stderr
 
 
 def failure(report: str, test: str) -> str:
@@ -169,9 +160,26 @@ def test_a_loop_that_does_not_turn(report: str) -> None:
     assert "Timeout (>2.0s) from pytest-timeout" in text
 
 
-def test_the_last_resort_ends_the_run(tmp_path: Path) -> None:
-    status, output = pytest_on(
-        DEAF, tmp_path, "-o", "timeout=0.2", "-o", "faulthandler_timeout=0.5"
-    )
-    assert status == 1, output
-    assert "in test_a_loop_of_its_own" in output
+SHORT = ("-o", "timeout=0.2", "-o", "faulthandler_timeout=0.5")
+
+
+def test_the_last_resort_ends_the_run(tmp_path: Path, tried: Run) -> None:
+    done = tried(tmp_path, *SHORT, tests=DEAF)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "in test_a_loop_of_its_own" in done.stderr
+
+
+def test_among_workers_the_last_resort_ends_one_of_them(tmp_path: Path, tried: Run) -> None:
+    tests = DEAF + "\n\ndef test_another():\n    pass\n"
+    done = tried(tmp_path, *SHORT, "-n", "1", tests=tests)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "in test_a_loop_of_its_own" in done.stderr
+    assert "crashed while running 'test_written.py::test_a_loop_of_its_own'" in done.stdout
+    assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 1 passed")
+
+
+def test_a_worker_that_dies_names_its_test(tmp_path: Path, tried: Run) -> None:
+    tests = "import os\n\n\ndef test_dies():\n    os.abort()\n\n\ndef test_another():\n    pass\n"
+    done = tried(tmp_path, "-n", "1", tests=tests)
+    assert "crashed while running 'test_written.py::test_dies'" in done.stdout, done.stderr
+    assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 1 passed")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from aiodist.launching.spawn import free_port
 
 PROGRAM = """
 import asyncio, os, aiodist
@@ -51,12 +52,6 @@ def start() -> Iterator[object]:
         process.communicate()
 
 
-def free_port() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return str(sock.getsockname()[1])
-
-
 NAMES = {
     "aiodist": ("AIODIST_RANK", "AIODIST_SIZE"),
     "torch": ("RANK", "WORLD_SIZE"),
@@ -67,7 +62,7 @@ NAMES = {
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_by_hand(script, start, names, order):
     rank_name, size_name = NAMES[names]
-    port = free_port()
+    port = str(free_port())
     where = (
         {"AIODIST_ADDRESS": f"tcp://127.0.0.1:{port}"}
         if names == "aiodist"
@@ -85,7 +80,7 @@ def test_by_hand(script, start, names, order):
 
 
 def test_a_token_keeps_strangers_out(script, start):
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     members = [
         start([sys.executable, str(script)], **where, RANK=str(rank), AIODIST_TOKEN="secret")
         for rank in range(2)

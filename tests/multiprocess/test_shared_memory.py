@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from processes import heard, processes
 
-import aiodist
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory"),
+    pytest.mark.usefixtures("no_shared_files"),
+]
 
 PRELUDE = """
 import asyncio, json, logging, os, sys
@@ -43,38 +42,9 @@ def go():
 """
 
 
-@asynccontextmanager
-async def processes(program, size, *, env=None):
-    """Ranks that run `program`; `env`: what is added to the environment, by rank."""
-    started = []
-    shared = set(os.listdir("/dev/shm"))
-    try:
-        async with aiodist.Coordinator() as coordinator:
-            for rank in range(size):
-                clean = {k: v for k, v in os.environ.items() if not k.startswith("AIODIST_")}
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-c", PRELUDE + program + "\ngo()\n"),
-                    *(coordinator.address, str(rank), str(size)),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    env=clean | (env or {}).get(rank, {}),
-                )
-                started.append(process)
-            yield started
-            assert set(os.listdir("/dev/shm")) <= shared
-    finally:
-        for process in started:
-            if process.returncode is None:
-                process.kill()
-        for process in started:
-            await process.communicate()
-
-
-async def line(process):
-    said = await process.stdout.readline()
-    assert said, (await process.stderr.read()).decode()
-    return json.loads(said)
+def ranks_of(program, size, **options):
+    """`size` ranks that run `program`: see `processes`."""
+    return processes(f"{PRELUDE}{program}\ngo()\n", size, size, **options)
 
 
 async def ends(process):
@@ -130,11 +100,11 @@ async def program(group):
 
 def test_everything(run):
     async def main():
-        async with processes(EVERYTHING, 3) as ranks:
+        async with ranks_of(EVERYTHING, 3) as ranks:
             for process in ranks:
-                assert await line(process) is True
+                assert await heard(process) is True
             for process in ranks:
-                assert await line(process) == []  # no memory is left when the group is closed
+                assert await heard(process) == []  # no memory is left when the group is closed
             for process in ranks:
                 assert await ends(process) == ""
 
@@ -156,9 +126,9 @@ async def program(group):
 
 def test_a_rank_without_shared_memory(run):
     async def main():
-        async with processes(NONE_HERE, 3, env={1: {"NO_MEMORY": "1"}}) as ranks:
+        async with ranks_of(NONE_HERE, 3, env={1: {"NO_MEMORY": "1"}}) as ranks:
             for process in ranks:
-                assert await line(process) is True
+                assert await heard(process) is True
             logs = [await ends(process) for process in ranks]
             for rank, log in enumerate(logs):
                 assert len(log.splitlines()) == 1
@@ -178,9 +148,9 @@ async def program(group):
 
 def test_a_rank_that_is_not_to_share(run):
     async def main():
-        async with processes(BY_CHOICE, 3, env={2: {"AIODIST_TRANSPORTS": "unix"}}) as ranks:
+        async with ranks_of(BY_CHOICE, 3, env={2: {"AIODIST_TRANSPORTS": "unix"}}) as ranks:
             for process in ranks:
-                assert await line(process) is True
+                assert await heard(process) is True
             for process in ranks:
                 assert await ends(process) == ""
 
@@ -212,11 +182,11 @@ def test_a_rank_that_blocks_its_loop(run):
     """The others' loops turn; they go on once it returns."""
 
     async def main():
-        async with processes(BLOCKS, 3) as ranks:
+        async with ranks_of(BLOCKS, 3) as ranks:
             for _ in range(2):
-                assert await line(ranks[1]) == "blocks"
+                assert await heard(ranks[1]) == "blocks"
                 for process in (ranks[0], ranks[2]):
-                    assert await line(process) == "turned"
+                    assert await heard(process) == "turned"
                 ranks[1].stdin.write(b"\n")
             for process in ranks:
                 assert await ends(process) == ""
@@ -260,13 +230,13 @@ async def program(group):
 
 def test_the_loop_gets_its_turn(run):
     async def main():
-        async with processes(TURNS, 2) as ranks:
-            counts = [await line(process) for process in ranks]
+        async with ranks_of(TURNS, 2) as ranks:
+            counts = [await heard(process) for process in ranks]
             assert all(turned for turned, _ in counts)
             assert any(at_once for _, at_once in counts)
             for process in ranks:
-                assert await line(process) is False
-                assert await line(process) is True
+                assert await heard(process) is False
+                assert await heard(process) is True
             for process in ranks:
                 assert await ends(process) == ""
 
@@ -315,11 +285,11 @@ async def program(group):
 
 def test_giving_up(run):
     async def main():
-        async with processes(GIVES_UP, 3) as ranks:
+        async with ranks_of(GIVES_UP, 3) as ranks:
             for _ in range(2):
                 aborted = ["CollectiveAbortedError", 0, []]
                 late = ["CollectiveTimeoutError", None, [1]]
-                zero, one, two = [await line(process) for process in ranks]
+                zero, one, two = [await heard(process) for process in ranks]
                 cancelled = ["CancelledError", None, []]
                 assert zero == [cancelled, 3.0, "TimeoutError", 3.0, late, 3.0]
                 assert one == [aborted, 3.0, aborted, 3.0, late, 3.0]
@@ -358,10 +328,10 @@ async def program(group):
 
 def test_a_child_of_fork_leaves_it_alone(run):
     async def main():
-        async with processes(FORKS, 2) as ranks:
-            assert await line(ranks[0]) == 7
+        async with ranks_of(FORKS, 2) as ranks:
+            assert await heard(ranks[0]) == 7
             for process in ranks:
-                assert await line(process) == "done"
+                assert await heard(process) == "done"
                 assert await ends(process) == ""
 
     run(main())

@@ -87,6 +87,7 @@ async def settled(ranks: Ranks, rank: int) -> None:
             work.exception()
 
 
+@pytest.mark.strength(2)
 @pytest.mark.parametrize("order", ["before", "between", "after"])
 @pytest.mark.parametrize("hostile", [1, 2])
 @pytest.mark.parametrize("wrong", WRONG)

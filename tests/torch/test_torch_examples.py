@@ -57,6 +57,7 @@ def test_nothing_is_said_of_aiodist_but_the_backend() -> None:
         assert code.count("aiodist") == 1
 
 
+@pytest.mark.long
 def test_point_to_point(env: Env, tmp_path: Path) -> None:
     assert played("point_to_point.py", env, tmp_path) == [
         "Rank  0  Init:     tensor([0.])",
@@ -68,6 +69,7 @@ def test_point_to_point(env: Env, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_nonblocking(env: Env, tmp_path: Path) -> None:
     assert played("nonblocking.py", env, tmp_path) == [
         "Rank  0  has data  tensor(1.)",
@@ -101,6 +103,7 @@ def test_collectives(env: Env, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_primitives(env: Env, tmp_path: Path) -> None:
     everyones = "[[1, 2], [3, 4], [5, 6], [7, 8]]"
     assert played("primitives.py", env, tmp_path) == sorted(
@@ -130,6 +133,7 @@ def says(rank: int) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_environment_by_hand(env: Env) -> None:
     port = str(free_port())
     processes = [

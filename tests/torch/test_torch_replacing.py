@@ -48,6 +48,7 @@ def test_who_asks_for_gloo_gets_aiodist_and_is_told_so(job: Start) -> None:
     assert words(job("replaced.py", 2, AIODIST_TORCH_REPLACES="gloo")) == [SAYS, SAYS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["test_ops.py", "test_script.py"])
 def test_scripts_of_accelerate(job: Start, script: str) -> None:
     """Its own tests, as they are: they ask for Gloo where there is no accelerator."""

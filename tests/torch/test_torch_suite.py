@@ -26,6 +26,7 @@ CHOSEN = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_chosen_tests_of_torch(installed: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("expecttest")

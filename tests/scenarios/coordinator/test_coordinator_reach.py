@@ -21,6 +21,7 @@ from aiodist.control.dial import ForeignServiceError
 from aiodist.coordinator import entrance
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
+from aiodist.launching.spawn import free_port
 from aiodist.wire.messages import (
     Challenge,
     Failed,
@@ -31,11 +32,6 @@ from aiodist.wire.messages import (
 )
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def test_nobody_listens(play: Play) -> None:

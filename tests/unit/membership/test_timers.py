@@ -1,11 +1,10 @@
-"""Timers and epoch numbers."""
+"""Timers of the state machine."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.membership.epochs import Epochs
 from aiodist.membership.timers import Timers
 
 
@@ -66,19 +65,3 @@ def test_cancelled_keys_do_not_pile_up() -> None:
         timers.cancel(key)
     assert len(timers._heap) <= 100
     assert timers.next() == 1.0
-
-
-def test_epochs_of_a_name_only_grow() -> None:
-    epochs = Epochs(remembered=2)
-    assert [epochs.take("a"), epochs.take("a"), epochs.take("b")] == [1, 2, 1]
-    assert epochs.take("c") == 1  # "a" is forgotten: its 2 is the floor for new names from now on
-    assert epochs.take("d") == 3
-    assert epochs.take("a") == 3
-    assert epochs.take("a") == 4
-
-
-def test_epochs_start_above_the_floor() -> None:
-    epochs = Epochs()
-    epochs.observe("", 7)
-    assert epochs.floor == 7
-    assert epochs.take("a") == 8

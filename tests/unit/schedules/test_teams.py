@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from random import Random
+from typing import Any
 
 import pytest
+from plans import assert_reduced, outcome_of
 
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.plan import OUT, TMP, Await, Copy, Plan, Publish, Recv, Reduce, Send, Span, X
-from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
+from aiodist.schedules.simulator import Outcome, Unit
 from aiodist.schedules.teams import Teams, in_order, parted, post, spans_hosts, teams_of
 
 LAYOUTS: list[Teams] = [
@@ -31,45 +32,21 @@ def run(
     teams: Teams,
     inputs: int | Sequence[int] = 0,
     outputs: int | Sequence[int] = 0,
-    *,
-    in_place: Collection[int] = (),
-    segment: int | None = None,
+    **options: Any,
 ) -> Outcome:
-    """The outcome, which must not depend on the interleaving. Frames go between hosts alone."""
+    """See `outcome_of`. Frames go between hosts alone."""
     size = sum(map(len, teams))
     plans = [plan(rank) for rank in range(size)]
     assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
-    outcomes = {
-        simulate(
-            plans,
-            inputs=[inputs] * size if isinstance(inputs, int) else inputs,
-            outputs=[outputs] * size if isinstance(outputs, int) else outputs,
-            in_place=in_place,
-            segment=segment,
-            order=order,
-            teams=teams,
-        )
-        for order in ([lambda n: 0, lambda n: n - 1] if size < 5 else [Random(size).randrange])
-    }
-    assert len(outcomes) == 1
     for made in plans:
         team = post(teams, made.rank).team
         assert not any(isinstance(s, Send) and s.peer in team for s in made.steps)
-    return outcomes.pop()
+    return outcome_of(plans, inputs, outputs, seed=size, teams=teams, **options)
 
 
 def ranks_of(teams: Teams) -> list[int]:
     """In the order in which they are reduced."""
     return [rank for team in teams for rank in team]
-
-
-def assert_reduced(values: Sequence[Value], units: Sequence[int], teams: Teams) -> None:
-    """`values` are final reductions of `units` of X of all ranks, team by team."""
-    assert len(values) == len(units)
-    for value, unit in zip(values, units, strict=True):
-        assert isinstance(value, Reduced)
-        assert value.final
-        assert contributors(value) == tuple(Unit(rank, X, unit) for rank in ranks_of(teams))
 
 
 def lengths(size: int) -> list[int]:
@@ -136,7 +113,7 @@ def test_all_reduce_of_wholes(teams: Teams, in_place: bool) -> None:
         lambda r: team_whole.all_reduce(r, teams, 3), teams, 3, 3, in_place=places, segment=3
     )
     for out in outcome.out:
-        assert_reduced(out, range(3), teams)
+        assert_reduced(out, range(3), ranks_of(teams))
     if len(teams) == 2:
         assert sum(outcome.units) == 2 * 3
 
@@ -152,7 +129,7 @@ def test_reduce_of_wholes(teams: Teams) -> None:
             [3 if rank == root else 0 for rank in range(size)],
             in_place=[root],
         )
-        assert_reduced(outcome.out[root], range(3), teams)
+        assert_reduced(outcome.out[root], range(3), ranks_of(teams))
         assert sum(outcome.units) == (len(teams) - 1) * 3
 
 
@@ -226,7 +203,7 @@ def test_all_reduce(teams: Teams, lag: int, in_place: bool) -> None:
             segment=2,
         )
         for out in outcome.out:
-            assert_reduced(out, range(length), teams)
+            assert_reduced(out, range(length), ranks_of(teams))
         assert len({*outcome.out}) == 1
         assert sum(outcome.units) == 2 * (len(teams) - 1) * length
 
@@ -245,7 +222,7 @@ def test_reduce(teams: Teams, lag: int) -> None:
                 in_place=[root],
                 segment=2,
             )
-            assert_reduced(outcome.out[root], range(length), teams)
+            assert_reduced(outcome.out[root], range(length), ranks_of(teams))
             assert sum(outcome.units) == (len(teams) - 1) * length
 
 
@@ -264,7 +241,7 @@ def test_reduce_scatter(teams: Teams, lag: int) -> None:
             segment=2,
         )
         for rank, out in enumerate(outcome.out):
-            assert_reduced(out, range(bounds[rank], bounds[rank + 1]), teams)
+            assert_reduced(out, range(bounds[rank], bounds[rank + 1]), ranks_of(teams))
         assert sum(outcome.units) == (len(teams) - 1) * bounds[-1]
 
 

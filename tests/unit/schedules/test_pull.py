@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import accumulate
-from random import Random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import SIZES, assert_reduced, bounds_of, outcome_of, sizes, span, uneven
 
 from aiodist.schedules import pull_scan, pull_slices, pull_values, pull_whole
 from aiodist.schedules.cuts import even_bounds, pieces
@@ -24,10 +24,8 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined, moved
-from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
+from aiodist.schedules.simulator import Outcome
 
-SIZES = range(1, 18)
-sizes = pytest.mark.parametrize("size", SIZES)
 in_places = pytest.mark.parametrize("in_place", [False, True])
 pipelines = pytest.mark.parametrize(
     ("size", "depth"),
@@ -51,12 +49,10 @@ def run(
     size: int,
     inputs: int | Sequence[int] = 0,
     outputs: int | Sequence[int] = 0,
-    *,
-    in_place: Collection[int] = (),
-    seed: int = 0,
+    **options: Any,
 ) -> Outcome:
-    """The outcome, which must not depend on the interleaving. The simulator has no data race, no
-    lone end, and memory that is written by its owner only."""
+    """See `outcome_of`. The simulator has no data race, no lone end, and memory that is written by
+    its owner only."""
     plans = [plan(rank) for rank in range(size)]
     assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
     for made in plans:
@@ -64,42 +60,7 @@ def run(
         assert made.publishes == sum(isinstance(step, Publish) for step in made.steps) > 0
         assert made.scratch == 0
         assert joined(made.steps) == made.steps, "steps that could be fewer"
-    shuffled = Random(seed).randrange
-    outcomes = {
-        simulate(
-            plans,
-            inputs=[inputs] * size if isinstance(inputs, int) else inputs,
-            outputs=[outputs] * size if isinstance(outputs, int) else outputs,
-            in_place=in_place,
-            order=order,
-        )
-        for order in ([lambda n: 0, lambda n: n - 1, shuffled] if size < 5 else [shuffled])
-    }
-    assert len(outcomes) == 1
-    return outcomes.pop()
-
-
-def assert_reduced(values: Iterable[Value], units: Iterable[int], ranks: range) -> None:
-    """`values` are the final reductions of `units` of X of `ranks`, in rank order."""
-    found, expected = list(values), list(units)
-    assert len(found) == len(expected)
-    for value, unit in zip(found, expected, strict=True):
-        assert isinstance(value, Reduced)
-        assert value.final
-        assert contributors(value) == tuple(Unit(rank, X, unit) for rank in ranks)
-
-
-def span(rank: int, buffer: int, start: int, stop: int) -> tuple[Unit, ...]:
-    return tuple(Unit(rank, buffer, at) for at in range(start, stop))
-
-
-def bounds_of(lengths: Iterable[int]) -> tuple[int, ...]:
-    return tuple(accumulate(lengths, initial=0))
-
-
-def uneven(size: int) -> tuple[int, ...]:
-    """Bounds of slices of 0 to 4 units."""
-    return bounds_of((3 * rank + 2) % 5 for rank in range(size))
+    return outcome_of(plans, inputs, outputs, **options)
 
 
 # -- joining copies ---------------------------------------------------------------------------

@@ -1,0 +1,161 @@
+"""Whether the tests find faults: ``make mutations N=200``.
+
+Makes N small faults in the library, one at a time, chosen at random (`--seed`), and runs the tests
+on each: those of the same area first, up to the first that fails. A fault that none finds is a hole
+in the tests, unless it changes nothing that anybody could see.
+
+Works on a copy of the tree. What was found is written to a file after each fault, and a run that is
+started again with the same file goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from mutants import Mutant, mutants
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("aiodist", "server", "clients", "tests", "docs", "examples", "benchmarks", "typings")
+
+INSIDE = ("simulation", "conformance", "collectives", "scenarios", "device")
+"""Tests whose ranks share one process: the next to be asked, after the unit tests of the room."""
+
+Chosen = tuple[str, Mutant]
+
+
+def choose(count: int, seed: int, folder: str) -> list[Chosen]:
+    """`count` faults of the files below `folder`: each fault that there is, is as likely."""
+    found = [
+        (str(path.relative_to(ROOT)), mutant)
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for mutant in mutants(path.read_text())
+    ]
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+def stages(file: str) -> list[list[str]]:
+    """Folders of tests, those first that are likely to find a fault of `file`."""
+    room = Path(file).relative_to("aiodist").parts[0].removesuffix(".py")
+    near = [path for path in (f"tests/unit/{room}", f"tests/{room}") if (ROOT / path).exists()]
+    inside = [f"tests/{name}" for name in ("unit", *INSIDE)]
+    return [*filter(None, [near]), inside, ["tests"]]
+
+
+class Copy:
+    """A copy of the tree, in which one file at a time is faulty."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in COPIED:
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        for path in ROOT.glob("*.*"):
+            if path.is_file():
+                shutil.copy(path, folder)
+        path = [str(folder), str(folder / "server"), str(folder / "clients")]
+        path += filter(None, [os.environ.get("PYTHONPATH")])
+        self.env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+    def write(self, file: str, source: str) -> None:
+        path = self.folder / file
+        path.write_text(source)
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()  # it is not seen to be old where size and second are the same
+
+    def test(self, what: Sequence[str], seconds: float) -> str:
+        """The first test that fails in there; empty: none did."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command += ["-p", "no:xdist", "-o", "timeout=30", *what]
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return "out of time"
+        finally:
+            _end(process)
+        if process.returncode in (0, 5):  # 5: no test was selected
+            return ""
+        lines = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return lines[0][:200] if lines else f"pytest ended with status {process.returncode}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it, and what it has started."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what a test that has ended left behind
+    process.wait()
+
+
+def verdict(
+    copy: Copy, file: str, mutant: Mutant, options: argparse.Namespace
+) -> dict[str, object]:
+    source = (ROOT / file).read_text()
+    copy.write(file, mutant.apply(source))
+    begin, found, stage = time.monotonic(), "", 0
+    try:
+        for stage, folders in enumerate(stages(file)[: options.stages], 1):  # noqa: B007
+            found = copy.test([*options.pytest, *folders], options.limit)
+            if found:
+                break
+    finally:
+        copy.write(file, source)
+    seconds = round(time.monotonic() - begin, 1)
+    return {"file": file, "fault": str(mutant), "found": found, "stage": stage, "seconds": seconds}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("-n", type=int, default=200, help="how many faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--in", dest="folder", default="aiodist", help="where")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds for each run of pytest")
+    parser.add_argument("--stages", type=int, default=3, help="1: unit tests of the room alone")
+    parser.add_argument("--results", type=Path, default=ROOT / ".mutations.json")
+    parser.add_argument("pytest", nargs="*", help="after --: more options for pytest")
+    options = parser.parse_args()
+    results: list[dict[str, object]] = []
+    if options.results.exists():
+        results = json.loads(options.results.read_text())
+    known = {(one["file"], one["fault"]) for one in results}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        for file, mutant in choose(options.n, options.seed, options.folder):
+            if (file, str(mutant)) in known:
+                continue
+            one = verdict(copy, file, mutant, options)
+            results.append(one)
+            options.results.write_text(json.dumps(results, indent=1) + "\n")
+            print(
+                f"{one['seconds']:6} s  {file} {mutant}: {one['found'] or 'NOT FOUND'}", flush=True
+            )
+    count = Counter(bool(one["found"]) for one in results)
+    print(f"{count[True]} of {count.total()} faults were found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Running plans of all ranks in the simulator, and looking at what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
+from random import Random
+
+import pytest
+
+from aiodist.schedules.plan import Plan, X
+from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
+from aiodist.schedules.teams import Teams
+
+SIZES = range(1, 18)
+sizes = pytest.mark.parametrize("size", SIZES)
+
+
+def outcome_of(
+    plans: Sequence[Plan],
+    inputs: int | Sequence[int] = 0,
+    outputs: int | Sequence[int] = 0,
+    *,
+    in_place: Collection[int] = (),
+    segment: int | None = None,
+    seed: int = 0,
+    teams: Teams | None = None,
+) -> Outcome:
+    """The outcome, which must not depend on the interleaving: of a few ranks, as early and as late
+    as can be, and one at random; of many, one at random."""
+    size, shuffled = len(plans), Random(seed).randrange
+    outcomes = {
+        simulate(
+            plans,
+            inputs=[inputs] * size if isinstance(inputs, int) else inputs,
+            outputs=[outputs] * size if isinstance(outputs, int) else outputs,
+            in_place=in_place,
+            segment=segment,
+            order=order,
+            teams=teams,
+        )
+        for order in ([lambda n: 0, lambda n: n - 1, shuffled] if size < 5 else [shuffled])
+    }
+    assert len(outcomes) == 1
+    return outcomes.pop()
+
+
+def assert_reduced(values: Iterable[Value], units: Iterable[int], ranks: Iterable[int]) -> None:
+    """`values` are the final reductions of `units` of X of `ranks`, in this order."""
+    found, expected, order = list(values), list(units), list(ranks)
+    assert len(found) == len(expected)
+    for value, unit in zip(found, expected, strict=True):
+        assert isinstance(value, Reduced)
+        assert value.final
+        assert contributors(value) == tuple(Unit(rank, X, unit) for rank in order)
+
+
+def span(rank: int, buffer: int, start: int, stop: int) -> tuple[Unit, ...]:
+    return tuple(Unit(rank, buffer, at) for at in range(start, stop))
+
+
+def bounds_of(lengths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths, initial=0))
+
+
+def uneven(size: int) -> tuple[int, ...]:
+    """Bounds of slices of 0 to 4 units."""
+    return bounds_of((3 * rank + 2) % 5 for rank in range(size))

@@ -1,0 +1,157 @@
+"""The future of an operation: how it ends, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from aiodist.work import Work, both
+
+
+class Record:
+    def __init__(self) -> None:
+        self.ends: list[Any] = []
+
+    def end(self, state: str, error: BaseException | None = None) -> None:
+        self.ends.append((state, error))
+
+
+def begin(op: str = "scan", **given: Any) -> Work[Any]:
+    work: Work[Any] = Work.begin(asyncio.get_running_loop(), op, **given)
+    work.record = Record()
+    return work
+
+
+def ends(work: Work[Any]) -> list[Any]:
+    assert isinstance(work.record, Record)
+    return work.record.ends
+
+
+async def test_what_it_is_at_first() -> None:
+    work = begin(tag="t", seq=3, nbytes=8)
+    assert (work.op, work.tag, work.seq, work.nbytes, work.source) == ("scan", "t", 3, 8, None)
+    assert repr(work) == "<Work scan tag='t' #3 pending>"
+    assert work.elapsed >= 0
+    with pytest.raises(RuntimeError, match="pending: await it"):
+        work.synchronize()
+    work.cancel()
+
+
+async def test_the_first_end_counts() -> None:
+    error = ValueError("why")
+    done, failed, cancelled = begin(), begin(), begin()
+    done.finish(1)
+    failed.fail(error)
+    assert cancelled.cancel() is True
+    for work in (done, failed, cancelled):
+        work.finish(2)
+        work.fail(KeyError())
+        assert work.cancel() is False
+        assert len(ends(work)) == 1
+        work.synchronize()
+        assert work.elapsed == work.elapsed
+    assert await done == 1
+    assert (failed.error, failed.exception(), done.error) == (error, error, None)
+    assert [repr(one) for one in (done, failed, cancelled)] == [
+        f"<Work scan tag=None {state}>" for state in ("done", "failed", "cancelled")
+    ]
+    assert [*ends(done), *ends(failed), *ends(cancelled)] == [
+        ("done", None), ("failed", error), ("cancelled", None),
+    ]  # fmt: skip
+
+
+async def test_the_engine_hears_of_a_cancel_before_anybody_else() -> None:
+    heard: list[bool] = []
+    work = begin(on_cancel=lambda work: heard.append(work.done()))
+    work.cancel()
+    assert heard == [False]
+    other = begin(on_cancel=lambda work: heard.append(work.done()))
+    other.finish(None)
+    other.cancel()
+    assert heard == [False]
+
+
+async def test_a_hook_hears_of_each_end_before_it() -> None:
+    heard: list[Any] = []
+    error = ValueError()
+    for end in ("finish", "fail"):
+        work = begin()
+        work.trace = lambda point, work, value: heard.append((point, work.done(), value))
+        getattr(work, end)(error)
+        if end == "fail":
+            assert work.exception() is error
+    assert heard == [("before_complete", False, error), ("failed", False, error)]
+
+
+async def test_a_stop_iteration_is_raised_as_another_error() -> None:
+    work = begin()
+    work.fail(StopIteration(7))
+    with pytest.raises(RuntimeError, match=r"StopIteration\(7\) was raised"):
+        await work
+
+
+@pytest.mark.parametrize("timeout", [None, math.inf, 30.0])
+async def test_waiting_gives_the_result(timeout: float | None) -> None:
+    work = begin()
+    asyncio.get_running_loop().call_soon(work.finish, 5)
+    assert await work.wait(timeout) == 5
+
+
+@pytest.mark.parametrize("timeout", [None, 0.0])
+async def test_waiting_cancels_nothing(timeout: float | None) -> None:
+    work = begin()
+    waiting = asyncio.create_task(work.wait(timeout))
+    await asyncio.sleep(0)
+    if timeout is None:
+        waiting.cancel()
+    with pytest.raises((TimeoutError, asyncio.CancelledError)):
+        await waiting
+    assert not work.done()
+    work.cancel()
+
+
+async def pair() -> tuple[Work[None], Work[Any], Work[Any]]:
+    loop = asyncio.get_running_loop()
+    sending, receiving = begin("send", tag="t", nbytes=4), begin("recv")
+    return sending, receiving, both(loop, sending, receiving)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_both_are_done_when_the_second_is(first: int) -> None:
+    *works, together = await pair()
+    works[1].source = 2
+    works[first].finish("a")
+    await asyncio.sleep(0)
+    assert not together.done()
+    works[1 - first].finish("b")
+    assert await together == ("b" if first == 0 else "a")
+    assert (together.op, together.tag, together.nbytes) == ("sendrecv", "t", 4)
+    assert together.source == 2
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_both_fail_with_the_first_error(which: int) -> None:
+    *works, together = await pair()
+    works[which].fail(ValueError("why"))
+    with pytest.raises(ValueError, match="why"):
+        await together
+    assert works[1 - which].cancelled()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+async def test_both_are_withdrawn_together(which: int) -> None:
+    works = await pair()
+    works[which].cancel()
+    await asyncio.wait(works)
+    assert works[2].cancelled()
+    assert works[0].cancelled() and works[1].cancelled()
+
+
+async def test_both_of_two_that_are_done_already() -> None:
+    sending, receiving = begin("send"), begin("recv")
+    sending.finish(None)
+    receiving.finish(3)
+    assert both(asyncio.get_running_loop(), sending, receiving).result() == 3
