@@ -1,7 +1,7 @@
 """Collectives that move values: broadcast, all_gather, gather, scatter, all_to_all.
 
 Each is a program that shares offers first, and then moves what they are about: see
-`aiodist.collectives.offers`.
+`aiodist.collectives.exchange`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer, Offer
-from aiodist.collectives.offers import (
+from aiodist.collectives.exchange import (
     collect,
     data_of_one,
     known,

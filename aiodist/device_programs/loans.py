@@ -15,7 +15,7 @@ from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import parse
 from aiodist.collectives import host_loans
 from aiodist.collectives.device_transfer import DeviceTransfer
-from aiodist.collectives.offers import ROOM, metadata, pack_offers
+from aiodist.collectives.exchange import ROOM, metadata, pack_offers
 from aiodist.devices import device_of
 from aiodist.devices.values import leaves_of
 from aiodist.engine.operation import Program

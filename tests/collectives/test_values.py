@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.collectives import offers
+from aiodist.collectives import exchange
 
 pytestmark = pytest.mark.strength(2)
 
@@ -252,7 +252,7 @@ def test_all_to_all(run, groups, everyone, size, length):
 @pytest.mark.parametrize("size", SIZES)
 def test_all_to_all_of_many_ranks(run, groups, everyone, monkeypatch, size):
     """Where there are so many that offers travel apart."""
-    monkeypatch.setattr(offers, "MAX_RANKS_IN_SMALL_AREA", 0)
+    monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
 
     async def main():
         async with groups(size) as ranks:
