@@ -17,7 +17,8 @@ import numpy as np
 from aiodist.buffers.foreign import Taker
 from aiodist.buffers.values import Encoded, Incoming, describe, parse
 from aiodist.collectives import fitting
-from aiodist.collectives.device_transfer import DeviceTransfer, Offer
+from aiodist.collectives.device_transfer import DeviceTransfer
+from aiodist.collectives.offers import Offer, agree, pack_offers
 from aiodist.devices.values import device_among
 from aiodist.engine.operation import Phase, Program, prepared
 from aiodist.errors import MismatchError, ProtocolError
@@ -35,30 +36,6 @@ ROOM = 64 * 1024
 _HEAD = struct.Struct(">QQ")
 
 
-def pack_offers(
-    place: Place, transfer: DeviceTransfer, values: Sequence[Encoded], room: int
-) -> bytes:
-    """The blob of one rank. The data of a value goes in while there is room, then metadata."""
-
-    def place_of(value: Encoded) -> int:
-        return place.heap.place_of(np.frombuffer(view, np.uint8) for view in value.buffers)
-
-    packed: list[Offer] = []
-    for value in values:
-        small = len(value.meta) <= room
-        meta = value.meta if small else len(value.meta)
-        room -= len(value.meta) if small else 0
-        if value.gaps:
-            first = transfer.first(value)
-            packed.append(Offer(meta, value.nbytes, None, 0, value.elsewhere, first))
-        elif small and value.nbytes <= room:
-            room -= value.nbytes
-            packed.append(Offer(meta, value.nbytes, b"".join(value.buffers)))
-        else:
-            packed.append(Offer(meta, value.nbytes, None, place_of(value)))
-    return transfer.pack(packed, room)
-
-
 Offers = list[list[Offer | None]]
 """By source and destination; None for what is not known here."""
 
@@ -74,7 +51,7 @@ def offers_of_all(
     words = pack_offers(place, transfer, own, ROOM // place.size)
     blobs = yield from share(place, fitting.joined(want, words), on_lane)
     wants, parts = fitting.parted(blobs)
-    agreed = yield from transfer.agree(dict(enumerate(parts)), place.size, on_lane)
+    agreed = yield from agree(transfer, dict(enumerate(parts)), place.size, on_lane)
     offers: Offers = [[*agreed[src]] for src in range(place.size)]
     if not any(wants):
         return offers, True
@@ -281,7 +258,7 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         wants, blobs = fitting.parted(
             (yield from share(place, fitting.joined(want, blob), on_lane))
         )
-        offers = yield from transfer.agree({src: blobs[src]}, 1, on_lane)
+        offers = yield from agree(transfer, {src: blobs[src]}, 1, on_lane)
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
         fits = not any(wants) or _all_take(wants, offer)
@@ -399,7 +376,7 @@ def _one_of_all(
     """What each rank offers to all who want it, and whether all that fits where it goes."""
     blob = pack_offers(place, transfer, [own], ROOM // place.size)
     wants, blobs = fitting.parted((yield from share(place, fitting.joined(want, blob), on_lane)))
-    agreed = yield from transfer.agree(dict(enumerate(blobs)), 1, on_lane)
+    agreed = yield from agree(transfer, dict(enumerate(blobs)), 1, on_lane)
     offers = [agreed[src][0] for src in range(place.size)]
     if not any(wants):
         return offers, True
@@ -475,7 +452,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
         wants, blobs = fitting.parted(
             (yield from share(place, fitting.joined(want, blob), on_lane))
         )
-        agreed = yield from transfer.agree({src: blobs[src]}, place.size, on_lane)
+        agreed = yield from agree(transfer, {src: blobs[src]}, place.size, on_lane)
         offers = agreed[src]
         fits = not any(wants) or all(
             _all_take([want], offer) for want, offer in zip(wants, offers, strict=True)

@@ -20,7 +20,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
-from aiodist.devices import memory as device_memory
+from aiodist.devices import sections
 from aiodist.engine.roll_call import marked
 from aiodist.testing.standin import StandinArray, StandinDevice, hold
 
@@ -332,7 +332,7 @@ async def test_ranks_that_would_go_in_sections(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, custom: bool, tag: str | None
 ) -> None:
     """Those whose devices do not reach each other, or have no such operator, have begun to."""
-    monkeypatch.setattr(device_memory, "SECTION", 100)
+    monkeypatch.setattr(sections, "SECTION", 100)
     longest = ReduceOp.custom(np.maximum, commutative=True, elementwise=True, name="longest")
     op = longest if custom else ReduceOp.MAX
     ranks = Ranks(devices, ("d", "h", "d"))
