@@ -3,21 +3,21 @@ read each other's.
 
 `base` says what is asked of a device, so that another kind is one more module beside `cuda`. Beside
 that there is a stand-in for tests, over shared memory, whose streams are queues that a thread works
-off (`aiodist.testing.standin`). What an operation queues is in `work`; what ranks tell each other of
-their arrays, once, in `handles`; who may read what, and until when it is kept, in `memory`.
+off (`aiodist.testing.standin`). What an operation queues is in `work`; what ranks tell each other
+of their arrays, once, in `handles`; who may read what, and until when it is kept, in `memory`.
 
 Collectives and messages of arrays on devices are like all others: they have the same matching,
 deadlines and verdicts. **Reductions** of arrays on devices have programs of their own
 (`aiodist.device_programs`), which begin with a roll call, since ranks that give arrays of the host
-never know of devices (`aiodist.engine.roll_call`). **Values** have one program, whatever is in them:
-the codec leaves arrays on devices out (`aiodist.buffers.foreign`), and offers say where they lie.
-Both then agree in one way whether arrays are read where they lie, or go through the host
+never know of devices (`aiodist.engine.roll_call`). **Values** have one program, whatever is in
+them: the codec leaves arrays on devices out (`aiodist.buffers.foreign`), and offers say where they
+lie. Both then agree in one way whether arrays are read where they lie, or go through the host
 (`aiodist.collectives.device_transfer`, which says why that is safe). A **message** with such arrays
 is announced, however small it is: its receiver reads what is on the device before it pulls the
 rest, and has the message when the sender says that all was right.
 
-**Each rank reads** the arrays of the others where they lie, and writes its own alone. Where one rank
-cannot read the device of another, arrays go through pinned memory of the host (`sections`).
+**Each rank reads** the arrays of the others where they lie, and writes its own alone. Where one
+rank cannot read the device of another, arrays go through pinned memory of the host (`sections`).
 
 **Events order the streams, words order the events.** A wait for the event of another rank is queued
 when that rank has said that it recorded the event. So no stream waits for a stream that waits for
