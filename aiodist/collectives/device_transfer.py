@@ -51,22 +51,18 @@ THROUGH_HOST: Final = b"-"
 
 
 class DeviceTransfer:
-    """One collective's arrays on devices, as seen by one rank. Made when it is called.
-
-    `sources`: what this rank gives. `direct`: whether arrays are read where they lie, which is the
-    same on all ranks; `found`: then those of each rank that gives any.
-    """
+    """One collective's arrays on devices, as seen by one rank. Made when it is called."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._device_memory = place.device_memory
-        self.sources = Sources(place.device_memory)
+        self.sources = Sources(place.device_memory)  # what this rank gives
+        # The values with arrays on the device, and the number of the first one of each.
         self._given: list[tuple[Encoded, int]] = []
-        """The values with arrays on the device, and the number of the first one of each."""
-        self.direct = False
-        self.found: dict[int, Found] = {}
-        self._words: Mapping[int, bytes] = {}
-        self._places: list[Places] = []
+        self.direct = False  # whether arrays are read where they lie; the same on all ranks
+        self.found: dict[int, Found] = {}  # then the arrays of each rank that gives any
+        self._words: Mapping[int, bytes] = {}  # by which they were found
+        self._places: list[Places] = []  # where what comes goes
 
     # -- when it is called ------------------------------------------------------------------------
 

@@ -42,11 +42,11 @@ class Joined:
     def __init__(self, work: DeviceWork, name: str, xs: Sequence[Any], outs: Sequence[Any]) -> None:
         device = work.device
         self._work = work
-        self._outs = outs
-        self._parts: list[Any] = []
-        self.name = name
+        self._outs = outs  # where the result goes
+        self._parts: list[Any] = []  # of `flat`: what each array was copied to, if it was
+        self.name = name  # the dtype
         self.itemsize = carrier(name).itemsize
-        self.flat: Any = None
+        self.flat: Any = None  # all elements; the result is to be written there
         if len(xs) == 1:
             target = outs[0] if outs else xs[0]
             self.flat = device.flat(target)
@@ -75,11 +75,7 @@ class Joined:
 
 
 class Reduction:
-    """One reduction of `x` on `device`, called `name`.
-
-    `result`: where it goes, as `x` is; None where it goes nowhere here. `joined`: the arrays of
-    each dtype, if they may be reduced on the device.
-    """
+    """One reduction of `x` on `device`, called `name`."""
 
     def __init__(
         self, place: Place, device: Device, name: str, x: Any, op: ReduceOp, result: Any
@@ -97,22 +93,22 @@ class Reduction:
         self.place = place
         self.device = device
         self.name = name
-        self.x = x
+        self.x = x  # an array, or a list of them
         self.op = op
-        self.result = result
-        self.transfer = DeviceTransfer(place)
+        self.result = result  # where it goes, as `x` is; None where it goes nowhere here
+        self.transfer = DeviceTransfer(place)  # how the ranks read each other's
         self.work = self.transfer.sources.work_on(device)
         self.work.kept += [x, result]
         lengths = [math.prod(shape) for _, shape in described]
         texts = [shown(*each) for each in described]
-        self.signature = (
+        self.signature = (  # what all ranks must agree on
             signature_of_list(texts, sum(lengths)) if isinstance(x, (list, tuple)) else texts[0]
         )
         sizes = [carrier(dtype).itemsize for dtype, _ in described]
         self.nbytes = sum(n * size for n, size in zip(lengths, sizes, strict=True))
         # The same on all ranks; whether they see each other's devices they have to agree on.
         self._on_device = all(device.reduces(op, dtype) for dtype, _ in described)
-        self.joined: list[Joined] = []
+        self.joined: list[Joined] = []  # the arrays of each dtype, if they may be reduced there
         if self._on_device and not place.device_memory.problem:
             self._join([dtype for dtype, _ in described], items, outs)
 

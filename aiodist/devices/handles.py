@@ -48,13 +48,11 @@ class Handles:
     def __init__(self, loop: asyncio.AbstractEventLoop, freed: Callable[[int], None]) -> None:
         self._loop = loop
         self._freed = freed
-        self._told: set[tuple[str, int, int | None]] = set()
-        """What who has open (None: all others)."""
-        self._shown: dict[int, Device] = {}
-        """The allocations that others were told of."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._memories: dict[Number, Any] = {}
-        self._events: dict[Number, Event] = {}
+        self._told: set[tuple[str, int, int | None]] = set()  # what who has open (None: all others)
+        self._shown: dict[int, Device] = {}  # the allocations that others were told of
+        self._timer: asyncio.TimerHandle | None = None  # until the next review of these
+        self._memories: dict[Number, Any] = {}  # allocations of others that are open here
+        self._events: dict[Number, Event] = {}  # events of others that are
 
     def describe(self, work: DeviceWork, arrays: Sequence[Any], peer: int | None = None) -> bytes:
         """What `peer` needs to read flat arrays (None: what all others do). Raises OSError where

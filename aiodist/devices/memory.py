@@ -80,19 +80,17 @@ class DeviceMemory:
 
     def __init__(self, context: DeviceGroup) -> None:
         self._context = context
-        self._used: dict[str, Device] = {}
-        """The device of each kind that this rank used last."""
-        self._streams: dict[int, tuple[Device, Stream]] = {}
+        self._used: dict[str, Device] = {}  # of each kind, the one that was used last
+        self._streams: dict[int, tuple[Device, Stream]] = {}  # aiodist's own, by `id` of the device
+        # By `id` of the device, sets of events that no operation has.
         self._free: dict[int, list[Sequence[tuple[int, Event]]]] = {}
-        """By device, sets of events that no operation has."""
-        self._numbers = itertools.count()
+        self._numbers = itertools.count()  # of events, and of what is in limbo
+        # By number, operations that failed, and who has not said yet that it reads nothing.
         self._limbo: dict[int, tuple[DeviceWork, set[int]]] = {}
-        """By number, operations that failed, and who has not said yet that it reads nothing."""
-        self._closed = False
-        self._mixed = False
-        """Whether it was said that other ranks give arrays of the host."""
-        self.handles = Handles(context.loop, self._freed)
-        self.shares = Shares(context.loop, self._tell)
+        self._closed = False  # the group has ended
+        self._mixed = False  # it was said that other ranks give arrays of the host
+        self.handles = Handles(context.loop, self._freed)  # what was told, and what is open
+        self.shares = Shares(context.loop, self._tell)  # what is lent, and by whom
         self.problem = "" if context.endpoint.reads_devices else "transports= leaves it out"
         """Why the ranks do not read each other's devices, if that has turned out."""
 

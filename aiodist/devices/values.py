@@ -126,11 +126,6 @@ class Sources:
         assert self.device_work is not None
         return Found(self.device_work.events[:TOLD], self.flats)
 
-    def when_done(self, then: Callable[[], None]) -> None:
-        """Call `then` when all that was queued is complete."""
-        assert self.device_work is not None
-        self.device_memory.when_done([self.device_work.done()], then)
-
     def finished(self) -> None:
         """Nobody reads them any more."""
         if self.device_work is not None:
@@ -143,7 +138,7 @@ class Sources:
             self.device_memory.abandon(self.device_work, peers)
 
     def to_host(self) -> list[memoryview]:
-        """Queue copies to memory of the host: their bytes, to be read `when_done`."""
+        """Queue copies to memory of the host: their bytes, there when the device is done."""
         assert self.device_work is not None
         self.device_work.begin()
         copies = []
@@ -155,33 +150,23 @@ class Sources:
 
 
 class Leaf:
-    """One array that comes from a device, or goes to one: a `Target`.
-
-    `array`: the user's, or a new one. `source`: what is read of another rank; None: its bytes come
-    to the host. `staging`: memory of the host on the way, where there is any.
-    """
+    """One array that comes from a device, or goes to one: a `Target`."""
 
     def __init__(
-        self, device: Device, spec: Spec, array: Any, out: Array | None, source: Any | None
+        self, device: Device, spec: Spec, value: Any, out: Array | None, source: Any | None
     ) -> None:
         self._device = device
         self._shape = spec.shape
-        self._length = math.prod(spec.shape)
+        self._length = math.prod(spec.shape)  # its elements
         self._itemsize = carrier(spec.name).itemsize
-        self._passed = 0
-        self._out = out
-        """The user's array where that is on the host: filled when the device is done."""
-        self.array = array
-        self.source = source
-        self.staging: Any = None
+        self._passed = 0  # so many elements were queued to be copied from the host
+        self._out = out  # the user's array on the host, filled when the device is done; or None
+        self.value = value  # the user's array, or a new one
+        self.source = source  # what is read of another rank; None: its bytes come to the host
+        self.staging: Any = None  # memory of the host on the way, where there is any
         if source is None or out is not None:
             self.staging = device.host(spec.name, spec.shape)
-        self.into = array if out is None else self.staging
-        """Where the device puts it."""
-
-    @property
-    def value(self) -> Any:
-        return self.array
+        self.into = value if out is None else self.staging  # where the device puts it
 
     def stage(self) -> tuple[Flat, Flat | None]:
         return (host_bytes(self.staging) if self.source is None else _NOTHING), None
@@ -212,7 +197,7 @@ class Leaf:
 
     def commit(self, staged: Flat | None) -> None:
         if self._out is None:
-            self._device.written(self.array)
+            self._device.written(self.value)
         else:
             target, rest = self._out.stage()
             target[:] = host_bytes(self.staging)

@@ -26,7 +26,7 @@ class Mark:
 
 
 class DeviceWork:
-    """A stream of aiodist's own, and events by their numbers. See `DeviceMemory.begin`.
+    """A stream of aiodist's own, and events. See `DeviceMemory.begin`.
 
     It is made when the operation is called: what is queued on the current stream by then is what
     the operation comes after.
@@ -37,12 +37,11 @@ class DeviceWork:
     ) -> None:
         self.device = device
         self.stream = stream
-        self.numbered = numbered
+        self.numbered = numbered  # its events, and by which numbers others know them
         self.events = [event for _, event in numbered]
-        self.kept: list[Any] = []
-        """Arrays that work on the device reads and writes."""
+        self.kept: list[Any] = []  # arrays that work on the device reads and writes
         self.mark = Mark()
-        self._user = device.current()
+        self._user = device.current()  # the user's stream
         self._user.record(self.events[CALLED])
         self._user.record(self.events[READY])
 
