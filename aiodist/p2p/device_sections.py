@@ -13,7 +13,8 @@ from aiodist.p2p.pieces import Landing
 
 class Departure:
     """The data of a message of this rank. While a section is on its way, the next one is copied to
-    the host; what is there already goes with what comes next."""
+    the host. A section takes along what lies on the host before its arrays, the last one the rest.
+    """
 
     def __init__(self, sources: Sources, encoded: Encoded) -> None:
         assert sources.device_work is not None
