@@ -210,6 +210,14 @@ class Operation:
                 self._arrived[step.peer] += 1
                 self.heard.add(step.peer)
 
+    def called_with(self, src: int, *, on_device: bool) -> None:
+        """Where the array of `src` lies. Its first word counts, see `roll_call`."""
+        assert self.roll is not None
+        if src not in self.roll:
+            self.roll[src] = on_device
+            if self._program is not None:
+                self.advance()
+
     def resume(self) -> None:
         """It is its turn on its lane."""
         assert self.lane is not None

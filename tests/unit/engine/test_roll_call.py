@@ -12,9 +12,8 @@ from aiodist.shared_memory.board import ON_DEVICE
 
 
 class Group:
-    """Rank 1 of three."""
+    """One of three ranks."""
 
-    rank = 1
     size = 3
 
     def __init__(self) -> None:
@@ -37,9 +36,7 @@ class Lane:
 
 
 def operation(lane: Lane | None) -> Any:
-    return SimpleNamespace(
-        lane=lane, place=ON_DEVICE, roll={}, seq=4, waiting_for=None, advance=lambda: None
-    )
+    return SimpleNamespace(lane=lane, place=ON_DEVICE, roll={}, seq=4, advance=lambda: None)
 
 
 def begun(lane: Lane | None) -> tuple[Group, Any, RollCall]:
@@ -57,18 +54,18 @@ def test_the_mark() -> None:
 def test_all_are_waited_for_as_long_as_theirs_are_on_devices() -> None:
     group, op, roll_call = begun(None)
     assert group.called == [op]
-    assert not roll_call.run() and op.waiting_for == 0
+    assert not roll_call.run()
     op.roll[2] = True
-    assert not roll_call.run() and op.waiting_for == 0
+    assert not roll_call.run()
     op.roll[0] = True
-    assert roll_call.run() and op.waiting_for is None
+    assert roll_call.run()
     assert roll_call.all_on_devices
 
 
 def test_one_with_an_array_of_the_host_is_enough() -> None:
     _, op, roll_call = begun(None)
     op.roll[2] = False
-    assert roll_call.run() and op.waiting_for is None
+    assert roll_call.run()
     assert not roll_call.all_on_devices
 
 
@@ -89,4 +86,4 @@ def test_a_lane_of_some_ranks_is_not_asked() -> None:
     lane.there = True
     group, op, roll_call = begun(lane)
     assert group.called == [op]
-    assert not roll_call.run() and op.waiting_for == 0
+    assert not roll_call.run()
