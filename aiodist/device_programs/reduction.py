@@ -157,12 +157,11 @@ class Reduction:
         own = self.transfer.words(MAX_PAYLOAD) or THROUGH_HOST
         blobs = yield from share(self.place, own, on_lane)
         yield from self.transfer.agree(dict(enumerate(blobs)), on_lane)
+        if not self.transfer.direct:
+            return
         lengths = [joined.length for joined in self.joined]
         for rank, found in self.transfer.found.items():
-            if (
-                self.transfer.direct
-                and [count(self.device, array) for array in found.arrays] != lengths
-            ):
+            if [count(self.device, array) for array in found.arrays] != lengths:
                 raise ProtocolError(f"rank {rank} has arrays of other lengths than it announced")
 
     # -- by way of the host -----------------------------------------------------------------------
