@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Literal
@@ -273,9 +274,7 @@ def split_slots(xs: object, size: int) -> list[Any]:
     anything else.
     """
     if isinstance(xs, (list, tuple)):
-        if len(xs) != size:
-            raise ValueError(f"xs: expected {size} slots, one a rank, got {len(xs)}")
-        return list(xs)
+        return check_slots(xs, size)
     array = view(xs, "xs")
     if array is None:
         raise TypeError(
@@ -288,6 +287,13 @@ def split_slots(xs: object, size: int) -> list[Any]:
     each, more = divmod(array.shape[0], size)
     ends = list(accumulate([each + (rank < more) for rank in range(size)]))
     return [whole[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+
+
+def check_slots(xs: Sequence[Any], size: int) -> list[Any]:
+    """Raise ValueError unless there are `size` slots."""
+    if len(xs) != size:
+        raise ValueError(f"xs: expected {size} slots, one a rank, got {len(xs)}")
+    return list(xs)
 
 
 def _is_scalar(x: object) -> bool:

@@ -11,13 +11,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.foreign import Taker
 from aiodist.buffers.values import Incoming, describe, fill, parse
 from aiodist.collectives import fitting
-from aiodist.collectives.device_transfer import DeviceTransfer, Offer
+from aiodist.collectives.device_transfer import DeviceTransfer
+from aiodist.collectives.offers import Offer, agree, pack_offers
 from aiodist.devices.values import device_among
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import MismatchError, ProtocolError
@@ -39,30 +38,6 @@ Offers = list[list[Offer | None]]
 # -- who has what --------------------------------------------------------------------------------
 
 
-def pack_offers(
-    place: Place, transfer: DeviceTransfer, values: Sequence[Encoded], room: int
-) -> bytes:
-    """The blob of one rank. The data of a value goes in while there is room, then metadata."""
-
-    def place_of(value: Encoded) -> int:
-        return place.heap.place_of(np.frombuffer(view, np.uint8) for view in value.buffers)
-
-    packed: list[Offer] = []
-    for value in values:
-        small = len(value.meta) <= room
-        meta = value.meta if small else len(value.meta)
-        room -= len(value.meta) if small else 0
-        if value.gaps:
-            first = transfer.first(value)
-            packed.append(Offer(meta, value.nbytes, None, 0, value.elsewhere, first))
-        elif small and value.nbytes <= room:
-            room -= value.nbytes
-            packed.append(Offer(meta, value.nbytes, b"".join(value.buffers)))
-        else:
-            packed.append(Offer(meta, value.nbytes, None, place_of(value)))
-    return transfer.pack(packed, room)
-
-
 def share_offers(
     place: Place,
     transfer: DeviceTransfer,
@@ -78,7 +53,7 @@ def share_offers(
     to offer; with its metadata, and the data of all but the large ones, it takes at most `room`."""
     words = pack_offers(place, transfer, own, room) if own else b""
     wants, blobs = fitting.parted((yield from share(place, fitting.joined(want, words), on_lane)))
-    offers = yield from transfer.agree({src: blobs[src] for src in sources}, each, on_lane)
+    offers = yield from agree(transfer, {src: blobs[src] for src in sources}, each, on_lane)
     return wants, offers
 
 

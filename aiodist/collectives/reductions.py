@@ -75,10 +75,7 @@ def _on_links(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None
 
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
     """The reduction of `x`, at `dst`."""
-    check_root(place, dst, "dst")
-    here = place.rank == dst
-    if out is not None and not here:
-        raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
+    here = place_at(place, x, dst, out) is not None
     operand = Operand.of(x, op, out=out, in_place=here)
 
     def program(on_lane: bool) -> Program:
@@ -96,6 +93,16 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
         return operand.finish() if here else None
 
     return _call("reduce", f"{op}, dst={dst}, {operand.signature}", program, operand)
+
+
+def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
+    """Where the reduction of `x` goes on this rank; None where it goes nowhere."""
+    check_root(place, dst, "dst")
+    if place.rank == dst:
+        return x if out is None else out
+    if out is not None:
+        raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
+    return None
 
 
 def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool) -> Part[None]:
@@ -141,9 +148,7 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
 
 def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
     """The reduction of `x` of the ranks up to this one (`exclusive`: before this one)."""
-    if op.name == "AVG":
-        raise TypeError("AVG has no meaning for scan and exscan: use SUM, and divide")
-    name = "exscan" if exclusive else "scan"
+    name = name_of_scan(op, exclusive)
     operand = Operand.of(x, op, out=out, in_place=True)
     stop = place.rank if exclusive else place.rank + 1
 
@@ -167,6 +172,13 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
         return operand.finish()
 
     return _call(name, f"{op}, {operand.signature}", program, operand)
+
+
+def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
+    """Raises TypeError for an operator that it does not take."""
+    if op.name == "AVG":
+        raise TypeError("AVG has no meaning for scan and exscan: use SUM, and divide")
+    return "exscan" if exclusive else "scan"
 
 
 def _call(op: str, arguments: str, start: Start, operand: Operand) -> Call:

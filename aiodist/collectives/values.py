@@ -15,7 +15,7 @@ import numpy as np
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
-from aiodist.collectives.device_transfer import DeviceTransfer, Offer
+from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.exchange import (
     collect,
     data_of_one,
@@ -26,6 +26,7 @@ from aiodist.collectives.exchange import (
     opened,
     share_offers,
 )
+from aiodist.collectives.offers import Offer
 from aiodist.engine.operation import Program
 from aiodist.errors import MismatchError
 from aiodist.phases.base import Call, Place, check_root

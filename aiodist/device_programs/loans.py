@@ -15,7 +15,8 @@ from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import parse
 from aiodist.collectives import host_loans
 from aiodist.collectives.device_transfer import DeviceTransfer
-from aiodist.collectives.exchange import ROOM, metadata, pack_offers
+from aiodist.collectives.exchange import ROOM, metadata
+from aiodist.collectives.offers import agree, pack_offers
 from aiodist.devices import device_of
 from aiodist.devices.values import leaves_of
 from aiodist.engine.operation import Program
@@ -64,7 +65,7 @@ def loan(place: Place, x: Any, src: int) -> Call:
         blobs = yield from share(place, blob, on_lane)
         if blobs[src] == _ON_HOST:
             return (yield from host_loans.borrow(place, src, on_lane))
-        offers = yield from transfer.agree({src: blobs[src]}, 1, on_lane)
+        offers = yield from agree(transfer, {src: blobs[src]}, 1, on_lane)
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
         numbers = yield from share(place, b"%d" % number if here else b"", on_lane)

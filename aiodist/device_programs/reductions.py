@@ -1,26 +1,31 @@
-"""Reductions of arrays on devices: in the order of the ranks, on the device."""
+"""Reductions of arrays on devices: in the order of the ranks, on the device.
+
+Each rank queues what it reads of others behind their events READY, and says that it has recorded
+its own before others wait for that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 from aiodist.buffers.arrays import shown
-from aiodist.buffers.dtypes import carrier
-from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import signature_of_list
+from aiodist.buffers.reductions import check_slots
 from aiodist.collectives import reductions
 from aiodist.collectives.operators import operator
-from aiodist.device_programs import staging
-from aiodist.device_programs.calls import DeviceCall, count, items_of
+from aiodist.device_programs.reduction import (
+    Joined,
+    Reduction,
+    count,
+    flat_place,
+    put_back,
+)
 from aiodist.devices import device_of
-from aiodist.devices import memory as device_memory
 from aiodist.devices.base import Device
-from aiodist.devices.memory import READY, RECORDED, DeviceWork, Found
-from aiodist.devices.values import device_among, leaves_of, several
-from aiodist.errors import ProtocolError
-from aiodist.phases.base import Call, Part, Place, check_root
+from aiodist.devices.values import check_place, device_among, leaves_of, several
+from aiodist.devices.work import READY, RECORDED
+from aiodist.phases.base import Call, Part, Place, share
 from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.types import Op, ReduceOp
 
@@ -33,29 +38,24 @@ PIECE = 8 << 20
 
 def all_reduce(place: Place, x: Any, op: Op, out: Any) -> Call:
     """The reduction of `x`, on every rank."""
-    op = operator(op)
+    op, host = operator(op), partial(reductions.all_reduce, place)
     device = _device_of_all(x, out)
     if device is None:
-        return reductions.all_reduce(place, x, op, out)
+        return host(x, op, out)
     call = Reduction(place, device, "all_reduce", x, op, x if out is None else out)
-    host = partial(reductions.all_reduce, place, op=op, out=None)
-    return call.start(f"{op}", call.all_reduce, host)
+    return call.start(f"{op}", _all_reduce, partial(host, op=op, out=None))
 
 
 def reduce(place: Place, x: Any, dst: int, op: Op, out: Any) -> Call:
     """The reduction of `x`, at `dst`."""
-    op = operator(op)
+    op, host = operator(op), partial(reductions.reduce, place, dst=dst)
     device = _device_of_all(x, out)
     if device is None:
-        return reductions.reduce(place, x, dst, op, out)
-    check_root(place, dst, "dst")
-    here = place.rank == dst
-    if out is not None and not here:
-        raise ValueError(f"out= is for rank dst={dst}; this is rank {place.rank}")
-    into = None if not here else x if out is None else out
-    call = Reduction(place, device, "reduce", x, op, into)
-    host = partial(reductions.reduce, place, dst=dst, op=op, out=None)
-    return call.start(f"{op}, dst={dst}", partial(call.reduce, dst), host)
+        return host(x, op=op, out=out)
+    result = reductions.place_at(place, x, dst, out)
+    call = Reduction(place, device, "reduce", x, op, result)
+    run = partial(_reduce, dst=dst)
+    return call.start(f"{op}, dst={dst}", run, partial(host, op=op, out=None))
 
 
 def scan(place: Place, x: Any, op: Op, out: Any) -> Call:
@@ -69,49 +69,38 @@ def exscan(place: Place, x: Any, op: Op, out: Any) -> Call:
 
 
 def _scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Call:
+    host = partial(reductions.scan, place, exclusive=exclusive)
     device = _device_of_all(x, out)
     if device is None:
-        return reductions.scan(place, x, op, out, exclusive=exclusive)
-    if op.name == "AVG":
-        raise TypeError("AVG has no meaning for scan and exscan: use SUM, and divide")
-    name = "exscan" if exclusive else "scan"
+        return host(x, op, out)
+    name = reductions.name_of_scan(op, exclusive)
     call = Reduction(place, device, name, x, op, x if out is None else out)
-    host = partial(reductions.scan, place, op=op, out=None, exclusive=exclusive)
-    stop = place.rank if exclusive else place.rank + 1
-    return call.start(f"{op}", partial(call.scan, stop), host)
+    run = partial(_prefix, stop=place.rank + (not exclusive))
+    return call.start(f"{op}", run, partial(host, op=op, out=None))
 
 
 def reduce_scatter(place: Place, xs: Any, op: Op, out: Any) -> Call:
     """The reduction of slot `rank` of `xs`: arrays, or one array that is split."""
-    op = operator(op)
+    op, host = operator(op), partial(reductions.reduce_scatter, place)
     device = _device_of_all(xs, out)
     if device is None:
-        return reductions.reduce_scatter(place, xs, op, out)
+        return host(xs, op, out)
     slots = _slots(place, device, xs)
-    own = slots[place.rank]
-    listed = isinstance(own, (list, tuple))
-    if out is None:
-        stream = place.device_memory.stream(device)
-        made = [device.empty(stream, *device.describe(item)) for item in (own if listed else [own])]
-        out = made if listed else made[0]
-    items = [item for slot in slots for item in (slot if listed else [slot])]
-    bounds = [0]
-    for slot in slots:
-        length = sum(count(device, item) for item in (slot if listed else [slot]))
-        bounds.append(bounds[-1] + length)
-    if listed or len({device.describe(item)[0] for item in items}) > 1:
+    listed = any(isinstance(slot, (list, tuple)) for slot in slots)
+    if listed or len({device.describe(slot)[0] for slot in slots}) > 1:
         raise TypeError(
             "reduce_scatter of arrays on a device takes one array of one dtype a slot, or one "
             "array to split"
         )
-    call = Reduction(place, device, "reduce_scatter", items, op, None)
-    call.result = out
-    host = partial(reductions.reduce_scatter, place, op=op, out=None)
+    call = Reduction(place, device, "reduce_scatter", slots, op, None)
+    own = device.describe(slots[place.rank])
+    call.result = device.empty(call.work.stream, *own) if out is None else out
+    call.work.kept.append(call.result)
+    check_place(device, call.result, f"slot {place.rank} of xs", own, "out")
     call.signature = f"slots {call.signature}"
-    return call.start(f"{op}", partial(call.reduce_scatter, bounds, out), host)
-
-
-# -- arrays ---------------------------------------------------------------------------------------
+    bounds = [*accumulate((count(device, slot) for slot in slots), initial=0)]
+    run = partial(_slot, start=bounds[place.rank], stop=bounds[place.rank + 1])
+    return call.start(f"{op}", run, partial(host, op=op, out=None))
 
 
 def _device_of_all(x: Any, out: Any) -> Device | None:
@@ -125,248 +114,88 @@ def _device_of_all(x: Any, out: Any) -> Device | None:
 
 def _slots(place: Place, device: Device, xs: Any) -> list[Any]:
     if isinstance(xs, (list, tuple)):
-        if len(xs) != place.size:
-            raise ValueError(f"xs: expected {place.size} slots, one a rank, got {len(xs)}")
-        return list(xs)
+        return check_slots(xs, place.size)
     name, shape = device.describe(xs)
     if not shape:
         raise ValueError(f"xs: {shown(name, shape)} has no dimension to split")
     bounds = even_bounds(shape[0], place.size)
-    return [xs[bounds[rank] : bounds[rank + 1]] for rank in range(place.size)]
+    return [xs[start:stop] for start, stop in pairwise(bounds)]
 
 
-class Joined:
-    """A user's arrays of one dtype as one flat array on the device, and back.
-
-    Where they are one contiguous array, and the result goes there, that is the array itself; else
-    it is a copy, made in stream order.
-    """
-
-    def __init__(
-        self, device_work: DeviceWork, xs: Sequence[Any], outs: Sequence[Any] | None
-    ) -> None:
-        device = device_work.device
-        self._device_work = device_work
-        self._outs = outs or ()
-        self._parts: list[Any] = []
-        self.name, _ = device.describe(xs[0])
-        self.flat: Any = None
-        if len(xs) == 1:
-            target = xs[0] if outs is None else outs[0]
-            self.flat = device.flat(target)
-            if self.flat is not None and target is not xs[0]:
-                device.copy(device_work.stream, self.flat.reshape(device.describe(xs[0])[1]), xs[0])
-                device_work.mark.busy = True
-        if self.flat is None:
-            lengths = [count(device, x) for x in xs]
-            self.flat = device.flat(device.empty(device_work.stream, self.name, (sum(lengths),)))
-            at = 0
-            for x, length in zip(xs, lengths, strict=True):
-                part = self.flat[at : at + length].reshape(device.describe(x)[1])
-                self._parts.append(part)
-                device.copy(device_work.stream, part, x)
-                at += length
-            device_work.mark.busy = True
-        self.length = count(device, self.flat)
-        self.nbytes = self.length * carrier(self.name).itemsize
-        device_work.kept += [self.flat, *xs, *self._outs]
-
-    def give_back(self) -> None:
-        """Copy the result to where it goes, where it is not there already."""
-        for part, out in zip(self._parts, self._outs, strict=False):
-            self._device_work.device.copy(self._device_work.stream, out, part)
+# -- what is done on the device -------------------------------------------------------------------
 
 
-class Reduction(DeviceCall):
-    """One reduction: its arrays, and what is done with them on the device.
+def _all_reduce(call: Reduction, on_lane: bool) -> Part[None]:
+    place, work, size = call.place, call.work, call.place.size
+    bounds = [even_bounds(joined.length, size) for joined in call.joined]
+    _wait(call, READY)
+    for index, joined in enumerate(call.joined):
+        start, stop = bounds[index][place.rank : place.rank + 2]
+        _fold(call, index, size, joined.flat[start:stop], start, stop, size)
+    work.stream.record(work.events[RECORDED])
+    yield from share(place, b"", on_lane)
+    _wait(call, RECORDED)
+    for index, joined in enumerate(call.joined):
+        for peer, other in call.transfer.found.items():
+            start, stop = bounds[index][peer : peer + 2]
+            if peer != place.rank and stop > start:
+                into, source = joined.flat[start:stop], other.arrays[index][start:stop]
+                call.device.copy(work.stream, into, source)
+        joined.give_back()
+    yield from call.transfer.land(on_lane)
 
-    `into`: where the result goes, as `x` is; None where it goes nowhere here.
-    """
 
-    def __init__(
-        self, place: Place, device: Device, op: str, x: Any, how: ReduceOp, into: Any
-    ) -> None:
-        super().__init__(place, device, op)
-        self.how = how
-        self.x = x
-        self.into = self.result = into
-        items = items_of(x)
-        described = [device.describe(item) for item in items]
-        for name, _ in described:
-            if how.function is None:
-                Kernel.of(how, name)  # raises where it has no meaning
-        self._check(items)
-        texts = [shown(*each) for each in described]
-        self.signature = texts[0]
-        if isinstance(x, (list, tuple)):
-            elements = sum(count(device, item) for item in items)
-            self.signature = signature_of_list(texts, elements)
-        self.nbytes = sum(
-            count(device, item) * carrier(name).itemsize
-            for item, (name, _) in zip(items, described, strict=True)
-        )
-        self.device_work.kept += [x, into]
-        # The same on all ranks; whether they see each other's devices they have to agree on.
-        self.direct = all(device.reduces(how, name) for name, _ in described)
-        self.joined: list[Joined] = []
-        if self.direct and not place.device_memory.problem:
-            self._join(items)
-
-    def _check(self, items: list[Any]) -> None:
-        if self.into is None:
-            return
-        outs = items_of(self.into)
-        if len(outs) != len(items):
-            raise ValueError(f"out: expected {len(items)} arrays, as x is, got {len(outs)}")
-        for item, out in zip(items, outs, strict=True):
-            due, got = self.device.describe(item), self.device.describe(out)
-            if due != got:
-                error = TypeError if due[0] != got[0] else ValueError
-                raise error(f"out: is {shown(*got)}, x is {shown(*due)}")
-            if not self.device.can_write(out):
-                raise ValueError(
-                    f"several elements of {shown(*got)} share one place in memory: nothing can be "
-                    "written there"
-                )
-
-    def _join(self, items: list[Any]) -> None:
-        """Have one flat array for each dtype; what is copied for that is copied by now."""
-        names = [self.device.describe(item)[0] for item in items]
-        outs = None if self.into is None else items_of(self.into)
-        self.device_work.follow()
-        for name in dict.fromkeys(names):
-            chosen = [index for index, other in enumerate(names) if other == name]
-            self.joined.append(
-                Joined(
-                    self.device_work,
-                    [items[index] for index in chosen],
-                    None if outs is None else [outs[index] for index in chosen],
-                )
-            )
-        self.shown = [joined.flat for joined in self.joined]
-        if self.device_work.mark.busy:
-            self.device_work.shown_later()
-
-    def start(
-        self,
-        arguments: str,
-        run: Callable[[list[Found], bool], Part[None]],
-        host: Callable[..., Call],
-    ) -> Call:
-        """The call to launch. `host`: the same for arrays of the host."""
-
-        def checked(found: list[Found], on_lane: bool) -> Part[None]:
-            lengths = [joined.length for joined in self.joined]
-            for rank, other in enumerate(found):
-                if [count(self.device, array) for array in other.arrays] != lengths:
-                    raise ProtocolError(
-                        f"rank {rank} has arrays of other lengths than it announced"
-                    )
-            yield from run(found, on_lane)
-
-        def through_host(on_lane: bool) -> Part[None]:
-            elementwise = self.how.function is None or self.how.elementwise
-            if self.nbytes > device_memory.SECTION and elementwise and self.op != "reduce_scatter":
-                targets = None if self.result is None else items_of(self.result)
-                yield from staging.in_sections(
-                    self.device_work, self.place.loop, items_of(self.x), targets, host, on_lane
-                )
-            else:
-                yield from whole(on_lane)
-
-        def whole(on_lane: bool) -> Part[None]:
-            self.device_work.follow()
-            copies = self.to_host(self.x)
-            yield from self.settle()
-            result = yield from host(copies).start(on_lane)
-            if self.result is not None:
-                yield from self.from_host(items_of(self.result), items_of(result))
-
-        text = f"{self.op}({arguments}, {self.signature})"
-        return self.call(text, checked, through_host, whole)
-
-    # -- parts of programs ------------------------------------------------------------------------
-
-    def _reduce(self, operands: Sequence[Any], into: Any, nbytes: int, size: int) -> None:
-        length = count(self.device, into)
-        if length == 0:
-            return
-        unit = nbytes // length
-        piece = length if len(operands) <= 2 else max(1, PIECE // unit)
-        for start, stop in pieces(0, length, piece):
-            cut = [operand[start:stop] for operand in operands]
-            self.device.reduce(self.device_work.stream, self.how, cut, into[start:stop], size)
-
-    def all_reduce(self, found: list[Found], on_lane: bool) -> Part[None]:
-        rank, size = self.place.rank, self.place.size
-        bounds = [even_bounds(joined.length, size) for joined in self.joined]
-        self.wait(found, READY)
-        for index, joined in enumerate(self.joined):
-            start, stop = bounds[index][rank : rank + 2]
-            operands = [other.arrays[index][start:stop] for other in found]
-            unit = carrier(joined.name).itemsize
-            self._reduce(operands, joined.flat[start:stop], (stop - start) * unit, size)
-        yield from self.recorded(on_lane)
-        self.wait(found, RECORDED)
-        for index, joined in enumerate(self.joined):
-            for peer, other in enumerate(found):
-                start, stop = bounds[index][peer : peer + 2]
-                if peer != rank and stop > start:
-                    self.device.copy(
-                        self.device_work.stream,
-                        joined.flat[start:stop],
-                        other.arrays[index][start:stop],
-                    )
+def _reduce(call: Reduction, on_lane: bool, *, dst: int) -> Part[None]:
+    size = call.place.size
+    if call.place.rank == dst:
+        _wait(call, READY)
+        for index, joined in enumerate(call.joined):
+            _fold(call, index, size, joined.flat, 0, joined.length, size)
             joined.give_back()
-        yield from self.complete(on_lane)
+    yield from call.transfer.land(on_lane)
 
-    def reduce(self, dst: int, found: list[Found], on_lane: bool) -> Part[None]:
-        if self.place.rank == dst:
-            self.wait(found, READY)
-            for index, joined in enumerate(self.joined):
-                operands = [other.arrays[index] for other in found]
-                self._reduce(operands, joined.flat, joined.nbytes, self.place.size)
-                joined.give_back()
-        yield from self.complete(on_lane)
 
-    def scan(self, stop: int, found: list[Found], on_lane: bool) -> Part[None]:
-        self.wait(found, READY)
-        results = []
-        for index, joined in enumerate(self.joined):
-            result = self.device.flat(
-                self.device.empty(self.device_work.stream, joined.name, (joined.length,))
-            )
-            results.append(result)
-            self.device_work.kept.append(result)
-            operands = [other.arrays[index] for other in found[: max(1, stop)]]
-            if stop == 0:
-                operands = [joined.flat]
-            if stop:
-                self._reduce(operands, result, joined.nbytes, 1)
-        yield from self.complete(on_lane)
-        if stop:
-            for joined, result in zip(self.joined, results, strict=True):
-                self.device.copy(self.device_work.stream, joined.flat, result)
-        for joined in self.joined:
-            joined.give_back()
-        yield from self.settle(last=True)
+def _prefix(call: Reduction, on_lane: bool, *, stop: int) -> Part[None]:
+    """The reduction of the arrays of the ranks before `stop`; of none: that of this rank."""
+    device, work = call.device, call.work
+    _wait(call, READY)
+    results: list[tuple[Joined, Any]] = []
+    for index, joined in enumerate(call.joined if stop else ()):
+        result = device.flat(device.empty(work.stream, joined.name, (joined.length,)))
+        work.kept.append(result)
+        results.append((joined, result))
+        _fold(call, index, stop, result, 0, joined.length, 1)
+    yield from call.transfer.land(on_lane)
+    for joined, result in results:
+        device.copy(work.stream, joined.flat, result)
+    for joined in call.joined:
+        joined.give_back()
+    yield call.settled(last=True)
 
-    def reduce_scatter(
-        self, bounds: list[int], out: Any, found: list[Found], on_lane: bool
-    ) -> Part[None]:
-        rank = self.place.rank
-        (joined,) = self.joined
-        start, stop = bounds[rank : rank + 2]
-        into = self.device.flat(out)
-        staged = None
-        if into is None:
-            staged = self.device.empty(self.device_work.stream, *self.device.describe(out))
-            into = self.device.flat(staged)
-        self.device_work.kept += [out, into]
-        self.wait(found, READY)
-        operands = [other.arrays[0][start:stop] for other in found]
-        unit = carrier(joined.name).itemsize
-        self._reduce(operands, into, (stop - start) * unit, self.place.size)
-        if staged is not None:
-            self.device.copy(self.device_work.stream, out, staged)
-        yield from self.complete(on_lane)
+
+def _slot(call: Reduction, on_lane: bool, *, start: int, stop: int) -> Part[None]:
+    """The reduction of these elements of all ranks' arrays."""
+    into, size = flat_place(call.work, call.result), call.place.size
+    _wait(call, READY)
+    _fold(call, 0, size, into, start, stop, size)
+    put_back(call.work, call.result, into)
+    yield from call.transfer.land(on_lane)
+
+
+def _wait(call: Reduction, which: int) -> None:
+    """What is queued from here on comes after that event of all ranks."""
+    call.work.mark.busy = True
+    for other in call.transfer.found.values():
+        call.work.stream.wait(other.events[which])
+
+
+def _fold(
+    call: Reduction, index: int, ranks: int, into: Any, start: int, stop: int, size: int
+) -> None:
+    """Queue the reduction of elements `start` to `stop` of array `index` of the first so many
+    ranks. `size`: by which AVG divides."""
+    operands = [call.transfer.found[rank].arrays[index] for rank in range(ranks)]
+    most = max(1, PIECE // call.joined[index].itemsize) if ranks > 2 else max(1, stop - start)
+    for a, b in pieces(start, stop, most):
+        cut = [operand[a:b] for operand in operands]
+        call.device.reduce(call.work.stream, call.op, cut, into[a - start : b - start], size)

@@ -1,36 +1,30 @@
 """Memory of devices: what a device has to offer, which devices there are, and how ranks of a host
 read each other's.
 
-`base` says what is asked of a device, so that another kind is one more module beside `cuda`. What
-ranks tell each other of their arrays, and until when they are kept, is in `memory`.
+`base` says what is asked of a device, so that another kind is one more module beside `cuda`. Beside
+that there is a stand-in for tests, over shared memory, whose streams are queues that a thread works
+off (`aiodist.testing.standin`). What an operation queues is in `work`; what ranks tell each other
+of their arrays, once, in `handles`; who may read what, and until when it is kept, in `memory`.
 
 Collectives and messages of arrays on devices are like all others: they have the same matching,
-deadlines and verdicts. Beside `cuda` there is a stand-in for tests, over shared memory, whose
-streams are queues that a thread works off (`aiodist.testing.standin`).
+deadlines and verdicts. **Reductions** of arrays on devices have programs of their own
+(`aiodist.device_programs`), which begin with a roll call, since ranks that give arrays of the host
+never know of devices (`aiodist.engine.roll_call`). **Values** have one program, whatever is in
+them: the codec leaves arrays on devices out (`aiodist.buffers.foreign`), and offers say where they
+lie. Both then agree in one way whether arrays are read where they lie, or go through the host
+(`aiodist.collectives.device_transfer`, which says why that is safe). A **message** with such arrays
+is announced, however small it is: its receiver reads what is on the device before it pulls the
+rest, and has the message when the sender says that all was right.
 
-**Reductions** of arrays on devices have programs of their own (`aiodist.device_programs`).
-**Values** have one program, whatever is in them. The codec leaves arrays on devices out
-(`aiodist.buffers.foreign`), offers say where they lie, and all ranks agree whether they are read
-there (`aiodist.collectives.passages`). A message with such arrays is announced, however small it
-is: its receiver reads what is on the device before it pulls the rest, and has the message when the
-sender says that all was right.
-
-**Each rank reads** the arrays of the others where they lie, and writes its own alone. Ranks tell
-each other the handle of an allocation once; from then on they say its number and an offset. Where
-one rank cannot read the device of another, arrays go through pinned memory of the host.
+**Each rank reads** the arrays of the others where they lie, and writes its own alone. Where one
+rank cannot read the device of another, arrays go through pinned memory of the host (`sections`).
 
 **Events order the streams, words order the events.** A wait for the event of another rank is queued
 when that rank has said that it recorded the event. So no stream waits for a stream that waits for
 it.
 
-**A Work is done when the device is.** The loop looks whether it is, and never waits for it. All
-ranks say that they are done before an operation completes anywhere, and on links they say it once
-more: so a rank that completes knows that nobody had given up when its reads were complete.
-
-**What failed is kept** (`memory`) until all other ranks have said that what they had queued by then
-is complete. The current stream waits for what was queued here.
-
-**Ranks that give arrays of the host never know of devices**, see `aiodist.engine.roll_call`.
+**A Work is done when the device is.** The loop looks whether it is, and never waits for it
+(`waiting`).
 """
 
 from __future__ import annotations

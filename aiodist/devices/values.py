@@ -22,7 +22,9 @@ from aiodist.buffers.paths import Where
 from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP, Spec
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
-from aiodist.devices.memory import READY, DeviceMemory, DeviceWork, Found
+from aiodist.devices.handles import Found
+from aiodist.devices.memory import DeviceMemory
+from aiodist.devices.work import READY, TOLD, DeviceWork
 
 _NOTHING: Flat = np.empty(0, np.uint8)
 
@@ -64,6 +66,21 @@ def several() -> TypeError:
     return TypeError("the arrays of one operation, and out=, are on one device, or on the host")
 
 
+def check_place(
+    device: Device, out: Any, what: str, due: tuple[str, tuple[int, ...]], where: Where
+) -> None:
+    """Raise TypeError or ValueError unless `out` can be written, and has dtype and shape as `what`,
+    which are `due`."""
+    got = device.describe(out)
+    if got != due:
+        raise arrays.misfit(what, *due, *got, where)
+    if not device.can_write(out):
+        raise ValueError(
+            f"{where}: several elements of {arrays.shown(*got)} share one place in memory: "
+            "nothing can be written there"
+        )
+
+
 class Sources:
     """The arrays on devices of values that a rank gives: a `Giver`.
 
@@ -89,7 +106,7 @@ class Sources:
     def work_on(self, device: Device) -> DeviceWork:
         """What the operation has of `device`. Raises TypeError if it is on another one."""
         if self.device_work is None:
-            self.device_work = DeviceWork(self.device_memory, device)
+            self.device_work = self.device_memory.begin(device)
         elif self.device_work.device is not device:
             raise several()
         return self.device_work
@@ -99,25 +116,20 @@ class Sources:
         if self.device_work is None or self.device_memory.problem or len(self.flats) > MOST_SHOWN:
             return b""  # nothing, or through the host
         try:
-            return self.device_memory.describe(self.device_work, self.flats, READY + 1, peer)
+            return self.device_memory.handles.describe(self.device_work, self.flats, peer)
         except OSError as error:
             self.device_memory.refuse(f"rank {self.device_memory.rank}: {error}")
             return b""
 
     def own(self) -> Found:
-        """What `words` tells others, for this rank itself: its event, and its arrays."""
+        """What `words` tells others, for this rank itself."""
         assert self.device_work is not None
-        return Found([self.device_work.events[READY][1]], self.flats)
-
-    def when_done(self, then: Callable[[], None]) -> None:
-        """Call `then` when all that was queued is complete."""
-        assert self.device_work is not None
-        self.device_memory.when_done([self.device_work.done()], then)
+        return Found(self.device_work.events[:TOLD], self.flats)
 
     def finished(self) -> None:
         """Nobody reads them any more."""
         if self.device_work is not None:
-            self.device_memory.finished(self.device_work)
+            self.device_work.finished()
             self.device_work = None
 
     def abandon(self, peers: Sequence[int] | None = None) -> None:
@@ -126,48 +138,35 @@ class Sources:
             self.device_memory.abandon(self.device_work, peers)
 
     def to_host(self) -> list[memoryview]:
-        """Queue copies to memory of the host: their bytes, to be read `when_done`."""
-        device_work = self.device_work
-        assert device_work is not None
-        device_work.follow()
-        device_work.mark.busy = True
+        """Queue copies to memory of the host: their bytes, there when the device is done."""
+        assert self.device_work is not None
+        self.device_work.begin()
         copies = []
         for flat in self.flats:
-            copy = device_work.device.host(*device_work.device.describe(flat))
-            device_work.device.copy(device_work.stream, copy, flat)
-            device_work.kept.append(copy)
+            copy = self.device_work.to_host(flat)
+            self.device_work.kept.append(copy)
             copies.append(byte_view(host_bytes(copy)))
         return copies
 
 
 class Leaf:
-    """One array that comes from a device, or goes to one: a `Target`.
-
-    `array`: the user's, or a new one. `source`: what is read of another rank; None: its bytes come
-    to the host. `staging`: memory of the host on the way, where there is any.
-    """
+    """One array that comes from a device, or goes to one: a `Target`."""
 
     def __init__(
-        self, device: Device, spec: Spec, array: Any, out: Array | None, source: Any | None
+        self, device: Device, spec: Spec, value: Any, out: Array | None, source: Any | None
     ) -> None:
         self._device = device
         self._shape = spec.shape
-        self._length = math.prod(spec.shape)
+        self._length = math.prod(spec.shape)  # its elements
         self._itemsize = carrier(spec.name).itemsize
-        self._passed = 0
-        self._out = out
-        """The user's array where that is on the host: filled when the device is done."""
-        self.array = array
-        self.source = source
-        self.staging: Any = None
+        self._passed = 0  # so many elements were queued to be copied from the host
+        self._out = out  # the user's array on the host, filled when the device is done; or None
+        self.value = value  # the user's array, or a new one
+        self.source = source  # what is read of another rank; None: its bytes come to the host
+        self.staging: Any = None  # memory of the host on the way, where there is any
         if source is None or out is not None:
             self.staging = device.host(spec.name, spec.shape)
-        self.into = array if out is None else self.staging
-        """Where the device puts it."""
-
-    @property
-    def value(self) -> Any:
-        return self.array
+        self.into = value if out is None else self.staging  # where the device puts it
 
     def stage(self) -> tuple[Flat, Flat | None]:
         return (host_bytes(self.staging) if self.source is None else _NOTHING), None
@@ -198,7 +197,7 @@ class Leaf:
 
     def commit(self, staged: Flat | None) -> None:
         if self._out is None:
-            self._device.written(self.array)
+            self._device.written(self.value)
         else:
             target, rest = self._out.stage()
             target[:] = host_bytes(self.staging)
@@ -255,14 +254,7 @@ class Places:
             host = arrays.writable(out, where)
             check_same("the incoming array", spec.name, spec.shape, host, where)
         else:
-            got = device.describe(out)
-            if got != (spec.name, spec.shape):
-                raise arrays.misfit("the incoming array", spec.name, spec.shape, *got, where)
-            if not device.can_write(out):
-                raise ValueError(
-                    f"{where}: several elements of {arrays.shown(*got)} share one place in memory: "
-                    "nothing can be written there"
-                )
+            check_place(device, out, "the incoming array", (spec.name, spec.shape), where)
         leaf = Leaf(device, spec, array, host, source)
         self.leaves.append(leaf)
         return leaf
@@ -274,8 +266,7 @@ class Places:
             return
         device_work = self.device_work
         assert device_work is not None
-        device_work.mark.busy = True
-        device_work.follow()
+        device_work.begin()
         if reads:
             assert self._found is not None
             device_work.stream.wait(self._found.events[READY])
@@ -287,8 +278,7 @@ class Places:
         go."""
         device_work = self.device_work
         assert device_work is not None
-        device_work.mark.busy = True
-        device_work.follow()
+        device_work.begin()
         for leaf, nbytes in come:
             leaf.pass_on(device_work, nbytes)
 
@@ -300,13 +290,13 @@ class Places:
         mine = [leaf for leaf in self.leaves if leaf.source is not None]
         if not read:
             return
-        assert self.device_work is not None and other.device_work is not None
-        self.device_work.mark.busy = True
-        self.device_work.follow()
-        self.device_work.stream.wait(other.device_work.done())
+        device_work = self.device_work
+        assert device_work is not None and other.device_work is not None
+        device_work.begin()
+        device_work.stream.wait(other.device_work.done())
         for leaf, theirs in zip(mine, read, strict=True):
-            self.device_work.kept += [leaf.into, theirs.into]
-            self.device_work.device.copy(self.device_work.stream, leaf.into, theirs.into)
+            device_work.kept += [leaf.into, theirs.into]
+            device_work.device.copy(device_work.stream, leaf.into, theirs.into)
 
     def let_go(self) -> None:
         """Nothing is written to the user's arrays any more that is not queued before what the user

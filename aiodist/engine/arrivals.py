@@ -228,10 +228,8 @@ class Arrivals:
             return False
         if op.roll is None:
             self._say_called(src, op, op.call)
-        elif src not in op.roll:
-            op.roll[src] = call != op.call
-            if op.waiting_for is not None:  # in the roll call, perhaps
-                op.advance()
+        else:
+            op.called_with(src, on_device=call != op.call)
         return not op.done
 
     def call_roll(self, op: Operation) -> None:

@@ -142,6 +142,14 @@ class Operation:
         self.exchange.catch_up(executor.done)
         executor.hand_over(self.exchange)
 
+    def called_with(self, src: int, *, on_device: bool) -> None:
+        """Where the array of `src` lies. Its first word counts, see `roll_call`."""
+        assert self.roll is not None
+        if src not in self.roll:
+            self.roll[src] = on_device
+            if self._program is not None:
+                self.advance()
+
     def resume(self) -> None:
         """It is its turn on its lane."""
         assert self.lane is not None

@@ -53,7 +53,6 @@ def unmarked(call: bytes) -> bytes:
 class Caller(Protocol):
     """The group as seen by one of its ranks."""
 
-    rank: int
     size: int
 
     def call_roll(self, op: Operation) -> None:
@@ -78,18 +77,15 @@ class RollCall(Pause):
             self._group.call_roll(operation)
 
     def run(self) -> bool:
-        lane, operation, group = self._lane, self._operation, self._group
+        lane, operation = self._lane, self._operation
         if lane is not None:
             if not lane.wait_for(lane.others, 0):
                 return False
             self.all_on_devices = lane.board.all_on_devices(operation.seq)
             return True
-        roll = operation.roll
-        assert roll is not None
-        silent = (peer for peer in range(group.size) if peer != group.rank and peer not in roll)
-        self.all_on_devices = all(roll.values())
-        self.waiting_for = next(silent, None) if self.all_on_devices else None
-        return self.waiting_for is None
+        assert operation.roll is not None
+        self.all_on_devices = all(operation.roll.values())
+        return not self.all_on_devices or len(operation.roll) == self._group.size - 1
 
     def close(self) -> None:
         """Nobody is kept waiting by it."""

@@ -3,93 +3,55 @@ of one go on while others are on their way between the ranks."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.encoding import Encoded, byte_view
 from aiodist.buffers.values import Incoming
-from aiodist.devices import memory as device_memory
-from aiodist.devices.memory import DONE, RECORDED
+from aiodist.devices import sections
 from aiodist.devices.values import Leaf, Places, Sources, host_bytes
 from aiodist.p2p.pieces import Pieces
-
-Part = memoryview | tuple[Any, int, int]
-"""Bytes of the host, or a flat array on the device, and its elements from and to."""
 
 
 class Departure:
     """The data of a message of this rank. While a section is on its way, the next one is copied to
-    the host."""
+    the host. A section takes along what lies on the host before its arrays, the last one the rest.
+    """
 
     def __init__(self, sources: Sources, encoded: Encoded) -> None:
-        device_work = sources.device_work
-        assert device_work is not None
-        self._device_work = device_work
+        assert sources.device_work is not None
         self._device_memory = sources.device_memory
-        self._parts = _cut(encoded, sources)
+        self._encoded = encoded
+        self._on_host = 0  # so many of the buffers that are on the host have been asked for
         # A section is done with on the device when it leaves, and then the next one is queued.
-        self._copies: deque[list[Any]] = deque(maxlen=2)
-        self._events = deque([device_work.events[RECORDED][1], device_work.events[DONE][1]])
-        self._views: list[memoryview] = []
-        device_work.kept.append(self._copies)
-        device_work.mark.busy = True
-        device_work.follow()
-        self.more = True
+        self._sections = sections.Sections(sources.device_work, sources.flats, 2)
+        self._next = self._sections.fetch()
+
+    @property
+    def more(self) -> bool:
         """Whether there is a section that was not asked for."""
-        self.fetch()
+        return self._next is not None
 
     def fetch(self) -> None:
         """Queue the copies of the next section."""
-        self.more = bool(self._parts)
-        if not self.more:
-            return
-        device, stream = self._device_work.device, self._device_work.stream
-        self._views = []
-        self._copies.append([])
-        for part in self._parts.popleft():
-            if isinstance(part, memoryview):
-                self._views.append(part)
-                continue
-            flat, start, stop = part
-            copy = device.host(device.describe(flat)[0], (stop - start,))
-            device.copy(stream, copy, flat[start:stop])
-            self._copies[-1].append(copy)
-            self._views.append(byte_view(host_bytes(copy)))
-        self._events.rotate()
-        stream.record(self._events[0])
+        self._next = self._sections.fetch()
 
     def when_there(self, then: Callable[[Sequence[memoryview]], None]) -> None:
         """Call `then` with the bytes of the next section when they are on the host. It is to
         `fetch` the one after it, unless the message is given up."""
-        views = self._views
-        self._device_memory.when_done([self._events[0]], lambda: then(views))
+        section = self._next
+        assert section is not None
+        views: list[memoryview] = []
+        for cut, copy in zip(section.cuts, section.copies, strict=True):
+            views += self._until(self._encoded.gaps[cut.array])
+            views.append(byte_view(host_bytes(copy)))
+        if self._sections.is_last:
+            views += self._until(len(self._encoded.buffers))
+        self._device_memory.when_done([section.there], lambda: then(views))
 
-
-def _cut(encoded: Encoded, sources: Sources) -> deque[list[Part]]:
-    """The data of a message in sections; at least one."""
-    made: deque[list[Part]] = deque([[]])
-    assert sources.device_work is not None
-    device = sources.device_work.device
-    room = device_memory.SECTION
-    at = 0
-    for gap, flat in zip(encoded.gaps, sources.flats, strict=True):
-        made[-1] += encoded.buffers[at:gap]
-        at = gap
-        name, (length,) = device.describe(flat)
-        size = carrier(name).itemsize
-        start = 0
-        while start < length:
-            if room < size:
-                made.append([])
-                room = max(device_memory.SECTION, size)
-            stop = min(length, start + room // size)
-            made[-1].append((flat, start, stop))
-            room -= (stop - start) * size
-            start = stop
-    made[-1] += encoded.buffers[at:]
-    return made
+    def _until(self, stop: int) -> Sequence[memoryview]:
+        """The buffers on the host that come before the one with that number."""
+        start, self._on_host = self._on_host, stop
+        return self._encoded.buffers[start:stop]
 
 
 class Arrival(Pieces):
@@ -119,6 +81,6 @@ class Arrival(Pieces):
     def landed(self) -> None:
         super().landed()
         come = self._total - self.left
-        if self._leaves and self.left and come - self._passed >= device_memory.SECTION:
+        if self._leaves and self.left and come - self._passed >= sections.SECTION:
             self._passed = come
             self._places.pass_on([(leaf, come - at) for at, leaf in self._leaves if come > at])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiodist.buffers.values import Incoming
-from aiodist.devices.memory import DeviceWork
+from aiodist.devices.work import DeviceWork
 from aiodist.p2p.credit import Key, MessageTag
 from aiodist.p2p.pieces import Pieces
 from aiodist.work import Work

@@ -50,7 +50,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiodist.buffers.encoding import encode
-from aiodist.devices.memory import DeviceMemory, DeviceWork
+from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.p2p import frames as wire
@@ -157,7 +157,7 @@ class PointToPoint:
         device_work = None
         if self._device_memory is not None and out is not None:
             device = device_among(out)
-            device_work = None if device is None else DeviceWork(self._device_memory, device)
+            device_work = None if device is None else self._device_memory.begin(device)
         work, source, key = self._wait("recv", src, tag)
         receiving = self._receiver.receive(work, source, key, out, device_work)
         if not work.done():

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from aiodist.buffers.values import Incoming, describe, fill, parse
-from aiodist.devices.memory import DeviceMemory, DeviceWork
+from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.values import Places, Sources
+from aiodist.devices.work import DeviceWork
 from aiodist.errors import AiodistError, MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import Key, MessageTag, cost

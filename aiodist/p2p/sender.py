@@ -203,7 +203,7 @@ class Sender:
         sources = sending.sources
         if sources is None or (part == wire.BODY and sending.words):
             if sources is not None:
-                sources.device_memory.told(sending.words, src)
+                sources.device_memory.handles.told(sending.words, src)
             self._move(peer, sending, sending.encoded.buffers)
             return
         sending.departure = Departure(sources, sending.encoded)

@@ -10,7 +10,8 @@ HELLO_ACK  [kind, proof, links, came]: Shows and says the same of the other side
            frames of the membership follow.
 MESSAGE    [kind, context, tag, seq, slot, call] + payload: Carries the data of one `Send` of a
            collective's plan.
-GRANT      [kind, context, tag, seq, upto, call]: Allows the peer to send the slots below `upto`.
+GRANT      [kind, context, tag, seq, upto, call]: Allows the peer to send the slots below `upto`;
+           where that is 0, only says what was called (`aiodist.engine.roll_call`).
 ABORT      [kind, context, tag, seq, reason, text, rank, details, untold]: Says that `rank` has
            given the collective up. It cannot reach the ranks `untold`: pass it on to them.
 INQUIRE    [kind, context, tag, seq]: Asks whether the peer has entered the collective.

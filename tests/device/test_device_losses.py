@@ -12,7 +12,7 @@ import pytest
 import aiodist
 from aiodist import CollectiveTimeoutError, Group, PeerLostError
 from aiodist.devices import memory as device_memory
-from aiodist.devices.memory import Looks
+from aiodist.devices.waiting import Looks
 from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]

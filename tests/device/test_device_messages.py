@@ -12,8 +12,8 @@ import pytest
 
 import aiodist
 from aiodist import Group, MismatchError
-from aiodist.devices import memory as device_memory
-from aiodist.devices.memory import EVENTS
+from aiodist.devices import sections
+from aiodist.devices.work import EVENTS
 from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
@@ -30,7 +30,7 @@ def two(
     in many sections."""
     made = devices(2)
     if request.param == "sections":
-        monkeypatch.setattr(device_memory, "SECTION", 1000)
+        monkeypatch.setattr(sections, "SECTION", 1000)
     if request.param != "device":
         for device in made:
             blind(device)

@@ -20,7 +20,7 @@ from aiodist import (
     PeerLostError,
     ReduceOp,
 )
-from aiodist.devices import memory as device_memory
+from aiodist.devices import sections
 from aiodist.engine.roll_call import marked
 from aiodist.testing.standin import StandinArray, StandinDevice, hold
 
@@ -114,7 +114,7 @@ async def test_the_first_word_of_a_rank_counts(
     """Rank 0 waits for the word of rank 2 when rank 1 has had all, and goes on without the mark."""
     made = devices(3)
     async with aiodist.local(3) as groups:
-        first, _, last = [group._context.arrivals for group in groups]
+        last = groups[2]._context.arrivals
         say, delayed = last._say_called, []
 
         def call_roll(op: Any) -> None:
@@ -123,10 +123,11 @@ async def test_the_first_word_of_a_rank_counts(
 
         monkeypatch.setattr(last, "call_roll", call_roll)
         works = [g.all_reduce(d.put(np.ones(9)), tag=7) for g, d in zip(groups, made, strict=True)]
-        (op,) = first._context.ops.values()
-        while not op.exchange._early:  # what rank 1 has sent after its roll call
+        waiting, through, _ = [next(iter(group._context.ops.values())) for group in groups]
+        while through.roll != {0: True, 2: True}:
             await each(groups, lambda g, r: g.barrier(tag="turn"))
-        assert op.roll == {1: True}
+        await each(groups, lambda g, r: g.barrier(tag="turn"))  # behind what rank 1 sends then
+        assert waiting.roll == {1: True}
         say(0, delayed[0], marked(delayed[0].call))
         for device, work in zip(made, works, strict=True):
             np.testing.assert_array_equal(device.get(await work), np.full(9, 3.0))
@@ -332,7 +333,7 @@ async def test_ranks_that_would_go_in_sections(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, custom: bool, tag: str | None
 ) -> None:
     """Those whose devices do not reach each other, or have no such operator, have begun to."""
-    monkeypatch.setattr(device_memory, "SECTION", 100)
+    monkeypatch.setattr(sections, "SECTION", 100)
     longest = ReduceOp.custom(np.maximum, commutative=True, elementwise=True, name="longest")
     op = longest if custom else ReduceOp.MAX
     ranks = Ranks(devices, ("d", "h", "d"))

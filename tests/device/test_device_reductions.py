@@ -106,3 +106,21 @@ async def test_lists_views_and_out(devices: Devices) -> None:
             assert result is out
             np.testing.assert_array_equal(device.get(x), own)
             np.testing.assert_array_equal(device.get(out), given[0] + given[1])
+
+
+async def test_an_out_that_does_not_fit(devices: Devices) -> None:
+    """It is refused on the rank that gives it, and the ranks are in step afterwards."""
+    ranks = devices(2)
+    async with aiodist.local(2) as groups:
+        xs = [device.put(np.ones(6)) for device in ranks]
+        other = groups[1].reduce_scatter(xs[1])
+        for out in (ranks[0].new("float64", (2,)), ranks[0].new("int64", (3,))):
+            with pytest.raises((ValueError, TypeError), match=r"out: is .*slot 0 of xs is"):
+                groups[0].reduce_scatter(xs[0], out=out)
+            with pytest.raises(aiodist.CollectiveAbortedError):
+                await other
+            other = groups[1].reduce_scatter(xs[1])
+        out = ranks[0].new("float64", (6,))[::2]
+        assert await groups[0].reduce_scatter(xs[0], out=out) is out
+        await other
+        np.testing.assert_array_equal(ranks[0].get(out), np.full(3, 2.0))

@@ -12,7 +12,7 @@ import pytest
 
 import aiodist
 from aiodist import Group
-from aiodist.devices import memory as device_memory
+from aiodist.devices import sections
 from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
@@ -47,7 +47,7 @@ class Copies:
 
 @pytest.fixture
 def two(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> list[StandinDevice]:
-    monkeypatch.setattr(device_memory, "SECTION", SECTION)
+    monkeypatch.setattr(sections, "SECTION", SECTION)
     return devices(2)
 
 

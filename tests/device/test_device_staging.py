@@ -11,25 +11,30 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.device_programs.staging import sections
-from aiodist.devices import memory as device_memory
+from aiodist.devices import sections
 from aiodist.testing.standin import StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
 
 
 def test_sections() -> None:
-    assert sections([10], [1], 4) == [[(0, 0, 4)], [(0, 4, 8)], [(0, 8, 10)]]
-    assert sections([1, 1, 1], [2, 2, 2], 4) == [[(0, 0, 1), (1, 0, 1)], [(2, 0, 1)]]
-    assert sections([0, 3], [8, 8], 16) == [[(1, 0, 2)], [(1, 2, 3)]]
-    assert sections([2], [16], 8) == [[(0, 0, 1)], [(0, 1, 2)]]  # at least an element
+    def cuts(lengths: list[int], sizes: list[int], most: int) -> list[list[tuple[int, int, int]]]:
+        return list(sections.cuts(lengths, sizes, most))
+
+    assert cuts([10], [1], 4) == [[(0, 0, 4)], [(0, 4, 8)], [(0, 8, 10)]]
+    assert cuts([1, 1, 1], [2, 2, 2], 4) == [[(0, 0, 1), (1, 0, 1)], [(2, 0, 1)]]
+    assert cuts([0, 3], [8, 8], 16) == [[(1, 0, 2)], [(1, 2, 3)]]
+    assert cuts([2], [16], 8) == [[(0, 0, 1)], [(0, 1, 2)]]  # at least an element
+    assert cuts([0], [8], 8) == [[]]
+    assert cuts([3], [4], 6) == [[(0, 0, 1)], [(0, 1, 2)], [(0, 2, 3)]]
+    assert cuts([1, 2, 3], [1, 4, 1], 7) == [[(0, 0, 1), (1, 0, 1)], [(1, 1, 2), (2, 0, 3)]]
 
 
 @pytest.fixture
 def ranks(
     devices: Devices, monkeypatch: pytest.MonkeyPatch, blind: Callable[[StandinDevice], None]
 ) -> list[StandinDevice]:
-    monkeypatch.setattr(device_memory, "SECTION", 1000)
+    monkeypatch.setattr(sections, "SECTION", 1000)
     made = devices(3)
     for device in made:
         blind(device)

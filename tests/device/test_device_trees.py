@@ -13,7 +13,7 @@ import pytest
 
 import aiodist
 from aiodist import Group, MismatchError
-from aiodist.devices.memory import EVENTS
+from aiodist.devices.work import EVENTS
 from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
@@ -184,8 +184,8 @@ async def test_allocations_that_are_freed_are_closed(devices: Devices) -> None:
             del xs
             gc.collect()
         for memory in memories:
-            memory._review()
-        while any(len(memory._opened) > 1 for memory in memories):
+            memory.handles.review()
+        while any(len(memory.handles._memories) > 1 for memory in memories):
             await each(groups, lambda g, r: g.barrier())
 
 

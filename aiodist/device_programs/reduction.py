@@ -1,0 +1,236 @@
+"""One reduction of arrays on a device: what is checked when it is called, and which way it goes.
+
+When a roll call has found that all ranks' arrays are on devices (`aiodist.engine.roll_call`), and
+the ranks can read each other's (`aiodist.collectives.device_transfer`), the program that the
+reduction was made with does it there. Else it is done by the ranks' hosts, on copies: in sections
+if all arrays are on devices, so that the copies of one section go on while the one before is on its
+way between the ranks; as a whole if some are of the host, for the plans of these are made for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiodist.buffers.arrays import shown
+from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.reductions import signature_of_list
+from aiodist.collectives.device_transfer import THROUGH_HOST, DeviceTransfer
+from aiodist.devices import sections
+from aiodist.devices.base import Device
+from aiodist.devices.values import check_place
+from aiodist.devices.waiting import Settled
+from aiodist.devices.work import DeviceWork
+from aiodist.engine.operation import Program
+from aiodist.engine.roll_call import RollCall
+from aiodist.errors import ProtocolError
+from aiodist.phases.base import Call, Part, Place, share
+from aiodist.shared_memory.board import ON_DEVICE
+from aiodist.types import ReduceOp
+from aiodist.wire.frames import MAX_PAYLOAD
+
+
+class Joined:
+    """A user's arrays of one dtype as one flat array on the device, and back.
+
+    Where they are one contiguous array, and the result goes there, that is the array itself; else
+    it is a copy, made in stream order.
+    """
+
+    def __init__(self, work: DeviceWork, name: str, xs: Sequence[Any], outs: Sequence[Any]) -> None:
+        device = work.device
+        self._work = work
+        self._outs = outs  # where the result goes
+        self._parts: list[Any] = []  # of `flat`: what each array was copied to, if it was
+        self.name = name  # the dtype
+        self.itemsize = carrier(name).itemsize
+        self.flat: Any = None  # all elements; the result is to be written there
+        if len(xs) == 1:
+            target = outs[0] if outs else xs[0]
+            self.flat = device.flat(target)
+            if self.flat is not None and target is not xs[0]:
+                self._copy(self.flat.reshape(device.describe(xs[0])[1]), xs[0])
+        if self.flat is None:
+            lengths = [count(device, x) for x in xs]
+            self.flat = device.flat(device.empty(work.stream, name, (sum(lengths),)))
+            at = 0
+            for x, length in zip(xs, lengths, strict=True):
+                part = self.flat[at : at + length].reshape(device.describe(x)[1])
+                self._parts.append(part)
+                self._copy(part, x)
+                at += length
+        self.length = count(device, self.flat)
+        work.kept += [self.flat, *xs, *outs]
+
+    def _copy(self, into: Any, x: Any) -> None:
+        self._work.device.copy(self._work.stream, into, x)
+        self._work.mark.busy = True
+
+    def give_back(self) -> None:
+        """Copy the result to where it goes, where it is not there already."""
+        for part, out in zip(self._parts, self._outs, strict=False):
+            self._copy(out, part)
+
+
+class Reduction:
+    """One reduction of `x` on `device`, called `name`."""
+
+    def __init__(
+        self, place: Place, device: Device, name: str, x: Any, op: ReduceOp, result: Any
+    ) -> None:
+        items, outs = items_of(x), [] if result is None else items_of(result)
+        described = [device.describe(item) for item in items]
+        if op.function is None:
+            for dtype, _ in described:
+                Kernel.of(op, dtype)  # raises where it has no meaning
+        if outs:
+            if len(outs) != len(items):
+                raise ValueError(f"out: expected {len(items)} arrays, as x is, got {len(outs)}")
+            for due, out in zip(described, outs, strict=True):
+                check_place(device, out, "x", due, "x" if result is x else "out")
+        self.place = place
+        self.device = device
+        self.name = name
+        self.x = x  # an array, or a list of them
+        self.op = op
+        self.result = result  # where it goes, as `x` is; None where it goes nowhere here
+        self.transfer = DeviceTransfer(place)  # how the ranks read each other's
+        self.work = self.transfer.sources.work_on(device)
+        self.work.kept += [x, result]
+        lengths = [math.prod(shape) for _, shape in described]
+        texts = [shown(*each) for each in described]
+        self.signature = (  # what all ranks must agree on
+            signature_of_list(texts, sum(lengths)) if isinstance(x, (list, tuple)) else texts[0]
+        )
+        sizes = [carrier(dtype).itemsize for dtype, _ in described]
+        self.nbytes = sum(n * size for n, size in zip(lengths, sizes, strict=True))
+        # The same on all ranks; whether they see each other's devices they have to agree on.
+        self._on_device = all(device.reduces(op, dtype) for dtype, _ in described)
+        self.joined: list[Joined] = []  # the arrays of each dtype, if they may be reduced there
+        if self._on_device and not place.device_memory.problem:
+            self._join([dtype for dtype, _ in described], items, outs)
+
+    def _join(self, dtypes: Sequence[str], items: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Have one flat array for each dtype; what is copied for that is copied by now."""
+        self.work.follow()
+        for dtype in dict.fromkeys(dtypes):
+            chosen = [index for index, other in enumerate(dtypes) if other == dtype]
+            xs, into = [items[i] for i in chosen], [outs[i] for i in chosen if outs]
+            self.joined.append(Joined(self.work, dtype, xs, into))
+        self.transfer.sources.flats = [joined.flat for joined in self.joined]
+        if self.work.mark.busy:
+            self.work.shown_later()
+
+    def start(
+        self,
+        arguments: str,
+        run: Callable[[Reduction, bool], Part[None]],
+        host: Callable[..., Call],
+    ) -> Call:
+        """The call to launch. `run`: what is done on the device; `host`: the same collective of
+        arrays of the host."""
+
+        def program(on_lane: bool) -> Program:
+            roll = RollCall(self.place)
+            yield roll
+            if roll.all_on_devices and self._on_device:
+                yield from self._meet(on_lane)
+            if not roll.all_on_devices:
+                self.place.device_memory.mixed()
+                yield from self._whole(host, on_lane)
+            elif self.transfer.direct:
+                yield from run(self, on_lane)
+            elif self._has_sections:
+                yield from self._in_sections(host, on_lane)
+            else:
+                yield from self._whole(host, on_lane)
+            for array in [] if self.result is None else items_of(self.result):
+                self.device.written(array)
+            return self.result
+
+        text = f"{self.name}({arguments}, {self.signature})"
+        return Call(self.name, text, self.transfer.guard(program), self.nbytes, ON_DEVICE)
+
+    def _meet(self, on_lane: bool) -> Part[None]:
+        own = self.transfer.words(MAX_PAYLOAD) or THROUGH_HOST
+        blobs = yield from share(self.place, own, on_lane)
+        yield from self.transfer.agree(dict(enumerate(blobs)), on_lane)
+        if not self.transfer.direct:
+            return
+        lengths = [joined.length for joined in self.joined]
+        for rank, found in self.transfer.found.items():
+            if [count(self.device, array) for array in found.arrays] != lengths:
+                raise ProtocolError(f"rank {rank} has arrays of other lengths than it announced")
+
+    # -- by way of the host -----------------------------------------------------------------------
+
+    def _whole(self, host: Callable[..., Call], on_lane: bool) -> Part[None]:
+        work = self.work
+        work.begin()
+        copies: list[Any] = []
+        work.kept.append(copies)
+        copies.extend(map(work.to_host, items_of(self.x)))
+        yield self.settled()
+        listed = isinstance(self.x, (list, tuple))
+        result = yield from host(copies if listed else copies[0]).start(on_lane)
+        if self.result is not None:
+            work.kept.append(result)
+            for target, copy in zip(items_of(self.result), items_of(result), strict=True):
+                self.device.copy(work.stream, target, copy)
+            yield self.settled(last=True)
+
+    @property
+    def _has_sections(self) -> bool:
+        """Whether it can be done section by section, and is large enough. The same on all ranks."""
+        elementwise = self.op.function is None or self.op.elementwise
+        return elementwise and self.nbytes > sections.SECTION and self.name != "reduce_scatter"
+
+    def _in_sections(self, host: Callable[..., Call], on_lane: bool) -> Part[None]:
+        work = self.work
+        outs = [] if self.result is None else items_of(self.result)
+        into = [flat_place(work, out) for out in outs]
+        # Section n is copied back before n + 2 is fetched; that n + 2 is there is known when n + 4
+        # is.
+        fetched = sections.Sections(work, [work.flat(x) for x in items_of(self.x)], 4)
+        section, after = fetched.fetch(), fetched.fetch()
+        while section is not None:
+            yield Settled(self.place.loop, section.there)
+            result = yield from host(section.copies).start(on_lane)
+            if into:
+                for (index, start, stop), part in zip(section.cuts, result, strict=True):
+                    self.device.copy(work.stream, into[index][start:stop], part)
+            section, after = after, fetched.fetch()
+        for out, flat in zip(outs, into, strict=True):
+            put_back(work, out, flat)
+        yield self.settled(last=True)
+
+    def settled(self, *, last: bool = False) -> Settled:
+        """Until all that was queued is done here; see `Pause.last`."""
+        return Settled(self.place.loop, self.work.done(), last=last)
+
+
+def items_of(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def count(device: Device, array: Any) -> int:
+    """Its elements."""
+    return math.prod(device.describe(array)[1])
+
+
+def flat_place(work: DeviceWork, target: Any) -> Any:
+    """Memory for what goes to `target`, flat: its own where it is contiguous."""
+    flat = work.device.flat(target)
+    if flat is None:
+        flat = work.device.flat(work.device.empty(work.stream, *work.device.describe(target)))
+    work.kept += [target, flat]
+    return flat
+
+
+def put_back(work: DeviceWork, target: Any, flat: Any) -> None:
+    """What was written to its `flat_place` goes to `target`, if it is not there."""
+    if work.device.flat(target) is None:
+        shape = work.device.describe(target)[1]
+        work.device.copy(work.stream, target, flat.reshape(shape))
