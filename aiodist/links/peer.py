@@ -11,7 +11,7 @@ too, as that may take a lease.
 
 **Which connection counts.** Where both dial, that of the lower member id, which both know: this one
 closes the connection that comes in while it dials itself, the other one ends its own call and takes
-it (`Endpoint.greeted`). It may be closed without a reason by that, so it tries for longer. So there
+it (`Entrance.greeted`). It may be closed without a reason by that, so it tries for longer. So there
 is never more than one, and both have the same one. The first link is made in the same way.
 
 **Which connection is old.** One that comes in while this rank believes that its link is well is one
