@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from aiodist.links.greeting import Greeting, Identity
-from aiodist.links.peer import SHORT_LIFE, Peer
+from aiodist.links.peer import SHORT_LIFE, Home, Peer
 from aiodist.transports.base import Link, Receiver
 
 REACH_TIMEOUT = 10.0
@@ -24,22 +23,12 @@ its own is kept."""
 Dial = Callable[[int, Receiver, float], Awaitable[Link]]
 
 
-class Losing(Protocol):
-    """Who hears of peers that cannot be reached."""
-
-    def cut(self, rank: int, reason: str, *, is_over: bool) -> None:
-        """There is no link to the peer with root `rank`; `is_over`: and it is gone for good."""
-        ...
-
-
 class Caller:
     """Makes the connections of one endpoint, which shows by `identity` that it is a member.
     ``dial(root, receiver, seconds)`` makes links, to systems that answer within so many seconds."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, endpoint: Losing, identity: Identity, dial: Dial
-    ) -> None:
-        self._loop = loop
+    def __init__(self, endpoint: Home, identity: Identity, dial: Dial) -> None:
+        self._loop = endpoint.loop
         self._endpoint = endpoint
         self._identity = identity
         self._dial = dial

@@ -98,7 +98,7 @@ class Endpoint:
         """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
         answer within so many seconds. `admit` says who the others are."""
         self._entrance.identity = identity
-        self._caller = Caller(self.loop, self, identity, dial)
+        self._caller = Caller(self, identity, dial)
         if not is_virtual(self.loop):  # there the network says so
             self._look_later()
 

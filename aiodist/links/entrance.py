@@ -7,14 +7,12 @@ proof is here may have to wait: the membership may be known to it, and not yet t
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Protocol
 
 from aiodist.errors import ProtocolError
 from aiodist.links.greeting import Claim, Greeter, Identity, Nonces
-from aiodist.links.peer import Peer
+from aiodist.links.peer import Home, Peer
 from aiodist.transports.base import Link
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.unproven import UnprovenConnections
@@ -28,20 +26,10 @@ MIN_UNPROVEN = 256
 """So many connections that have not shown who they are there may always be."""
 
 
-class Residence(Protocol):
-    """The endpoint that peers connect to, which has root `rank` itself. `lost` are the roots of
-    those who are gone for it, and why."""
-
-    loop: asyncio.AbstractEventLoop
-    rank: int
-    lost: dict[int, str]
-    closing: bool
-
-
 class Entrance:
     """The `Door` of one endpoint. `peers` are those that are known, by root."""
 
-    def __init__(self, endpoint: Residence, peers: Mapping[int, Peer], expected: int) -> None:
+    def __init__(self, endpoint: Home, peers: Mapping[int, Peer], expected: int) -> None:
         self.loop = endpoint.loop
         self.sparing = Sparing(log)  # warns of what strangers do, but not without end
         self.identity: Identity | None = None  # how this rank shows that it is a member

@@ -40,6 +40,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
@@ -119,8 +120,10 @@ class Outgoing(NamedTuple):
 
 
 class Home(Protocol):
-    """The endpoint that a peer belongs to: it knows which groups there are, and makes links."""
+    """The endpoint that a peer belongs to, of root `rank`: it knows which groups there are, and
+    makes links. `lost` are the roots of those who are gone for it, and why."""
 
+    rank: int
     loop: asyncio.AbstractEventLoop
     lease: float
     closing: bool
@@ -141,9 +144,10 @@ class Home(Protocol):
         """Fails, in all groups, what needs the peer with root `rank`: it is gone."""
         ...
 
-    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
+    def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
         """Does the same for a peer to whom there is no link any more, though it may live, and has
-        the coordinator hear of it. `ended`: its process is known to have ended."""
+        the coordinator hear of it. `ended`: its process is known to have ended. `is_over`: that is
+        beyond doubt for this rank."""
         ...
 
 
@@ -351,7 +355,7 @@ class Peer:
             raise ProtocolError(
                 f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
             )
-        return Stray(endpoint, self.rank, fields, nbytes, cost)
+        return Stray(endpoint, self.rank, fields, memoryview(bytearray(nbytes)), cost)
 
     def _check_unheard(self, link: Link) -> None:
         if isinstance(link, LastingLink) and link.unheard > MAX_UNHEARD:
@@ -383,17 +387,15 @@ class Peer:
         self._early_bytes -= stray.cost
 
 
+@dataclass(eq=False, slots=True)
 class Stray:
     """A frame for a group that was not made here yet: the landing of its payload."""
 
-    __slots__ = ("_home", "cost", "fields", "memory", "rank")
-
-    def __init__(self, home: Home, rank: int, fields: list[Any], nbytes: int, cost: int) -> None:
-        self._home = home
-        self.rank = rank
-        self.fields = fields
-        self.memory = memoryview(bytearray(nbytes))
-        self.cost = cost
+    home: Home
+    rank: int
+    fields: list[Any]
+    memory: memoryview
+    cost: int
 
     def landed(self) -> None:
-        self._home.keep(self)
+        self.home.keep(self)

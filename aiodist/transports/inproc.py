@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Link, Listener, Receiver, deliver
@@ -23,24 +24,15 @@ _listeners: dict[str, InprocListener] = {}
 _numbers = itertools.count(1)
 
 
+@dataclass(eq=False, slots=True)
 class _Frame:
     """A frame on its way; `header` b"" is the end of the stream."""
 
-    __slots__ = ("done", "header", "nbytes", "payload", "token")
-
-    def __init__(
-        self,
-        header: bytes,
-        payload: Sequence[memoryview],
-        nbytes: int,
-        done: Done | None,
-        token: object,
-    ) -> None:
-        self.header = header
-        self.payload = payload
-        self.nbytes = nbytes
-        self.done = done
-        self.token = token
+    header: bytes
+    payload: Sequence[memoryview]
+    nbytes: int
+    done: Done | None
+    token: object
 
     @property
     def size(self) -> int:
@@ -52,14 +44,8 @@ class InprocLink(BaseLink):
     """One end of a pair. Frames stay with the sending end until the other end takes them."""
 
     __slots__ = (
-        "_backlog",
-        "_bulk",
-        "_peer",
-        "_polling",
-        "_scheduled",
-        "_sent_bytes",
-        "_urgent",
-    )
+        "_backlog", "_bulk", "_peer", "_polling", "_scheduled", "_sent_bytes", "_urgent",
+    )  # fmt: skip
 
     _peer: InprocLink
 
