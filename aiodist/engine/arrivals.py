@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 from aiodist.engine import failures
 from aiodist.engine.early import Ahead, Early, Key, entered_and_text, key_of, slot_and_call
-from aiodist.engine.ends import Ends
+from aiodist.engine.ends import Called, Ends
 from aiodist.engine.operation import Operation
 from aiodist.engine.roll_call import marked, unmarked
-from aiodist.engine.tags import SETUP_TAG, TagCounts
+from aiodist.engine.tags import SETUP_TAG
 from aiodist.errors import ProtocolError
-from aiodist.links.party import Party
 from aiodist.recorder import Recorder, name_of
 from aiodist.trace import Scope
 from aiodist.transports.base import Landing, deliver
@@ -32,13 +31,9 @@ MAX_VERDICT_BYTES = 16 << 20
 goes, and who calls that late has to wait for its deadline."""
 
 
-class Called(Protocol):
-    """The collectives of a group that were called here, `ops`, the numbers of all that were,
-    `tags`, and what ends them."""
+class Calling(Called, Protocol):
+    """The collectives of a group, and what is said of them."""
 
-    party: Party
-    ops: dict[Key, Operation]
-    tags: TagCounts
     ends: Ends
     recorder: Recorder
     scope: Scope
@@ -51,7 +46,7 @@ class Arrivals:
     them that others have given up.
     """
 
-    def __init__(self, calls: Called) -> None:
+    def __init__(self, calls: Calling) -> None:
         self._calls = calls
         self.early: dict[Key, Early] = {}
         self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
@@ -118,7 +113,7 @@ class Arrivals:
             return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
         if not calls.tags.is_ahead(*key) or key in self.verdicts:
             return None
-        return Ahead(self, key, src, slot, call, nbytes)
+        return Ahead(self, key, src, slot, call, memoryview(bytearray(nbytes)))
 
     def grant(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
         key = key_of(fields)
@@ -283,7 +278,7 @@ def _size(key: Key, verdict: failures.Verdict) -> int:
     return AHEAD + tag + len(verdict.text) + details
 
 
-def _doing(calls: Called) -> str:
+def _doing(calls: Calling) -> str:
     """What this rank is doing, in a few words."""
     for op in calls.ops.values():
         if op.tag == SETUP_TAG:

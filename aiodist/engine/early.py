@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiodist.errors import ProtocolError
@@ -19,43 +20,36 @@ class Keeper(Protocol):
         ...
 
 
+@dataclass(eq=False, slots=True)
 class Ahead:
     """A frame of a collective that was not called here when it began to come: the landing of its
     payload, in memory of its own."""
 
-    __slots__ = ("_keeper", "call", "key", "memory", "slot", "src")
-
-    def __init__(
-        self, keeper: Keeper, key: Key, src: int, slot: int, call: bytes, nbytes: int
-    ) -> None:
-        self._keeper = keeper
-        self.key = key
-        self.src = src
-        self.slot = slot
-        self.call = call
-        self.memory = memoryview(bytearray(nbytes))
+    keeper: Keeper
+    key: Key
+    src: int
+    slot: int
+    call: bytes
+    memory: memoryview
 
     def landed(self) -> None:
-        self._keeper.came(self)
+        self.keeper.came(self)
 
 
+@dataclass(eq=False, slots=True)
 class Early:
     """All that came for one collective that was not called here yet.
 
     `costs`: by rank, what is kept of it. `grants`: by rank, up to which slot it takes frames, and
     its call. `inquirers` and `knockers` are the ranks that asked whether it was called here, to be
-    answered when it is.
+    answered when it is. (No sets: there may be many of these, and who asks are few.)
     """
 
-    __slots__ = ("costs", "frames", "grants", "inquirers", "knockers")
-
-    def __init__(self) -> None:
-        self.costs: dict[int, int] = {}
-        self.frames: list[Ahead] = []
-        self.grants: dict[int, tuple[int, bytes]] = {}
-        # No sets: there may be many of these, and who asks are few.
-        self.inquirers: tuple[int, ...] = ()
-        self.knockers: tuple[int, ...] = ()
+    costs: dict[int, int] = field(default_factory=dict)
+    frames: list[Ahead] = field(default_factory=list)
+    grants: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    inquirers: tuple[int, ...] = ()
+    knockers: tuple[int, ...] = ()
 
     def take(self, src: int, call: bytes, into: memoryview) -> bool:
         """Whether there is a frame of `src` with this call and of that size: it is `into` then."""

@@ -15,27 +15,15 @@ from aiodist.engine.early import Key
 from aiodist.engine.hearsay import Hearsay
 from aiodist.engine.operation import Failure, Operation
 from aiodist.engine.roll_call import unmarked
-from aiodist.engine.tags import TagCounts
 from aiodist.engine.verdict_relay import VerdictRelay
 from aiodist.errors import AiodistError, MismatchError, ProtocolError
-from aiodist.links.party import Party
 from aiodist.work import Work
 
 
-class Called(Protocol):
-    """The collectives of a group that were called here, see `aiodist.engine.calls`."""
+class Called(deadlines.Collectives, Protocol):
+    """The collectives of a group, `ops` being those that are pending."""
 
-    party: Party
     ops: dict[Key, Operation]
-    tags: TagCounts
-
-    @property
-    def ends(self) -> Ends: ...
-
-    @property
-    def setting_up(self) -> Operation | None:
-        """The collective by which the ranks agree on shared memory, if one is pending."""
-        ...
 
     def forget(self, op: Operation, *, failed: bool) -> None:
         """Takes `op` off the books: it has ended."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,23 +56,21 @@ class Exchanging(Protocol):
 Op = TypeVar("Op", bound=Exchanging)
 
 
+@dataclass(eq=False, slots=True)
 class Inflow:
     """Where the frames of one peer land, one after the other. `memory`: that of the frame under
     way; None where there is none, or nobody wants it any more."""
 
-    __slots__ = ("_exchange", "_op", "_src", "memory", "spans")
-
-    def __init__(self, exchange: Exchange[Any], op: Exchanging, src: int) -> None:
-        self._exchange = exchange
-        self._op = op
-        self._src = src
-        self.memory: memoryview | None = None
-        self.spans: Spans | None = None  # in the phase that runs; None: it is for a later one
+    exchange: Exchange[Any]
+    op: Exchanging
+    src: int
+    memory: memoryview | None = None
+    spans: Spans | None = None  # in the phase that runs; None: it is for a later one
 
     def landed(self) -> None:
         data, self.memory = self.memory, None
-        op, src = self._op, self._src
-        if self._exchange.came(src, self.spans, data) and op.waiting_for == src:
+        op, src = self.op, self.src
+        if self.exchange.came(src, self.spans, data) and op.waiting_for == src:
             op.advance()
 
 

@@ -12,50 +12,34 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiodist.errors import ProtocolError
+from aiodist.links.caller import Caller, Dial
 from aiodist.links.draining import Draining
-from aiodist.links.greeting import Claim, Greeter, Greeting, Identity, Nonces
+from aiodist.links.entrance import Entrance
+from aiodist.links.greeting import Identity
 from aiodist.links.moved import Moved
-from aiodist.links.peer import CLOSED, LOOKS, SHORT_LIFE, Inbox, Peer, Stray
+from aiodist.links.peer import CLOSED, LOOKS, Inbox, Peer, Stray
 from aiodist.recorder import Recorder
-from aiodist.transports.base import Link, Receiver, deliver
+from aiodist.transports.base import Link, deliver
 from aiodist.transports.polling import Progress
-from aiodist.transports.sparing import Sparing
 from aiodist.transports.surroundings import is_virtual
-from aiodist.transports.unproven import UnprovenConnections
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS
-from aiodist.wire.proof import mark_of
 
 log = logging.getLogger("aiodist.endpoint")
 
 FAREWELL_TIMEOUT = 1.0
 """Seconds for peers to hear that we leave at once."""
-REACH_TIMEOUT = 10.0
-"""Seconds for the system of a peer to take a connection."""
-REACH_AGAIN_TIMEOUT = 3.0
-"""Seconds for the system of a peer to take a connection in place of one that broke."""
 LEASE = 15.0
 LONGEST_SILENCE = 3600.0
 """Seconds after which a connection without an answer is broken, however long the lease."""
-PAUSES = [0.001 * 2**attempt for attempt in range(9)]
-"""Seconds between calls to a peer, if the connection breaks before it has answered the greeting. A
-peer that has left, or trusts another authority, does not always say more than that: so not for
-ever."""
-LATER_PAUSES = [1.0] * 10
-"""Further such pauses, where the peer may refuse because it calls as well, and of two connections
-its own is kept."""
 MAX_CLOSED = 4096
 """How many closed contexts are remembered, to tell their late frames from garbage."""
 
-MIN_UNPROVEN = 256
-"""So many connections that have not shown who they are there may always be."""
-
-Dial = Callable[[int, Receiver, float], Awaitable[Link]]
 Ask = Callable[[Sequence[int], Callable[[dict[int, str]], None], float], None]
 
 
@@ -73,7 +57,6 @@ class Endpoint:
         without an answer of its system, a peer's connection is broken."""
         self.loop = loop
         self.lease = min(lease, LONGEST_SILENCE)
-        self._expected = expected
         self.progress = Progress(loop)  # polls within calls
         self.recorder = Recorder()  # the flight recorder of all groups of this membership
         self.moved = Moved()  # bytes of payload
@@ -99,20 +82,13 @@ class Endpoint:
         self.ask: Ask = lambda roots, tell, seconds: None
         """Asks the coordinator what peers are doing, where there is one: it tells, by root, after
         so many seconds at most."""
-        self._identity: Identity | None = None  # how this rank shows that it is a member
-        self._expecting = False  # see `expect`
         # A root is the number of a member here, over all epochs: by it there are the peers, and it
-        # is found by a member's id, or by the mark with which the member connects.
+        # is found by a member's id.
         self._peers: dict[int, Peer] = {}
         self._roots: dict[str, int] = {}
-        self._marks: dict[bytes, int] = {}
         self._numbers = itertools.count()  # the roots of those that come
-        self._dial: Dial | None = None  # makes links, see `activate`
-        self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
-        self._unproven: UnprovenConnections[Greeter] = UnprovenConnections(
-            log, max(MIN_UNPROVEN, 2 * expected)
-        )
-        self.sparing = Sparing(log)  # warns of what strangers do, but not without end
+        self._entrance = Entrance(self, self._peers, expected)
+        self._caller: Caller | None = None  # makes links, see `activate`
         self._strays: dict[bytes, list[Stray]] = {}  # frames for contexts that are not there yet
         self._tasks: dict[asyncio.Task[None], None] = {}  # what is cancelled at the end, in order
         self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
@@ -121,8 +97,8 @@ class Endpoint:
     def activate(self, identity: Identity, dial: Dial) -> None:
         """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
         answer within so many seconds. `admit` says who the others are."""
-        self._identity = identity
-        self._dial = dial
+        self._entrance.identity = identity
+        self._caller = Caller(self, identity, dial)
         if not is_virtual(self.loop):  # there the network says so
             self._look_later()
 
@@ -138,35 +114,30 @@ class Endpoint:
 
     def admit(self, ids: Sequence[str]) -> tuple[int, ...]:
         """The members `ids` are answered and can be reached from now on: their roots."""
-        assert self._identity is not None
-        self._expected = max(self._expected, len(ids))
-        self._unproven.most = max(MIN_UNPROVEN, 2 * len(ids))
+        identity = self._entrance.identity
+        assert identity is not None
         roots = []
         for member_id in ids:
             root = self._roots.get(member_id)
             if root is None:
                 root = self._roots[member_id] = next(self._numbers)
-                self._peers[root] = Peer(self, root, member_id)
-                self._marks[mark_of(member_id)] = root
-                if member_id == self._identity.id:
+                peer = self._peers[root] = Peer(self, root, member_id)
+                self._entrance.know(peer)
+                if member_id == identity.id:
                     self.rank = root
             roots.append(root)
-        self._proceed()
+        self._entrance.admit(len(ids))
         return tuple(roots)
 
     def expect(self, expecting: bool) -> None:
         """Whether peers may already know members that are not known here."""
-        self._expecting = expecting
-        self._proceed()
-
-    def _proceed(self) -> None:
-        for greeter in list(self._greeters):
-            greeter.proceed()
+        self._entrance.expect(expecting)
 
     def forget(self, root: int) -> None:
         """A peer that is lost, and that no context has a place for, is no peer any more."""
         peer = self._peers.pop(root)
-        del self._roots[peer.id], self._marks[mark_of(peer.id)]
+        del self._roots[peer.id]
+        self._entrance.forget(peer)
         self.lost.pop(root, None)
         self.doubted.discard(root)
         if peer.dialing is not None:
@@ -240,14 +211,13 @@ class Endpoint:
         """A peer has connected."""
         if self._is_over:
             link.close()
-            return
-        greeter = Greeter(self, link)
-        link.receiver = greeter
-        self._greeters[greeter] = None
-        self._unproven.add(greeter, self.loop.time())
+        else:
+            self._entrance.enter(link)
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
-        return self.spawn(self._connect(peer), f"aiodist dial rank {peer.rank}")
+        """Begin to connect to `peer`."""
+        assert self._caller is not None
+        return self.spawn(self._caller.connect(peer), f"aiodist dial rank {peer.rank}")
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something beside; it is cancelled when the endpoint closes."""
@@ -255,105 +225,6 @@ class Endpoint:
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task
-
-    async def _connect(self, peer: Peer) -> None:
-        """Have a connection to `peer`, or learn that there is none to be had."""
-        why = ""
-        is_over = False
-        try:
-            why = await self._call(peer)
-        except Exception as error:  # also an address that makes no sense: the others must hear
-            why = f"not reachable: {error}"
-            # It was there, and nobody listens there any more.
-            is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
-        finally:
-            if peer.dialing is asyncio.current_task():
-                peer.dialing = None
-        if not peer.is_linked:
-            self.cut(peer.rank, peer.broken + why, is_over=is_over)
-
-    async def _call(self, peer: Peer) -> str:
-        """Call `peer` until it answers, or refuses for good: then why. Raises OSError where it
-        cannot be reached.
-
-        It may take any time to answer, for it may be busy. Whether it is alive is for its lease to
-        say: when that is over, and the coordinator says so, this is cancelled.
-        """
-        assert self._identity is not None
-        # Where both call at once, the connection of the lower id is kept.
-        is_kept = self._identity.id < peer.id
-        pauses = PAUSES if is_kept else PAUSES + LATER_PAUSES
-        refused = 0
-        while True:
-            began = self.loop.time()
-            try:
-                answer = await self._greet(peer)
-            except OSError as error:
-                # Nobody listens for a process that has ended. What breaks may be made.
-                if refused == len(pauses) or not was_broken(error.__cause__ or error):
-                    raise
-            else:
-                if answer is None:
-                    return ""
-                if answer.is_final or refused == len(pauses):
-                    return f"it refuses connections ({answer.why})"
-            if self.loop.time() > began + SHORT_LIFE:
-                refused = 0  # that was none: one of the two was busy for too long
-            await asyncio.sleep(pauses[refused])
-            refused += 1
-
-    async def _greet(self, peer: Peer) -> Greeting | None:
-        """Connect to `peer`, unless it connects first. A greeting that it has ended, else None."""
-        assert self._dial is not None and self._identity is not None
-        greeting = Greeting(self.loop, peer, self._identity)
-        link: Link | None = None
-        patience = REACH_TIMEOUT if peer.link is None else REACH_AGAIN_TIMEOUT
-        try:
-            link = peer.calling = await self._dial(peer.rank, greeting, patience)
-            greeting.begin(link)
-            return None if await greeting.answered or peer.is_linked else greeting
-        finally:
-            if peer.calling is link:
-                peer.calling = None
-            # It failed, was superseded by the peer's own connection, the peer is lost, or the
-            # endpoint was closed.
-            if link is not None and peer.link is not link:
-                link.close()
-
-    def holds(self, greeter: Greeter) -> bool:
-        """A peer has sent its proof: whether it may wait until the membership is known."""
-        self._unproven.discard(greeter)
-        return len(self._greeters) - len(self._unproven) <= self._expected
-
-    def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
-        """Rank `rank` has connected to us."""
-        assert self._identity is not None
-        self._greeters.pop(greeter, None)
-        peer = self._peers[rank]
-        if rank in self.lost or self.closing:
-            why = "it is leaving" if self.closing else f"it has lost this rank: {self.lost[rank]}"
-            greeter.link.send(pack_fields(kinds.FAREWELL, b"", why[:1000]), urgent=True)
-            greeter.link.close()
-            return
-        if not peer.make_way(claim):
-            greeter.link.close()
-            return
-        if peer.dialing is not None:
-            # Both dialled at once: the connection of the lower id is kept.
-            if self._identity.id < peer.id:
-                greeter.link.close()
-                return
-            peer.dialing.cancel()
-            peer.dialing = None
-        own = peer.claim
-        proof = self._identity.prove("listener", peer.id, nonces, own)
-        # Urgent: nothing may overtake it.
-        greeter.link.send(pack_fields(kinds.HELLO_ACK, proof, *own), urgent=True)
-        peer.attach(greeter.link, claim, dialled=False)
-
-    def dismiss(self, greeter: Greeter) -> None:
-        self._greeters.pop(greeter, None)
-        self._unproven.discard(greeter)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -376,8 +247,8 @@ class Endpoint:
     # until the coordinator has ruled: what is said to others meanwhile is a belief
     # (`aiodist.engine.hearsay`).
     #
-    # Nobody waits for a link for ever. While there is none, and something is to be sent, `_connect`
-    # is under way, and ends in a link or in `cut`: a system that takes no connection has some
+    # Nobody waits for a link for ever. While there is none, and something is to be sent, `Caller`
+    # is at work, and ends in a link or in `cut`: a system that takes no connection has some
     # seconds, one that breaks them some attempts. Only for the answer of a process there is no
     # limit here, since it may just be busy: the silence of its host breaks the connection, the end
     # of its process is seen, or its lease ends and the coordinator says so.
@@ -441,7 +312,7 @@ class Endpoint:
         if links:
             await asyncio.gather(*(link.finish(timeout) for link in links))
         self._is_over = True
-        self._close_greeters()
+        self._entrance.close()
 
     def abort(self, reason: str) -> None:
         """Leave at once, telling the peers why. Await `aborted` next."""
@@ -458,8 +329,7 @@ class Endpoint:
     def close_in_child(self) -> None:
         """After a fork: close the child's copies of the sockets."""
         self.closing = True
-        for greeter in self._greeters:
-            greeter.link.close_in_child()
+        self._entrance.close_in_child()
         for peer in self._peers.values():
             peer.close_in_child()
 
@@ -470,29 +340,4 @@ class Endpoint:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._close_greeters()
-
-    def _close_greeters(self) -> None:
-        for greeter in list(self._greeters):
-            greeter.link.close()
-
-    def identify(self, mark: bytes, mac: bytes, claim: Claim, nonces: Nonces) -> int | None:
-        """Who connected shows that it is the member with this mark: its root. None while it may be
-        one that is not known here yet. Raises ProtocolError for somebody else."""
-        identity = self._identity
-        if identity is None:
-            return None
-        root = self._marks.get(mark)
-        if root is None:
-            if self._expecting:
-                return None
-            raise ProtocolError("who connected is no member that is known here")
-        their_id = self._peers[root].id
-        if root == self.rank or not identity.check("dialler", their_id, mac, nonces, claim):
-            raise ProtocolError("who connected did not show that it is a member")
-        return root
-
-
-def was_broken(error: BaseException) -> bool:
-    """Whether a connection broke, rather than that there was none to be had."""
-    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+        self._entrance.close()

@@ -11,7 +11,7 @@ too, as that may take a lease.
 
 **Which connection counts.** Where both dial, that of the lower member id, which both know: this one
 closes the connection that comes in while it dials itself, the other one ends its own call and takes
-it (`Endpoint.greeted`). It may be closed without a reason by that, so it tries for longer. So there
+it (`Entrance.greeted`). It may be closed without a reason by that, so it tries for longer. So there
 is never more than one, and both have the same one. The first link is made in the same way.
 
 **Which connection is old.** One that comes in while this rank believes that its link is well is one
@@ -40,6 +40,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
@@ -119,8 +120,10 @@ class Outgoing(NamedTuple):
 
 
 class Home(Protocol):
-    """The endpoint that a peer belongs to: it knows which groups there are, and makes links."""
+    """The endpoint that a peer belongs to, of root `rank`: it knows which groups there are, and
+    makes links. `lost` are the roots of those who are gone for it, and why."""
 
+    rank: int
     loop: asyncio.AbstractEventLoop
     lease: float
     closing: bool
@@ -141,9 +144,10 @@ class Home(Protocol):
         """Fails, in all groups, what needs the peer with root `rank`: it is gone."""
         ...
 
-    def cut(self, rank: int, reason: str, *, ended: bool = False) -> None:
+    def cut(self, rank: int, reason: str, *, ended: bool = False, is_over: bool = False) -> None:
         """Does the same for a peer to whom there is no link any more, though it may live, and has
-        the coordinator hear of it. `ended`: its process is known to have ended."""
+        the coordinator hear of it. `ended`: its process is known to have ended. `is_over`: that is
+        beyond doubt for this rank."""
         ...
 
 
@@ -351,7 +355,7 @@ class Peer:
             raise ProtocolError(
                 f"rank {self.rank} sent over {MAX_EARLY_BYTES} bytes for groups not known here"
             )
-        return Stray(endpoint, self.rank, fields, nbytes, cost)
+        return Stray(endpoint, self.rank, fields, memoryview(bytearray(nbytes)), cost)
 
     def _check_unheard(self, link: Link) -> None:
         if isinstance(link, LastingLink) and link.unheard > MAX_UNHEARD:
@@ -383,17 +387,15 @@ class Peer:
         self._early_bytes -= stray.cost
 
 
+@dataclass(eq=False, slots=True)
 class Stray:
     """A frame for a group that was not made here yet: the landing of its payload."""
 
-    __slots__ = ("_home", "cost", "fields", "memory", "rank")
-
-    def __init__(self, home: Home, rank: int, fields: list[Any], nbytes: int, cost: int) -> None:
-        self._home = home
-        self.rank = rank
-        self.fields = fields
-        self.memory = memoryview(bytearray(nbytes))
-        self.cost = cost
+    home: Home
+    rank: int
+    fields: list[Any]
+    memory: memoryview
+    cost: int
 
     def landed(self) -> None:
-        self._home.keep(self)
+        self.home.keep(self)

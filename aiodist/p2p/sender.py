@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -26,70 +27,41 @@ NOTHING: Final = -1
 """In `Sending.next_part`, beside `METADATA` and `BODY`: all parts have been pulled."""
 
 
+@dataclass(eq=False, slots=True)
 class Sending:
     """A message whose Work is pending."""
 
-    __slots__ = (
-        "ahead",
-        "departure",
-        "dst",
-        "encoded",
-        "gone",
-        "in_link",
-        "next_part",
-        "number",
-        "pieces",
-        "price",
-        "sid",
-        "sources",
-        "tag",
-        "words",
-        "work",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        work: Work[None],
-        dst: int,
-        tag: MessageTag,
-        encoded: Encoded,
-        price: int,
-        sources: Sources | None,
-    ) -> None:
-        self.number = number
-        self.work = work
-        self.dst = dst
-        self.tag = tag
-        self.encoded = encoded
-        self.price = price
-        self.sources = sources
-        """Its arrays that are on a device."""
-        self.words = b""
-        """How the receiver was told to read them."""
-        self.departure: Departure | None = None
-        """How they come to the host, if they have to."""
-        self.sid: int | None = None  # None: it waits here, nothing of it has travelled
-        self.next_part = NOTHING
-        self.pieces: Iterator[list[memoryview]] = iter(())
-        self.ahead: list[memoryview] | None = None  # the piece that is next to go
-        self.in_link = 0
-        self.gone = False
+    number: int
+    work: Work[None]
+    dst: int
+    tag: MessageTag
+    encoded: Encoded
+    price: int
+    sources: Sources | None
+    """Its arrays that are on a device."""
+    words: bytes = b""
+    """How the receiver was told to read them."""
+    departure: Departure | None = None
+    """How they come to the host, if they have to."""
+    sid: int | None = None  # None: it waits here, nothing of it has travelled
+    next_part: int = NOTHING
+    pieces: Iterator[list[memoryview]] = field(default_factory=lambda: iter(()))
+    ahead: list[memoryview] | None = None  # the piece that is next to go
+    in_link: int = 0
+    gone: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class Peer:
     """One receiver."""
 
-    __slots__ = ("announced", "credit", "in_link", "moving", "next_sid", "waiting", "woken")
-
-    def __init__(self) -> None:
-        self.credit = SenderCredit()
-        self.waiting: dict[MessageTag, Line[Sending]] = {}
-        self.announced: dict[int, Sending] = {}
-        self.next_sid = 0
-        self.moving: deque[Sending] = deque()
-        self.in_link = 0
-        self.woken = False
+    credit: SenderCredit = field(default_factory=SenderCredit)
+    waiting: dict[MessageTag, Line[Sending]] = field(default_factory=dict)
+    announced: dict[int, Sending] = field(default_factory=dict)
+    next_sid: int = 0
+    moving: deque[Sending] = field(default_factory=deque)
+    in_link: int = 0
+    woken: bool = False
 
     @property
     def idle(self) -> bool:

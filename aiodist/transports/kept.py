@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
@@ -66,19 +67,15 @@ def read_own(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int
     return code, number
 
 
+@dataclass(eq=False, slots=True)
 class Lent:
     """A large frame: `views` of its payload are somebody's memory."""
 
-    __slots__ = ("head", "nbytes", "number", "token", "views")
-
-    def __init__(
-        self, number: int, head: bytes, views: Sequence[memoryview], nbytes: int, token: object
-    ) -> None:
-        self.number = number  # of the frame, over all connections
-        self.head = head  # its bytes before the payload
-        self.views = views
-        self.nbytes = nbytes
-        self.token = token  # who gets the memory back; None: nobody, it is ours
+    number: int  # of the frame, over all connections
+    head: bytes  # its bytes before the payload
+    views: Sequence[memoryview]
+    nbytes: int
+    token: object  # who gets the memory back; None: nobody, it is ours
 
     def copy(self) -> None:
         """Have a copy of the payload, and forget whose it was."""

@@ -43,19 +43,9 @@ class BaseLink(Link):
     """
 
     __slots__ = (
-        "_closed",
-        "_error",
-        "_finishing",
-        "_loop",
-        "_over",
-        "_peer_name",
-        "_received_bytes",
-        "_told",
-        "kind",
-        "max_header",
-        "max_payload",
-        "receiver",
-    )
+        "_closed", "_error", "_finishing", "_loop", "_over", "_peer_name", "_received_bytes",
+        "_told", "kind", "max_header", "max_payload", "receiver",
+    )  # fmt: skip
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None

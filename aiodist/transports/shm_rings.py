@@ -76,24 +76,9 @@ class Rings:
     """
 
     __slots__ = (
-        "_bell",
-        "_fence",
-        "_given",
-        "_granted",
-        "_limit",
-        "_origin",
-        "_out",
-        "_own",
-        "_peer",
-        "_rung",
-        "_seen",
-        "_sleeps",
-        "_written",
-        "incoming",
-        "origin",
-        "read",
-        "size",
-    )
+        "_bell", "_fence", "_given", "_granted", "_limit", "_origin", "_out", "_own", "_peer",
+        "_rung", "_seen", "_sleeps", "_written", "incoming", "origin", "read", "size",
+    )  # fmt: skip
 
     def __init__(self, own: memoryview, peer: memoryview, bell: Callable[[], None]) -> None:
         self._own = own[:PAGE].cast("Q")

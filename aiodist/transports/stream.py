@@ -37,14 +37,8 @@ class StreamLink(LastingLink):
     """A link over a connected, non-blocking stream socket, which it owns from now on."""
 
     __slots__ = (
-        "_armed",
-        "_fd",
-        "_held",
-        "_reading",
-        "_scratch",
-        "_scratch_view",
-        "_socket",
-    )
+        "_armed", "_fd", "_held", "_reading", "_scratch", "_scratch_view", "_socket",
+    )  # fmt: skip
 
     def __init__(
         self,

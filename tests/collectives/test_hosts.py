@@ -39,7 +39,7 @@ class Traffic:
         inside = across = 0
         for group in self.ranks:
             for peer in range(group.size):
-                link = group._actor.endpoint.link(peer)
+                link = group._actor.endpoint.peer(peer).link
                 if link is not None and self.layout[peer] != self.layout[group.rank]:
                     assert link.kind == "tcp"
                     across += link.sent_bytes

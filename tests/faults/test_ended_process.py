@@ -102,7 +102,7 @@ async def program(group):
     say("ready")
     sys.stdin.readline()
     # The child keeps the listener open as well: who calls is put through to nobody.
-    group._actor.endpoint.link(0).break_off(ConnectionResetError("cut"))
+    group._actor.endpoint.peer(0).link.break_off(ConnectionResetError("cut"))
     say(await outcome(group.recv(src=0)))
     sys.stdin.readline()
     group = await group.shrink()

@@ -21,9 +21,8 @@ async def main():
         await group.all_reduce(x)
         assert (x == 10).all()
         assert await group.all_gather(group.rank) == [0, 1, 2, 3]
-        kinds = [
-            getattr(group._actor.endpoint.link(rank), "kind", "none") for rank in range(group.size)
-        ]
+        links = [group._actor.endpoint.peer(rank).link for rank in range(group.size)]
+        kinds = [getattr(link, "kind", "none") for link in links]
         print(group.rank, group.local_rank, group.local_size, group.members[group.rank].host,
               *kinds, flush=True)
         await group.barrier()

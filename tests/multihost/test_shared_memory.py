@@ -36,7 +36,8 @@ def wire():
     return int(line.split(":")[1].split()[8])  # bytes that were sent
 
 def crossed(group):
-    links = [group._actor.endpoint.link(rank) for rank in range(4) if rank // 2 != group.rank // 2]
+    others = [rank for rank in range(4) if rank // 2 != group.rank // 2]
+    links = [group._actor.endpoint.peer(rank).link for rank in others]
     links = [link for link in links if link is not None]
     assert all(link.kind == "tcp" for link in links)
     return sum(link.sent_bytes for link in links), sum(link.received_bytes for link in links)

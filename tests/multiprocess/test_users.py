@@ -57,7 +57,7 @@ async def main(address, rank, size):
             await group.all_reduce(x)
             assert (x == sum(range(size + 1))).all()
         assert await group.all_gather(rank) == list(range(size))
-        links = [group._actor.endpoint.link(peer) for peer in range(size)]
+        links = [group._actor.endpoint.peer(peer).link for peer in range(size)]
         print(group.local_size, *(getattr(link, "kind", "-") for link in links), flush=True)
         await group.barrier()
 

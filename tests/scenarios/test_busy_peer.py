@@ -78,7 +78,7 @@ def test_it_is_waited_for(transport: str) -> None:
 @contextmanager
 def deaf(group: aiodist.Group, to: int) -> Iterator[None]:
     """This rank takes in nothing of rank `to` meanwhile."""
-    link = group._actor.endpoint.link(to)
+    link = group._actor.endpoint.peer(to).link
     assert isinstance(link, (StreamLink, ShmLink))
     link._receive = lambda: False  # type: ignore[method-assign]
     yield

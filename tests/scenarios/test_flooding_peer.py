@@ -24,7 +24,7 @@ Ranks = list[aiodist.Group]
 def send(ranks: Ranks, *fields: Any, payload: bytes = b"") -> None:
     """Rank 1 sends rank 0 a frame; `fields` but for the context."""
     kind, *rest = fields
-    link = ranks[1]._actor.endpoint.link(0)
+    link = ranks[1]._actor.endpoint.peer(0).link
     assert link is not None
     link.send(pack_fields(kind, ranks[0]._context.id, *rest), (memoryview(payload),))
 
@@ -116,7 +116,7 @@ def test_who_asks_without_listening(run: Any, caplog: Any, monkeypatch: pytest.M
     async def main() -> None:
         async with aiodist.local(3, transports=("tcp",)) as ranks:
             await asyncio.gather(*[group.barrier() for group in ranks])
-            link = ranks[1]._actor.endpoint.link(0)
+            link = ranks[1]._actor.endpoint.peer(0).link
             assert link is not None
             monkeypatch.setattr(type(link), "_own", lambda self, code, number: None)  # says nothing
             pending = ranks[0].recv(src=1)

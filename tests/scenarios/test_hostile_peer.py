@@ -129,7 +129,7 @@ def test_a_member_that_sends_garbage_is_lost_to_those_who_got_it(run, caplog, he
         async with aiodist.local(3, transports=("tcp",)) as ranks:
             await asyncio.gather(*[g.barrier() for g in ranks])
             pending = ranks[0].recv(src=1)
-            link = ranks[1]._actor.endpoint.link(0)
+            link = ranks[1]._actor.endpoint.peer(0).link
             context = b"\xc4\x08" + ranks[0]._context.id
             link.send(header.replace(b"\xc4\x07CONTEXT", context))
             with pytest.raises(aiodist.PeerLostError, match="rank 1") as caught:

@@ -13,10 +13,10 @@ import pytest
 
 import aiodist
 from aiodist.collectives import values
-from aiodist.engine.operation import Operation
+from aiodist.links.peer import Peer
 from aiodist.rank import deriving
 from aiodist.wire import kinds
-from aiodist.wire.frames import pack_fields
+from aiodist.wire.frames import pack_fields, unpack_fields
 
 Ranks = list[aiodist.Group]
 Call = Callable[[aiodist.Group], aiodist.Work[Any]]
@@ -63,17 +63,31 @@ def corrupt(group: aiodist.Group, wrong: Callable[[bytes], bytes]) -> list[int]:
     """Whatever `group` sends for collectives is wrong from here on: a list that says to whom."""
     context = group._context
     context.express = None  # it has a way of its own
-    send = context.send_message
     to: list[int] = []
 
-    def send_wrong(op: Operation, peer: int, slot: int, views: Payload) -> None:
-        data = b"".join(views)
-        sent = wrong(data)
-        if sent != data:
-            to.append(peer)
-        send(op, peer, slot, [memoryview(sent)])
+    class Wrong:
+        """A way to a peer on which things change."""
 
-    context.send_message = send_wrong  # type: ignore[method-assign]
+        link = None
+
+        def __init__(self, rank: int, peer: Peer) -> None:
+            self._rank = rank
+            self._peer = peer
+
+        def send(self, header: bytes, payload: Payload = (), **options: Any) -> None:
+            if unpack_fields(header)[0] == kinds.MESSAGE:
+                data = b"".join(payload)
+                sent = wrong(data)
+                if sent != data:
+                    to.append(self._rank)
+                payload = [memoryview(sent)]
+            self._peer.send(header, payload, **options)
+
+        def discard(self, token: object) -> None:
+            self._peer.discard(token)
+
+    ways: Any = [Wrong(rank, peer) for rank, peer in enumerate(context.peers)]
+    context.peers = ways
     return to
 
 
@@ -136,7 +150,7 @@ def test_garbage_for_a_group_that_is_not_made_yet(run: Any) -> None:
         async with aiodist.local(3, transports=("tcp",)) as ranks:
             await asyncio.gather(*[group.barrier() for group in ranks])
             number = deriving._id_of(ranks[1]._context, "dup", [0, 1, 2])
-            link = ranks[1]._actor.endpoint.link(0)
+            link = ranks[1]._actor.endpoint.peer(0).link
             assert link is not None
             link.send(pack_fields(kinds.MESSAGE, number, 1.5))
             await settled(ranks, 1)

@@ -108,14 +108,14 @@ def test_peers_show_each_other_the_key(run: Any, same: bool) -> None:
         doors[0].endpoint.peer(1).send(pack_fields(kinds.KICK, b"12345678"))
         # Its proof waits there until the membership is known.
         async with asyncio.timeout(20):
-            greeters = doors[1].endpoint._greeters
+            greeters = doors[1].endpoint._entrance._greeters
             for _ in iter(lambda: any(greeter._shown for greeter in greeters), True):
                 await asyncio.sleep(0)
         doors[1].activate(doors[0].address)
         async with asyncio.timeout(20):
             await asyncio.gather(*doors[0].endpoint._tasks)
         assert (doors[0].endpoint.lost == {}) == same
-        assert (doors[1].endpoint.link(0) is not None) == same
+        assert (doors[1].endpoint.peer(0).link is not None) == same
         for door in doors:
             await door.close()
 

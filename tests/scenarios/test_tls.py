@@ -175,7 +175,7 @@ def test_a_peer_of_another_authority_is_lost(
 @pytest.mark.parametrize("at", [1, 3, 10, 40, 150])
 def test_a_connection_that_breaks_is_made_again(run: Any, mutual: Any, at: int) -> None:
     def cut(group: aiodist.Group, other: int) -> int:
-        link = group._actor.endpoint.link(other)
+        link = group._actor.endpoint.peer(other).link
         if not isinstance(link, TlsLink) or link.is_severed:
             return 0
         link._socket.shutdown(socket.SHUT_RDWR)

@@ -19,7 +19,7 @@ def test_one_of_the_two_is_lost_to_all(run, stage, everyone):
             await sent
             waiting = ranks[2].recv(src=1)
             theirs = ranks[1].recv(src=0)
-            ranks[0]._actor.endpoint.link(1).close(ConnectionResetError("cut"))
+            ranks[0]._actor.endpoint.peer(1).link.close(ConnectionResetError("cut"))
             with pytest.raises(aiodist.PeerLostError) as lost:
                 await ranks[0].recv(src=1)
             assert lost.value.ranks == (1,)
@@ -47,7 +47,7 @@ def test_a_shrink_decides_at_once(run, stage, everyone):
             sent = ranks[1].send("a link", 2)
             await ranks[2].recv(src=1)
             await sent
-            ranks[1]._actor.endpoint.link(2).close(ConnectionResetError("cut"))
+            ranks[1]._actor.endpoint.peer(2).link.close(ConnectionResetError("cut"))
             with pytest.raises(aiodist.PeerLostError):
                 await ranks[1].recv(src=2)
             *shrunk, evicted = await everyone(ranks, lambda group: group.shrink())

@@ -288,7 +288,7 @@ def test_ranks_that_cannot_share_memory_use_sockets(
             await asyncio.gather(*(group.send(b"x", 1 - group.rank) for group in ranks))
             assert await asyncio.gather(*(group.recv() for group in ranks)) == [b"x", b"x"]
             for group in ranks:
-                link = group._actor.endpoint.link(1 - group.rank)
+                link = group._actor.endpoint.peer(1 - group.rank).link
                 assert link is not None
                 assert link.kind == "unix"
 
@@ -323,7 +323,7 @@ def test_ranks_of_one_host_share_memory(run: Any) -> None:
             await asyncio.gather(*(group.barrier(tag="x") for group in ranks))
         async with aiodist.local(2, transports=("shm", "unix", "tcp")) as ranks:
             await asyncio.gather(*(group.barrier(tag="x") for group in ranks))
-            link = ranks[0]._actor.endpoint.link(1)
+            link = ranks[0]._actor.endpoint.peer(1).link
             assert link is not None
             assert link.kind == "shm"
 

@@ -301,6 +301,36 @@ async def test_a_skipped_rest_with_the_prefix_of_the_next_frame_behind() -> None
         assert w.link.received_bytes == 100_001
 
 
+@pytest.mark.parametrize("is_wanted", [True, False])
+async def test_a_landing_outlives_the_connection(is_wanted: bool) -> None:
+    """The rest of a payload comes over another one: from its start, to where it is wanted by then,
+    or nowhere."""
+    async with wired() as first, wired() as second:
+        old, new = first.link, second.link
+        old.keep(lambda link, error: None)
+        new.keep(lambda link, error: None)
+        first.raw.send(frames.encode(b"h", b"x" * 100)[:60])
+        old.poll()
+        assert not first.seen.frames
+        landing = first.seen.landing
+        before = landing.memory
+        old.sever()
+        memory = bytearray(100)
+        landing.memory = memoryview(memory) if is_wanted else None
+        held = bytes(before)
+        new.receiver = first.seen
+        new.adopt(old, 0)
+        second.raw.send(frames.encode(b"h", b"y" * 100) + frames.encode(b"next", b"n"))
+        new.poll()
+        assert first.seen.headers == [b"h", b"next"], "its header was given away again"
+        assert first.seen.frames[-1:] == [(b"next", b"n")]
+        assert len(first.seen.frames) == 1 + is_wanted
+        assert bytes(memory) == (b"y" if is_wanted else b"\0") * 100
+        assert bytes(before) == held
+        new.receiver = second.seen
+        first.seen.ends.append(None)  # of the old link nobody is told any more
+
+
 async def test_the_loop_gets_its_turn_while_much_arrives() -> None:
     loop = asyncio.get_running_loop()
     async with wired() as w:

@@ -1,0 +1,97 @@
+"""The frames of an operation: where they land, and what becomes of that when it is given up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.buffers.vector import Vector
+from aiodist.engine.exchange import Exchange
+from aiodist.engine.phase import Phase, prepared
+from aiodist.errors import ProtocolError
+from aiodist.phases.memories import Regions
+from aiodist.schedules import reduce_scatter_all_gather
+from aiodist.transports.base import deliver
+
+
+class Receiving:
+    """An operation of rank 0 of two, that waits for rank 1."""
+
+    def __init__(self, x: Any) -> None:
+        self.work = SimpleNamespace(op="all_reduce")
+        self.heard: set[int] = set()
+        self.waiting_for = 1
+        self.advanced = 0
+        host: Any = SimpleNamespace(party=None)
+        self.exchange: Exchange[Any] = Exchange(host, self, 2)
+        made = prepared(reduce_scatter_all_gather.all_reduce, 0, 2, len(x), 1)
+        vector = Vector.of(x)
+        self.phase = Phase(made, Regions(vector, vector, made.plan.scratch))
+        (self.spans, *_) = made.receives[1]
+        self.nbytes = sum(span.length for span in self.spans) * x.itemsize
+
+    def advance(self) -> None:
+        self.advanced += 1
+
+    def begin(self) -> None:
+        self.exchange.begin(self.phase)
+        self.exchange._allowed[1] = 1  # what its plan grants
+
+
+def test_a_frame_lands_in_the_memory_of_its_phase() -> None:
+    op = Receiving(np.zeros(8))
+    op.begin()
+    landing = op.exchange.message(1, 0, op.nbytes)
+    data = np.arange(op.nbytes // 8, dtype=float)
+    deliver(landing, [data.view(np.uint8).data], op.nbytes)
+    assert op.advanced == 1
+    assert op.exchange.waiting(1) == 1
+    (view,) = op.phase.memory.outgoing(op.spans)
+    assert bytes(view) == data.tobytes()
+    assert landing.memory is None
+
+
+def test_a_frame_that_is_half_here_is_written_nowhere_once_it_is_given_up() -> None:
+    op = Receiving(np.zeros(8))
+    op.begin()
+    landing = op.exchange.message(1, 0, op.nbytes)
+    assert landing.memory is not None
+    landing.memory[: op.nbytes // 2] = b"\1" * (op.nbytes // 2)
+    op.exchange.close()
+    assert landing.memory is None
+    assert not op.advanced
+
+
+def test_a_frame_that_is_half_here_does_not_count_once_all_begins_anew() -> None:
+    op = Receiving(np.zeros(8))
+    op.begin()
+    landing = op.exchange.message(1, 0, op.nbytes)
+    op.exchange.forget()
+    assert landing.memory is None
+    assert op.exchange.waiting(1) == 0
+    op.begin()
+    deliver(op.exchange.message(1, 0, op.nbytes), [memoryview(bytes(op.nbytes))], op.nbytes)
+    assert op.advanced == 1
+
+
+def test_a_frame_for_a_later_phase_waits_for_it() -> None:
+    op = Receiving(np.zeros(8))
+    data = memoryview(bytes(range(op.nbytes)))
+    deliver(op.exchange.message(1, 0, op.nbytes), [data], op.nbytes)
+    assert not op.advanced
+    op.begin()
+    assert op.exchange.deliver_early() is None
+    (view,) = op.phase.memory.outgoing(op.spans)
+    assert bytes(view) == bytes(data)
+
+
+def test_a_frame_of_a_wrong_size_or_slot_is_refused() -> None:
+    op = Receiving(np.zeros(8))
+    op.begin()
+    with pytest.raises(ProtocolError, match="where 0 was due"):
+        op.exchange.message(1, 1, op.nbytes)
+    with pytest.raises(ProtocolError, match=f"of {op.nbytes - 1} bytes"):
+        op.exchange.message(1, 0, op.nbytes - 1)
