@@ -170,9 +170,10 @@ class Context:
         else:
             self._enter(operation)
 
-    # A small all-reduce over links is begun within its call, too (`collectives.link_express`), and
-    # becomes an operation when what it looks for does not come. Its first steps are done then: it
-    # has sent frames, and has taken some straight from a link. Why the operation can go on there:
+    # A collective that is begun within its call becomes an operation when what it waits for does
+    # not come. Its first steps are done then, and stay done: the executor goes on with the next
+    # one. Why that is right in shared memory, `collectives.express` says. Over links it has sent
+    # frames then, and has taken some straight from a link. Why the operation can go on there:
     #
     # * The frames are those of the plan, byte for byte, and travel on the same links in the same
     #   order. So a peer cannot tell who sent them, and all that has to be told is how many: a slot
@@ -187,26 +188,34 @@ class Context:
     #   their slots. A frame is either taken by the call or kept, never both (`take_early`).
     # * Nothing was pending when it began (`is_idle`), and no call comes in between, so the number
     #   that `_enter` takes is the one that the frames already name.
-    # * The partial result is in the memory of the phase, in the cell where the plan has it at that
-    #   step: no reduction is done again, and none is left out.
+    # * The executor and its memory are the same as before, with the partial results where the plan
+    #   has them at that step: no reduction is done again, and none is left out. Only whom it asks
+    #   for frames is another one from here on (`Executor.hand_over`).
     #
     # If the context has ended by what was read, there is no operation: nothing would hear of it.
 
-    def carry_on(
-        self, work: Work[Any], call: bytes, executor: Executor, rest: Program, seconds: float
+    def take_over(
+        self,
+        work: Work[Any],
+        call: bytes,
+        executor: Executor | None,
+        rest: Program,
+        seconds: float,
     ) -> None:
-        """A collective without a tag, whose first phase is under way, is an operation from here on,
-        which goes on with `rest` when that phase is over."""
+        """A collective without a tag that was begun within its call is an operation from here on.
+        Its first phase is under way in `executor`, and `rest` is what comes after that; without an
+        executor, it is all there is."""
         operation = Operation(self, work, None, call, lambda _: rest, self.size)
         self._begun(operation)
         if self.ended is not None:  # by what came while we looked for a frame
             work.fail(self.ended)
             return
         work._on_cancel = partial(self._cancelled, operation)
-        operation.carry_on(executor)
-        for step in executor.done:
-            if isinstance(step, Send) and step.peer not in operation.heard:
-                self.may_send(operation, step.peer, work.nbytes)  # it has been sent
+        if executor is not None:
+            operation.carry_on(executor)
+            for step in executor.done:
+                if isinstance(step, Send) and step.peer not in operation.heard:
+                    self.may_send(operation, step.peer, work.nbytes)  # it has been sent
         self._enter(operation)
         if not operation.done and seconds != math.inf:
             deadlines.arm(self, operation, seconds)
@@ -619,29 +628,6 @@ class Context:
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
         return not (self.ops or self.deferred or self._gone or self.arrivals.verdicts)
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether nothing is known of collectives that were not called here yet."""
-        arrivals = self.arrivals
-        return not (arrivals.early or arrivals.verdicts or self.deferred)
-
-    def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
-        """The collective that is under way on the lane has to wait: it is an operation now."""
-        op = Operation(self, work, None, call, lambda _: program, self.size)
-        self._begun(op)
-        if self.ended is not None:
-            work.fail(self.ended)
-            return
-        op.seq = self.tags.take(None)
-        op.digest = digest_of(call)
-        op.lane = self.lane
-        work._on_cancel = partial(self._cancelled, op)
-        self.ops[None, op.seq] = op
-        assert self.lane is not None
-        self.lane.continue_as_operation(op)
-        if not op.done and seconds != math.inf:
-            deadlines.arm(self, op, seconds)
 
     # -- what point to point asks for -------------------------------------------------------------
 
