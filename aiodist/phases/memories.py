@@ -154,13 +154,6 @@ class Regions:
         for part, other in self._aligned(step.into, step.source):
             part[:] = other
 
-    def _piece(self, span: Span) -> Array | None:
-        buffer, start, stop = span
-        vector = self._vectors[buffer]
-        if len(vector.arrays) == 1:
-            return vector.arrays[0][start:stop]
-        return vector.piece(start, stop)
-
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
         """The arrays of equally long spans, cut so that each row has one length."""
         return align([self._vectors[span.buffer].pieces(span.start, span.stop) for span in spans])
@@ -191,8 +184,10 @@ class Reductions(Regions):
         return every[lane.board.rank], reduce
 
     def reduce(self, step: Reduce) -> None:
-        into = self._piece(step.into)
-        operands = [self._piece(span) for span in step.operands]
+        vectors = self._vectors
+        buffer, start, stop = step.into
+        into = vectors[buffer].piece(start, stop)
+        operands = [vectors[buffer].piece(start, stop) for buffer, start, stop in step.operands]
         if into is not None and all(operand is not None for operand in operands):
             self._reduce(operands, into, self._size)
             return
