@@ -152,6 +152,9 @@ class Kernel:
             if not self.loads:
                 return x.copy()
             into = np.empty(len(x), self.wire_dtype)
+        elif not self.loads:
+            into[:] = x
+            return into
         with np.errstate(all="ignore"):
             self._load(x, into)
         return into
@@ -159,7 +162,11 @@ class Kernel:
     def combine(self, into: Flat, a: Flat, b: Flat) -> None:
         """``into = a op b`` of accumulators, `a` from lower ranks. `into` may be `a` or `b`."""
         with np.errstate(all="ignore"):
-            (self._lone if len(into) == 1 else self._ufunc)(a, b, out=into)
+            self.combine_loudly(into, a, b)
+
+    def combine_loudly(self, into: Flat, a: Flat, b: Flat) -> None:
+        """`combine` with whatever warnings of numpy are on: to be called by `quietly`."""
+        (self._lone if len(into) == 1 else self._ufunc)(a, b, out=into)
 
     def store(self, acc: Flat, out: Flat, size: int) -> None:
         """The result of `size` ranks, from accumulators into a carrier (`acc` is not changed).
@@ -193,6 +200,18 @@ class Kernel:
         ufunc(operands[0], operands[1], out=out)
         for x in operands[2:]:
             ufunc(out, x, out=out)
+
+    def reduction_of(
+        self, operands: Sequence[Flat]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """``f, args, more``: ``f(*args, out=out, **more)`` reduces `operands`, one of each rank, as
+        `reduce` does, with whatever warnings of numpy are on. `out` is memory of none of them."""
+        plain = self.plain(len(operands[0]), disjoint=True)
+        if plain is None:
+            return self.reduce_loudly, (operands,), {"size": len(operands)}
+        if len(operands) == 2:
+            return plain, (*operands,), {}
+        return self.fold_loudly, (operands,), {}
 
     def reduce_loudly(self, operands: Sequence[Flat], out: Flat, size: int) -> None:
         """`reduce` with whatever warnings of numpy are on: to be called by `quietly`."""

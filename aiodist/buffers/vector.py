@@ -44,7 +44,7 @@ class Vector:
                 )
         # Where each part begins, and the end of the last.
         self._offsets = [0, *accumulate([len(array) for array in self.arrays])]
-        self._bytes = [array.view(np.uint8).data for array in self.arrays]  # the bytes of each part
+        self._bytes: list[memoryview] | None = None  # of `arrays`, made when they are asked for
         self.length = self._offsets[-1]
 
     @classmethod
@@ -60,8 +60,14 @@ class Vector:
         vector.length = len(array)
         vector.arrays = [array] if vector.length else []
         vector._offsets = [0, vector.length]
-        vector._bytes = [array.view(np.uint8).data] if vector.length else []
+        vector._bytes = None
         return vector
+
+    def lend(self, array: Flat | None) -> None:
+        """From here on it is `array`, of the same dtype and length as the one that it is `of`.
+        None: its array is the user's again, and until the next one is lent nothing is read."""
+        self.arrays = [] if array is None or not self.length else [array]
+        self._bytes = None
 
     def __len__(self) -> int:
         return self.length
@@ -75,9 +81,12 @@ class Vector:
         if start >= stop:
             return []
         size = self.itemsize
-        if len(self.arrays) == 1:
-            return [self._bytes[0][start * size : stop * size]]
-        return [self._bytes[i][a * size : b * size] for i, a, b in self._cut(start, stop)]
+        whole = self._bytes
+        if whole is None:
+            whole = self._bytes = [array.view(np.uint8).data for array in self.arrays]
+        if len(whole) == 1:
+            return [whole[0][start * size : stop * size]]
+        return [whole[i][a * size : b * size] for i, a, b in self._cut(start, stop)]
 
     def pieces(self, start: int, stop: int) -> list[Flat]:
         """Elements `start` to `stop`, in order: flat views, none empty."""

@@ -1,49 +1,35 @@
-"""All-reduce of small arrays within the call, for ranks that are joined by sockets.
+"""Prepared collectives of ranks that are joined by links: the frames of one within its call.
 
-What travels are the frames of `recursive_doubling.all_reduce`, byte for byte those of an ordinary
-operation, so that nobody can tell. Kept are the prefixes of these frames, but for the number of the
-call, and the memory that they are received in. Of what comes, nothing but the expected bytes counts
-in here. Everything else goes the ordinary way, and so does the call from there on: as an operation
-the first steps of whose plan are done.
+What travels are the frames of the ordinary way, byte for byte, so that nobody can tell. Kept are
+the prefixes of these frames, but for the number of the call. Of what comes, nothing but the
+expected bytes counts in here. Everything else goes the ordinary way, and so does the call from
+there on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from aiodist.buffers import tensors
-from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.kernels import quietly
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import Express, ExpressGroup, Flat
-from aiodist.engine.arrivals import Arrivals
-from aiodist.engine.executor import Executor
-from aiodist.engine.operation import Program
-from aiodist.engine.phase import Phase, prepared
+from aiodist.collectives.express import Express, ExpressGroup, Flat, Recipe, rest_of
+from aiodist.engine.executor import ALL, Executor
+from aiodist.engine.phase import Phase, Spans
 from aiodist.phases.memories import SmallReductions
-from aiodist.schedules import recursive_doubling
-from aiodist.schedules.plan import OUT, TMP, Copy, Recv, Reduce, Send, Step
-from aiodist.schedules.selection import choose_all_reduce
+from aiodist.schedules.plan import Recv, Reduce, Send, Step
 from aiodist.transports.base import Link
 from aiodist.transports.polling import cores
 from aiodist.transports.stream import StreamLink
-from aiodist.types import ReduceOp
 from aiodist.wire import kinds
 from aiodist.wire.frames import Stencil
 from aiodist.work import Work
-
-_GIVE, _GIVE_RESULT, _COMBINE, _COMBINE_FIRST, _TAKE_RESULT, _STORE = range(6)
-Instruction = tuple[int, int, int, int]
-"""What to do; with which of the peers; the number of the step of the plan; and which cell of TMP
-the partial result of this rank is in when that step begins."""
 
 
 class LinkGroup(ExpressGroup, Protocol):
     """A group whose ranks are joined by links, and whose collectives are done within the call."""
 
     id: bytes
-    arrivals: Arrivals
 
     @property
     def is_idle(self) -> bool:
@@ -54,162 +40,185 @@ class LinkGroup(ExpressGroup, Protocol):
         """Returns the link to rank `peer`, if there is one."""
         ...
 
-    def carry_on(
-        self, work: Work[Any], call: bytes, executor: Executor, rest: Program, seconds: float
-    ) -> None:
-        """Goes on, as an operation, with a collective whose first phase is under way, and then with
-        `rest`. It may take `seconds`."""
-        ...
+
+Round = tuple[int, int, int, Flat, memoryview, bool]
+"""In a round two ranks exchange what they have, and each of them reduces both. The peer; the number
+of the step that receives; the cell with what this rank has then; where the other's comes, as an
+array and as bytes; and whether that one is the first operand."""
 
 
-class Recipe:
-    """What is the same in all calls of one all-reduce with one operator, dtype and shape."""
+class LinkRecipe(Recipe):
+    """A recipe of ranks that are joined by links, and the frames of its calls, one after the other:
+    `executor.Links` within a call. Between two ranks there is one frame each way at most."""
 
     __slots__ = (
-        "call", "combine", "instructions", "kernel", "length", "nbytes", "op", "partial", "peers",
-        "prepared", "result", "stencils", "weight",
+        "_arrivals", "_context", "_crowded", "_links", "_memory", "_peers", "_plain", "_prefixes",
+        "_progress", "_quietly", "_rounds", "_seq", "_stencils",
     )  # fmt: skip
 
     def __init__(
-        self, context: LinkGroup, call: bytes, kernel: Kernel, op: ReduceOp, length: int
+        self, context: LinkGroup, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
     ) -> None:
-        self.call = call
-        self.kernel = kernel
-        self.combine = kernel.plain(length)  # None: partial results are not what is stored
-        self.op = op  # kept alive: recipes are found by its identity
-        self.length = length
-        self.nbytes = length * kernel.dtype.itemsize
-        self.partial = _inbox(length, kernel.wire_dtype)
-        self.result = _inbox(length, kernel.dtype)
-        # No two ranks send each other more than one frame: slot 0.
-        self.stencils = [
-            Stencil((kinds.MESSAGE, context.id, None), (0, call), len(view))
-            for view in (self.partial[1], self.result[1])
-        ]
-        self.prepared = prepared(recursive_doubling.all_reduce, context.rank, context.size)
-        steps = self.prepared.plan.steps
-        self.peers = sorted({step.peer for step in steps if isinstance(step, Send)})
-        self.instructions = self._compiled(steps)
-        self.weight = len(steps)
-
-    def _compiled(self, steps: tuple[Step, ...]) -> list[Instruction]:
-        made: list[Instruction] = []
-        cell = 0
-        for number, step in enumerate(steps):
-            if isinstance(step, Send):
-                code = _GIVE if step.spans[0].buffer == TMP else _GIVE_RESULT
-                made.append((code, self.peers.index(step.peer), number, cell))
-            elif isinstance(step, Recv):
-                (span,) = step.spans
-                code = _TAKE_RESULT
-                if span.buffer == TMP:  # and is reduced next
-                    reduction = steps[number + 1]
-                    assert isinstance(reduction, Reduce)
-                    code = _COMBINE_FIRST if reduction.operands[0] == span else _COMBINE
-                made.append((code, self.peers.index(step.peer), number, cell))
-            elif isinstance(step, Reduce):
-                cell = step.into.start
-                if step.into.buffer == OUT and self.combine is None:
-                    made.append((_STORE, -1, number, cell))
-            else:
-                assert isinstance(step, Copy)
-        return made
-
-
-def _inbox(length: int, dtype: np.dtype[Any]) -> tuple[Flat, memoryview]:
-    """Memory to receive in, and its bytes."""
-    array = np.empty(length, dtype)
-    return array, array.view(np.uint8).data
-
-
-class LinkExpress(Express[LinkGroup, Recipe]):
-    """The recipes of one group whose ranks are joined by links."""
-
-    def __init__(self, context: LinkGroup) -> None:
-        super().__init__(context)
+        super().__init__(op, call, phase, vector, keeps)
+        assert isinstance(phase.memory, SmallReductions)
+        self._context = context
+        self._arrivals = context.arrivals
+        self._progress = context.endpoint.progress
         self._crowded = context.size > cores()
+        self._memory = phase.memory
+        self._peers = sorted({s.peer for s in phase.prepared.plan.steps if isinstance(s, Send)})
+        self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
+        self._quietly = quietly()
+        self._plain = phase.memory.plain
+        # Where partial results are of the user's dtype: see `at_once`.
+        self._rounds = [] if self._plain is None else self._rounds_of(phase.prepared.plan.steps)
+        # Of one call:
+        self._seq = 0  # its number
+        self._links: dict[int, StreamLink] = {}  # by peer
+        self._prefixes: dict[int, bytes] = {}  # by the bytes of payload
 
-    def _make(self, call: bytes, kernel: Kernel, op: ReduceOp, length: int) -> Recipe | None:
-        context = self._context
-        size = length * kernel.wire_dtype.itemsize
-        if context.size == 1 or not length:
-            return None
-        if choose_all_reduce(size, context.size, kernel.sliceable) != "recursive_doubling":
-            return None
-        return Recipe(context, call, kernel, op, length)
+    def _rounds_of(self, steps: Sequence[Step]) -> list[Round]:
+        """The rounds of a plan that is nothing but a Copy and rounds; else none."""
+        rounds: list[Round] = []
+        for at in range(1, len(steps), 3):
+            match steps[at : at + 3]:
+                case [Send() as send, Recv() as receive, Reduce() as reduction]:
+                    (span,) = receive.spans
+                    into, arrays = self._memory.cell(span)
+                    comes_first = reduction.operands[0] == span
+                    cell = send.spans[0].start
+                    rounds.append((receive.peer, at + 1, cell, arrays[0], into, comes_first))
+                case _:
+                    return []
+        return rounds
 
-    def _run(self, recipe: Recipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
+    @property
+    def has_rounds(self) -> bool:
+        """Whether all of it is rounds, which may be done `at_once`."""
+        return bool(self._rounds)
+
+    def executor(self, flat: Flat, done: int = 0) -> Executor:
+        """What does it with `flat`. The first steps are `done`."""
+        self.vector.lend(flat)
+        return Executor(self.phase, self, done=done)
+
+    def begin(self, seq: int) -> bool:
+        """The collective `seq` is called. Whether all links are free for it."""
+        for peer in self._peers:
+            link = self._context.link(peer)
+            if type(link) is not StreamLink or not link.is_clear:
+                return False
+            self._links[peer] = link
+        self._seq = seq
+        self._prefixes.clear()
+        return True
+
+    def _prefix(self, nbytes: int) -> bytes:
+        """What comes before so many bytes of payload."""
+        prefix = self._prefixes.get(nbytes)
+        if prefix is None:
+            stencil = self._stencils.get(nbytes)
+            if stencil is None:
+                begins = kinds.MESSAGE, self._context.id, None
+                stencil = self._stencils[nbytes] = Stencil(begins, (0, self.call), nbytes)
+            prefix = self._prefixes[nbytes] = stencil.fill(self._seq)
+        return prefix
+
+    def may_send(self, peer: int) -> bool:
+        return False  # an eager plan does not ask
+
+    def send(self, peer: int, views: Sequence[memoryview]) -> bool:
+        (view,) = views
+        self._links[peer].send_copy(self._prefix(len(view)), view)
+        return True
+
+    def take(self, peer: int, spans: Spans) -> bool:
+        memory = self._memory
+        into = memory.due(spans)
+        if not self._has_come(peer, self._prefix(len(into)), into):
+            return False
+        memory.arrived(spans)
+        return True
+
+    def _has_come(self, peer: int, prefix: bytes, into: memoryview) -> bool:
+        """Whether the frame of `peer` has: its payload is `into` then."""
+        arrivals = self._arrivals
+        if arrivals.early and arrivals.take_early((None, self._seq), peer, self.call, into):
+            return True
+        found = self._progress.look(self._links[peer], prefix, into, crowded=self._crowded)
+        return found is True
+
+    def at_once(self, flat: Flat) -> int:
+        """What the executor does with `flat`, where the plan is one of rounds: how many steps are
+        done, or `ALL`.
+
+        It sends the same frames, and is here for its speed alone. Of a small array over sockets of
+        one host, each microsecond before a frame leaves, and after one has come, is waited for by
+        two ranks: the executor takes about a tenth longer. What it leaves undone an executor does,
+        in whose memory the partial result is then.
+        """
+        prefix, quietly = self._prefix(self.nbytes), self._quietly
+        for peer, number, cell, other, into, comes_first in self._rounds:
+            self._links[peer].send_copy(prefix, flat.data)
+            if not self._has_come(peer, prefix, into):
+                self._memory.hold(cell, flat)
+                return number
+            if comes_first:
+                quietly(self._plain, other, flat, out=flat)
+            else:
+                quietly(self._plain, flat, other, out=flat)
+        return ALL
+
+    def grant(self, peer: int, count: int) -> None:
+        raise AssertionError("an eager plan grants nothing")
+
+    def check(self, peer: int) -> None:
+        """Who is lost is for the operation to hear of, that what is left becomes."""
+
+    def waiting(self, peer: int) -> int:
+        return 0
+
+
+class LinkExpress(Express[LinkGroup, LinkRecipe]):
+    """The recipes of a group whose ranks are joined by links."""
+
+    _on_lane = False
+
+    def _prepare(
+        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
+    ) -> LinkRecipe | None:
+        prepared = phase.prepared
+        if not (vector.length and prepared.plan.eager and prepared.receives):
+            return None
+        return LinkRecipe(self._context, op, call, phase, vector, keeps)
+
+    def _run(self, recipe: LinkRecipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
         context = self._context
         if context.arrivals.early:
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             context.endpoint.poll()
-        if not context.is_idle:
-            return None
-        links: list[StreamLink] = []
-        for peer in recipe.peers:
-            link = context.link(peer)
-            if type(link) is not StreamLink or not link.is_clear:
-                return None
-            links.append(link)
         seq = context.tags.upcoming(None)
-        partial, result = [stencil.fill(seq) for stencil in recipe.stencils]
-        kernel, combine = recipe.kernel, recipe.combine
-        total = flat if combine is not None else kernel.load(flat)
-        for code, at, step, cell in recipe.instructions:
-            if code == _GIVE:
-                links[at].send_copy(partial, total.data)
-            elif code in (_COMBINE, _COMBINE_FIRST):
-                other, view = recipe.partial
-                if not self._come(recipe, seq, at, links[at], partial, view):
-                    return self._go_on(recipe, x, flat, seconds, step, cell, total)
-                a, b = (total, other) if code == _COMBINE else (other, total)
-                if combine is None:
-                    kernel.combine(total, a, b)
-                else:
-                    self._quietly(combine, a, b, out=total)
-            elif code == _STORE:
-                kernel.store(total, flat, context.size)
-            elif code == _GIVE_RESULT:
-                links[at].send_copy(result, flat.data)
+        if not (context.is_idle and recipe.begin(seq)):
+            return None
+        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+        executor = None
+        try:
+            if recipe.has_rounds:
+                done = recipe.at_once(flat)
             else:
-                other, view = recipe.result
-                if not self._come(recipe, seq, at, links[at], result, view):
-                    return self._go_on(recipe, x, flat, seconds, step, cell, total)
-                flat[:] = other
-        if not context.arrivals.is_quiet((None, seq)):  # given up by another rank, most likely
-            steps = len(recipe.prepared.plan.steps)
-            return self._go_on(recipe, x, flat, seconds, steps, 0, total)
-        work: Work[Any] = Work.begin(self._loop, "all_reduce", None, seq, recipe.nbytes)
-        self._done(work, seq, recipe, x)
-        return work
-
-    def _come(
-        self, recipe: Recipe, seq: int, at: int, link: StreamLink, prefix: bytes, into: memoryview
-    ) -> bool:
-        """Whether the frame that is due from a peer has come, for its payload is `into` then."""
-        context = self._context
-        if context.arrivals.early and context.arrivals.take_early(
-            (None, seq), recipe.peers[at], recipe.call, into
-        ):
-            return True
-        return self._progress.look(link, prefix, into, crowded=self._crowded) is True
-
-    def _go_on(
-        self, recipe: Recipe, x: Any, flat: Flat, seconds: float, done: int, cell: int, total: Flat
-    ) -> Work[Any]:
-        """Make it an operation, which goes on with step `done`, the partial result in `cell`."""
-        context = self._context
-        vector = Vector.of(flat)
-        memory = SmallReductions([(recipe.kernel, vector, vector)], context.size)
-        memory.hold(cell, [total])
-
-        def rest() -> Program:
-            yield from ()
-            if type(x) is not np.ndarray:
-                tensors.mark_written(x)
-            return x
-
-        work: Work[Any] = Work.begin(self._loop, "all_reduce", None, None, recipe.nbytes)
-        executor = Executor(Phase(recipe.prepared, memory), None, done=done)
-        context.carry_on(work, recipe.call, executor, rest(), seconds)
+                executor = recipe.executor(flat)
+                done = ALL if executor.run() else 0
+        except Exception as error:
+            if executor is not None:
+                executor.close()
+            context.take_over(work, recipe.call, None, rest_of(x, error), seconds)
+            return work
+        if done == ALL and context.arrivals.is_quiet((None, seq)):
+            if executor is not None:
+                executor.close()
+            self._done(work, recipe, x)
+        else:  # it has to wait, or was given up by another rank
+            if executor is None:
+                executor = recipe.executor(flat, recipe.weight if done == ALL else done)
+            context.take_over(work, recipe.call, executor, rest_of(x), seconds)
         return work

@@ -52,18 +52,18 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
             total = _folded([value[0] for value in values], op)
             yield from confirm(place, op, on_lane)
             return total
-        groups = operand.groups
-        if on_lane and groups and lanes.can_reduce(place, groups):
-            yield from lanes.all_reduce(place, groups)
-        else:
-            yield from _on_links(place, groups, on_lane)
+        yield from phases_of_all_reduce(place, operand.groups, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
     return _call("all_reduce", f"{op}, {operand.signature}", program, operand)
 
 
-def _on_links(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+    """The one place where it is decided how an all_reduce is done."""
+    if on_lane and groups and lanes.can_reduce(place, groups):
+        yield from lanes.all_reduce(place, groups)
+        return
     chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
     if chosen == "recursive_doubling":
         yield _small(place, groups)

@@ -1,8 +1,10 @@
 """The engine of one group: it runs collectives step by step as frames come in, and sees to it that
 all ranks hear how each of them ends.
 
-An `Operation` is one collective on one rank. Around it are what has come before it was called, the
-numbers by which ranks match their calls, verdicts, and deadlines.
+An `Operation` is one collective on one rank, from its call to its end. It has the frames that it
+exchanges with its peers (`exchange`) and the executor of the phase that runs. Around it are what
+has come before it was called, the numbers by which ranks match their calls, verdicts, and
+deadlines.
 
 **A call.** A collective checks its arguments, asks `aiodist.schedules` for a plan, and runs it at
 once as far as it goes without waiting. The rest goes on whenever frames arrive, in turns of the
@@ -14,5 +16,8 @@ called. So ranks that call different things learn it, instead of waiting for eve
 
 **One executor** runs the steps of all plans, those with links, those in shared memory and the mixed
 ones of groups that span hosts: it waits for a frame or for a stamp, whichever comes next
-(`operation`).
+(`executor`). The same one runs collectives that are done within their call
+(`aiodist.collectives.express`). Two functions do the whole of a short plan in one go, for the speed
+of small arrays: `executor.all_at_once` in shared memory, and the like over links in
+`aiodist.collectives.link_express`. Tests hold them to what the executor does.
 """

@@ -132,9 +132,10 @@ class Calls:
         else:
             self._enter(operation)
 
-    # A small all-reduce over links is begun within its call, too (`collectives.link_express`), and
-    # becomes an operation when what it looks for does not come. Its first steps are done then: it
-    # has sent frames, and has taken some straight from a link. Why the operation can go on there:
+    # A collective that is begun within its call becomes an operation when what it waits for does
+    # not come. Its first steps are done then, and stay done: the executor goes on with the next
+    # one. Why that is right in shared memory, `collectives.express` says. Over links it has sent
+    # frames then, and has taken some straight from a link. Why the operation can go on there:
     #
     # * The frames are those of the plan, byte for byte, and travel on the same links in the same
     #   order. So a peer cannot tell who sent them, and all that has to be told is how many: a slot
@@ -149,50 +150,38 @@ class Calls:
     #   their slots. A frame is either taken by the call or kept, never both (`take_early`).
     # * Nothing was pending when it began (`is_idle`), and no call comes in between, so the number
     #   that `_enter` takes is the one that the frames already name.
-    # * The partial result is in the memory of the phase, in the cell where the plan has it at that
-    #   step: no reduction is done again, and none is left out.
+    # * The executor and its memory are the same as before, with the partial results where the plan
+    #   has them at that step: no reduction is done again, and none is left out. Only whom it asks
+    #   for frames is another one from here on (`Executor.hand_over`).
     #
-    # If the context has ended by what was read, there is no operation: nothing would hear of it.
+    # If the group has ended by what was read, there is no operation: nothing would hear of it.
 
-    def carry_on(
-        self, work: Work[Any], call: bytes, executor: Executor, rest: Program, seconds: float
+    def take_over(
+        self,
+        work: Work[Any],
+        call: bytes,
+        executor: Executor | None,
+        rest: Program,
+        seconds: float,
     ) -> None:
-        """A collective without a tag, whose first phase is under way, is an operation from here on,
-        which goes on with `rest` when that phase is over."""
-        operation = self._continued(work, call, rest)
-        if operation is None:  # by what came while we looked for a frame
+        """A collective without a tag that was begun within its call is an operation from here on.
+        Its first phase is under way in `executor`, and `rest` is what comes after that; without an
+        executor, it is all there is."""
+        operation = Operation(self, work, None, call, lambda _: rest, self.party.size)
+        self._begun(operation)
+        if self.party.ended is not None:  # by what came while we looked for a frame
+            work.fail(copy.copy(self.party.ended))
             return
-        operation.carry_on(executor)
-        for step in executor.done:
-            if isinstance(step, Send) and step.peer not in operation.heard:
-                self.may_send(operation, step.peer, work.nbytes)  # it has been sent
+        work._on_cancel = partial(self.ends.cancelled, operation)
+        if executor is not None:
+            operation.carry_on(executor)
+            for step in executor.done:
+                if isinstance(step, Send) and step.peer not in operation.heard:
+                    self.may_send(operation, step.peer, work.nbytes)  # it has been sent
         if self._enter(operation):
             operation.advance()
             self.ends.review(operation)
         self._arm(operation, seconds)
-
-    def take_over(self, work: Work[Any], call: bytes, program: Program, seconds: float) -> None:
-        """The collective that is under way on the lane has to wait: it is an operation now."""
-        op = self._continued(work, call, program)
-        if op is None:
-            return
-        op.seq = self.tags.take(None)
-        op.digest = digest_of(call)
-        op.lane = self.lane
-        self.ops[None, op.seq] = op
-        assert self.lane is not None
-        self.lane.continue_as_operation(op)
-        self._arm(op, seconds)
-
-    def _continued(self, work: Work[Any], call: bytes, program: Program) -> Operation | None:
-        """What was begun within its call, as an operation; None where the group has ended."""
-        operation = Operation(self, work, None, call, lambda _: program, self.party.size)
-        self._begun(operation)
-        if self.party.ended is not None:
-            work.fail(copy.copy(self.party.ended))
-            return None
-        work._on_cancel = partial(self.ends.cancelled, operation)
-        return operation
 
     def _arm(self, operation: Operation, seconds: float) -> None:
         if not operation.done and seconds != math.inf:

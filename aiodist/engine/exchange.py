@@ -188,7 +188,7 @@ class Exchange(Generic[Op]):
     # -- what the executor asks for, see `aiodist.engine.executor.Links` --------------------------
 
     def may_send(self, peer: int) -> bool:
-        return self._eager or self._sent[peer] < self._granted[peer]
+        return self._sent[peer] < self._granted[peer]
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
         host, op = self._host, self._op

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from aiodist.buffers.vector import Vector
 from aiodist.engine.kept import PLANS, kept
 from aiodist.schedules.plan import Plan, Recv, Span
 from aiodist.schedules.pull import moved
@@ -81,13 +82,21 @@ class Phase(NamedTuple):
     A plan that uses shared memory needs `shared` bytes of the area of each rank, and its units have
     `itemsize` bytes. Where `shared` is None, it uses none.
 
-    `direct` gives the phase to carry out instead where all ranks have said where their arrays lie
-    in memory that all see. It is given the places of the others, and raises ProtocolError for such
-    as make no sense.
+    `direct` gives the plan to carry out instead where all ranks have said where their arrays lie in
+    memory that all see, and has the memory show these arrays. It is given the places of the others,
+    and raises ProtocolError for such as make no sense.
+
+    `whole` says that the plan is the shortest in shared memory: everyone shows all it has at once,
+    waits for all, and reduces all (see `aiodist.engine.executor.all_at_once`).
+
+    A phase that is kept for further calls has a `lent` vector in its memory. Each call lends it the
+    user's array, for as long as the phase runs.
     """
 
     prepared: Prepared
     memory: Memory | SharedMemory
     itemsize: int = 0
     shared: int | None = None
-    direct: Callable[[dict[int, int]], Phase] | None = None
+    direct: Callable[[dict[int, int]], Prepared] | None = None
+    whole: bool = False
+    lent: Vector | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from aiodist.shared_memory.lane import Lane
 Array = NDArray[Any]
 AnyKernel = Kernel | CustomKernel
 Spans = tuple[Span, ...]
+_TOTAL = -1
+"""A cell that is none of the plan's: where the result is before it is stored."""
 
 
 class Blobs:
@@ -93,31 +96,29 @@ class Blobs:
 
 class Regions:
     """Regions of arrays. X and OUT are vectors of one dtype; TMP is scratch of the same dtype, and
-    so is shared memory. `shown`: where all ranks see the arrays, these are what ``SHARED + r``
-    stands for; else it is their areas of staging memory."""
+    so is shared memory. ``SHARED + r`` stands for the staging memory of rank r, unless all ranks
+    see the arrays themselves (`show`)."""
 
-    def __init__(
-        self, x: Vector, out: Vector, scratch: int = 0, shown: Sequence[Vector] = ()
-    ) -> None:
+    def __init__(self, x: Vector, out: Vector, scratch: int = 0) -> None:
         self._vectors = [x, out, Vector([np.empty(scratch, x.dtype)], x.dtype)]
-        self._shown = shown
+        self._shown: Sequence[Vector] = ()
         self._inbox: dict[Spans, bytearray] = {}
+
+    def show(self, arrays: Sequence[Vector]) -> None:
+        """Until `unbind`, all ranks see `arrays`, by rank."""
+        self._shown = arrays
 
     def bind(self, lane: Lane, area: int) -> None:
         self._vectors[SHARED:] = self._shown or lane.vectors(area, self._vectors[0].dtype)
 
     def unbind(self) -> None:
         del self._vectors[SHARED:]
+        self._shown = ()
 
     @classmethod
-    def of_bytes(
-        cls,
-        x: Sequence[memoryview],
-        out: Sequence[memoryview],
-        shown: Sequence[Vector] = (),
-    ) -> Regions:
+    def of_bytes(cls, x: Sequence[memoryview], out: Sequence[memoryview]) -> Regions:
         """Plain bytes, for exchanges that reduce nothing."""
-        return cls(Vector(x, np.uint8), Vector(out, np.uint8), 0, shown)
+        return cls(Vector(x, np.uint8), Vector(out, np.uint8))
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         if len(spans) == 1:
@@ -145,19 +146,13 @@ class Regions:
                 at += view.nbytes
 
     def copy(self, step: Copy) -> None:
-        into, source = self._piece(step.into), self._piece(step.source)
-        if into is not None and source is not None:
-            into[:] = source
+        into, source = step
+        one, two = self._vectors[into.buffer].arrays, self._vectors[source.buffer].arrays
+        if len(one) == 1 == len(two):  # most are, and large arrays take many steps
+            one[0][into.start : into.stop] = two[0][source.start : source.stop]
             return
         for part, other in self._aligned(step.into, step.source):
             part[:] = other
-
-    def _piece(self, span: Span) -> Array | None:
-        buffer, start, stop = span
-        vector = self._vectors[buffer]
-        if len(vector.arrays) == 1:
-            return vector.arrays[0][start:stop]
-        return vector.piece(start, stop)
 
     def _aligned(self, *spans: Span) -> Iterator[list[Array]]:
         """The arrays of equally long spans, cut so that each row has one length."""
@@ -167,26 +162,32 @@ class Regions:
 class Reductions(Regions):
     """Regions that are reduced by a kernel, all operands being of the arrays' own dtype."""
 
-    def __init__(
-        self,
-        x: Vector,
-        out: Vector,
-        scratch: int,
-        kernel: AnyKernel,
-        size: int,
-        shown: Sequence[Vector] = (),
-    ) -> None:
-        super().__init__(x, out, scratch, shown)
+    def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
+        super().__init__(x, out, scratch)
         self._reduce: Callable[..., Any]
+        self._quietly = quietly()
         if isinstance(kernel, Kernel):
-            self._reduce = functools.partial(quietly(), kernel.reduce_loudly)
+            self._reduce = functools.partial(self._quietly, kernel.reduce_loudly)
         else:
             self._reduce = kernel.reduce  # by a function of the user, who hears of everything
+        self._kernel = kernel
         self._size = size
 
+    def everyone(self, lane: Lane, area: int) -> tuple[Array, Callable[..., Any]]:
+        """For `executor.all_at_once`: where this rank shows X in its area, and what reduces what
+        all ranks show there, ``reduce(out=array)``."""
+        x, kernel = self._vectors[X], self._kernel
+        assert isinstance(kernel, Kernel)
+        every = [shown.arrays[0][: x.length] for shown in lane.vectors(area, x.dtype)]
+        function, operands, more = kernel.reduction_of(every)
+        reduce = functools.partial(self._quietly, function, *operands, **more)
+        return every[lane.board.rank], reduce
+
     def reduce(self, step: Reduce) -> None:
-        into = self._piece(step.into)
-        operands = [self._piece(span) for span in step.operands]
+        vectors = self._vectors
+        buffer, start, stop = step.into
+        into = vectors[buffer].piece(start, stop)
+        operands = [vectors[buffer].piece(start, stop) for buffer, start, stop in step.operands]
         if into is not None and all(operand is not None for operand in operands):
             self._reduce(operands, into, self._size)
             return
@@ -201,7 +202,6 @@ class Partials(Reductions):
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
         super().__init__(x, out, 0, kernel, size)
         self._vectors[TMP] = Vector([np.empty(scratch, kernel.wire_dtype)], kernel.wire_dtype)
-        self._kernel = kernel
 
     def reduce(self, step: Reduce) -> None:
         if not (self._kernel.loads or self._kernel.stores):
@@ -234,102 +234,133 @@ class Partials(Reductions):
             np.copyto(into, self._kernel.load(source))
 
 
-class SmallReductions:
-    """Small values, reduced whole by `recursive_doubling.all_reduce`: each cell holds one array a
-    group.
+class _Cells(dict[int, tuple[memoryview, list[Array]]]):
+    """The cells of `SmallReductions`: the bytes of each, and the arrays in it, one a group. They
+    are made when they are first asked for."""
 
-    X and OUT are vectors of users' arrays, TMP cells hold partial results in the kernels'
-    accumulator dtypes. Cells are replaced, never written to, so they may be on their way.
+    def __init__(self, kernels: Sequence[AnyKernel], lengths: Sequence[int]) -> None:
+        super().__init__()
+        self._dtypes = [kernel.wire_dtype for kernel in kernels]
+        self._sizes = [
+            dtype.itemsize * length for dtype, length in zip(self._dtypes, lengths, strict=True)
+        ]
+
+    def __missing__(self, index: int) -> tuple[memoryview, list[Array]]:
+        data = np.empty(sum(self._sizes), np.uint8)
+        parts = zip(self._dtypes, self._sizes, accumulate(self._sizes), strict=True)
+        cell = self[index] = data.data, [data[end - n : end].view(dtype) for dtype, n, end in parts]
+        return cell
+
+
+class SmallReductions:
+    """Small values, reduced whole by `recursive_doubling.all_reduce`.
+
+    X and OUT are vectors of users' arrays, one a group. TMP are cells, each of one partial result
+    of all groups, in the kernels' accumulator dtypes, one behind the other as they travel. Each
+    cell is memory of its own, made once, and frames are sent from it and received in it.
     """
 
     def __init__(self, groups: Sequence[tuple[AnyKernel, Vector, Vector]], size: int) -> None:
         self._groups = groups
         self._size = size
-        self._partials: dict[int, list[Array]] = {}
-        self._inbox: dict[Spans, bytearray] = {}
+        self._cells = _Cells([kernel for kernel, *_ in groups], [x.length for _, x, _ in groups])
+        self._result: memoryview | None = None  # where OUT is received
+        self._quietly = quietly()
+        # One array, whose elements accumulators are, needs no look at what else there could be.
+        self.plain: Callable[..., Any] | None = None
+        if len(groups) == 1:
+            kernel, x, out = groups[0]
+            if isinstance(kernel, Kernel) and len(x.arrays) == len(out.arrays) == 1:
+                self.plain = kernel.plain(x.length)
 
-    def hold(self, cell: int, partial: list[Array]) -> None:
-        """A partial result that was made elsewhere. It is not written to from here on, unless it is
-        OUT itself."""
-        self._partials[cell] = partial
+    def cell(self, span: Span) -> tuple[memoryview, list[Array]]:
+        """The bytes of a cell, and the arrays in it, one a group."""
+        return self._cells[span.start]
+
+    def hold(self, cell: int, partial: Array) -> None:
+        """A cell, of one group, is `partial`, which was reduced elsewhere."""
+        self._cells[cell][1][0][:] = partial
+
+    def due(self, spans: Spans) -> memoryview:
+        """Where a frame goes, which is always of this size."""
+        (span,) = spans
+        if span.buffer == TMP:
+            return self._cells[span.start][0]
+        if self._result is None:
+            self._result = memoryview(bytearray(sum(out.nbytes for _, _, out in self._groups)))
+        return self._result
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         (span,) = spans
         if span.buffer == TMP:
-            return [_view(array) for array in self._partials[span.start] if array.nbytes]
+            return (self._cells[span.start][0],)
         # The result: small, and the user may alter it as soon as the operation is done.
         views = [view for group in self._groups for view in group[2].views(0, group[2].length)]
-        return [memoryview(b"".join(views))]
+        return (memoryview(b"".join(views)),)
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        (span,) = spans
-        if span.buffer == TMP:
-            due = sum(kernel.wire_dtype.itemsize * x.length for kernel, x, _ in self._groups)
-        else:
-            due = sum(out.length * out.itemsize for _, _, out in self._groups)
-        if nbytes != due:
-            raise ProtocolError(f"a frame of {nbytes} bytes where {due} were due")
-        data = self._inbox[spans] = bytearray(nbytes)
-        return memoryview(data)
+        view = self.due(spans)
+        if nbytes != len(view):
+            raise ProtocolError(f"a frame of {nbytes} bytes where {len(view)} were due")
+        return view
 
     def arrived(self, spans: Spans) -> None:
-        (span,) = spans
-        data = self._inbox.pop(spans)
-        at = 0
-        if span.buffer == TMP:
-            cell: list[Array] = []
-            for kernel, x, _ in self._groups:
-                cell.append(np.frombuffer(data, kernel.wire_dtype, x.length, at))
-                at += cell[-1].nbytes
-            self._partials[span.start] = cell
+        if spans[0].buffer == TMP:
             return
+        data, at = self.due(spans), 0
         for _, _, out in self._groups:
             for view in out.views(0, out.length):
                 view[:] = data[at : at + view.nbytes]
                 at += view.nbytes
 
     def copy(self, step: Copy) -> None:
-        self._partials[step.into.start] = self._load(step.source)
+        if self.plain is not None:
+            self._cells[step.into.start][1][0][:] = self._groups[0][1].arrays[0]
+            return
+        for (kernel, x, _), partial in zip(
+            self._groups, self._cells[step.into.start][1], strict=True
+        ):
+            _load(kernel, x, partial)
 
     def reduce(self, step: Reduce) -> None:
-        cells = [self._load(operand) for operand in step.operands]
-        into_out = step.into.buffer != TMP
-        results: list[Array] = []
-        for index, (kernel, _, out) in enumerate(self._groups):
-            partials = [cell[index] for cell in cells]
-            total = partials[0]
-            last = len(partials) - 1
-            pieces = out.pieces(0, out.length) if into_out else []
-            for number, partial in enumerate(partials[1:], 1):
-                if number == last and len(pieces) == 1 and not kernel.stores:
-                    # Accumulators are what is stored: no detour.
-                    kernel.combine(pieces[0], total, partial)
-                    pieces = []
-                    break
-                into = np.empty_like(total)
-                kernel.combine(into, total, partial)
-                total = into
-            at = 0
-            for piece in pieces:
-                kernel.store(total[at : at + len(piece)], piece, self._size)
-                at += len(piece)
-            results.append(total)
-        if not into_out:
-            self._partials[step.into.start] = results
-
-    def _load(self, span: Span) -> list[Array]:
-        if span.buffer == TMP:
-            return self._partials[span.start]
-        cell: list[Array] = []
-        for kernel, x, _ in self._groups:
-            pieces = x.pieces(0, x.length)
-            if len(pieces) == 1:
-                cell.append(kernel.load(pieces[0]))
+        """Of the input alone, or of two cells."""
+        into, operands = step.into, step.operands
+        if self.plain is not None and len(operands) == 2:
+            arrays = self._cells[into.start][1] if into.buffer == TMP else self._groups[0][2].arrays
+            one, two = operands
+            a, b = self._cells[one.start][1][0], self._cells[two.start][1][0]
+            self._quietly(self.plain, a, b, out=arrays[0])
+            return
+        cells = [self._cells[span.start][1] for span in operands if span.buffer == TMP]
+        for index, (kernel, x, out) in enumerate(self._groups):
+            direct = into.buffer != TMP and len(out.arrays) == 1 and not kernel.stores
+            # Where accumulators are what is stored, there is no detour.
+            cell = into.start if into.buffer == TMP else _TOTAL
+            total = out.arrays[0] if direct else self._cells[cell][1][index]
+            if not cells:
+                _load(kernel, x, total)
+            elif isinstance(kernel, Kernel):
+                self._quietly(kernel.combine_loudly, total, cells[0][index], cells[1][index])
             else:
-                loaded = [kernel.load(piece) for piece in pieces]
-                cell.append(np.concatenate([np.empty(0, kernel.wire_dtype), *loaded]))
-        return cell
+                kernel.combine(total, cells[0][index], cells[1][index])
+            if into.buffer != TMP and not direct:
+                _store(kernel, total, out, self._size)
 
 
-def _view(array: Array) -> memoryview:
-    return array.view(np.uint8).data
+def _load(kernel: AnyKernel, x: Vector, partial: Array) -> None:
+    """What is in `x`, as accumulators."""
+    if len(x.arrays) == 1:
+        kernel.load(x.arrays[0], partial)
+        return
+    at = 0
+    for piece in x.pieces(0, x.length):
+        kernel.load(piece, partial[at : at + len(piece)])
+        at += len(piece)
+
+
+def _store(kernel: AnyKernel, total: Array, out: Vector, size: int) -> None:
+    """Accumulators of `size` ranks, as the result in `out`."""
+    at = 0
+    for piece in out.pieces(0, out.length):
+        kernel.store(total[at : at + len(piece)], piece, size)
+        at += len(piece)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,14 +49,29 @@ def _slice_piece(place: Place, group: Group, longest: int) -> int:
     return piece_for(place.size, itemsize, longest)
 
 
-def _reduction(place: Place, group: Group, plan: Prepared) -> Phase:
-    memory = Reductions(group.x, group.out, 0, group.kernel, place.size)
-    return Phase(plan, memory, group.x.itemsize, plan.plan.shared * group.x.itemsize)
+def _reduction(
+    place: Place, group: Group, plan: Prepared, direct: tuple[Any, ...] | None = None
+) -> Phase:
+    """`direct`: the algorithm, and its arguments, where all lie in memory that all see."""
+    x = group.x
+    memory = Reductions(x, group.out, 0, group.kernel, place.size)
+
+    def choose(places: Mapping[int, int]) -> Prepared:
+        assert direct is not None
+        shown = [x] * place.size
+        for peer, location in places.items():
+            shown[peer] = Vector.of(place.heap.find(peer, location, x.nbytes).view(x.dtype))
+        memory.show(shown)
+        algorithm, *args = direct
+        return prepared(algorithm, place.rank, place.size, *args)
+
+    shared = plan.plan.shared * x.itemsize
+    return Phase(plan, memory, x.itemsize, shared, None if direct is None else choose)
 
 
-def reduces_whole(place: Place, group: Group) -> bool:
+def _reduces_whole(group: Group) -> bool:
     """Whether everyone reduces all of it."""
-    return group.x.nbytes <= WHOLE
+    return group.x.nbytes <= WHOLE or not group.kernel.sliceable
 
 
 def can_reduce(group: Group) -> bool:
@@ -76,28 +92,22 @@ def can_scan(group: Group) -> bool:
 
 
 def all_reduce(place: Place, group: Group) -> Phase:
+    """The phase may go the direct way in place alone. Where everyone reduces all, that way is not
+    worth the second wait."""
     length = group.x.length
-    if reduces_whole(place, group) or not group.kernel.sliceable:
-        return _reduction(
-            place, group, prepared(pull_whole.all_reduce, place.rank, place.size, length)
-        )
-    piece = _slice_piece(place, group, -(-length // place.size))
+    if _reduces_whole(group):
+        plan = prepared(pull_whole.all_reduce, place.rank, place.size, length)
+        return _reduction(place, group, plan)._replace(whole=length > 0)
+    longest = -(-length // place.size)
+    piece = _slice_piece(place, group, longest)
     plan = prepared(pull_slices.all_reduce, place.rank, place.size, length, piece, DEPTH)
-    return _reduction(place, group, plan)
-
-
-def all_reduce_direct(place: Place, group: Group) -> Prepared | None:
-    """The plan where all see all arrays; None where that is not worth the second wait."""
-    if group.x.nbytes <= WHOLE:
-        return None
-    length = group.x.length
-    piece = piece_for(place.size, group.x.itemsize, -(-length // place.size))
-    return prepared(pull_direct.all_reduce, place.rank, place.size, length, piece)
+    piece = piece_for(place.size, group.x.itemsize, longest)
+    return _reduction(place, group, plan, (pull_direct.all_reduce, length, piece))
 
 
 def reduce(place: Place, group: Group, root: int) -> Phase:
     length = group.x.length
-    if reduces_whole(place, group) or not group.kernel.sliceable:
+    if _reduces_whole(group):
         plan = prepared(pull_whole.reduce, place.rank, place.size, root, length)
         return _reduction(place, group, plan)
     piece = _slice_piece(place, group, -(-length // place.size))
@@ -119,7 +129,9 @@ def take(
     plan = prepared(
         pull_direct.take, place.rank, place.size, (0,) * place.size, tuple(receives), 0, PAUSE
     )
-    return Phase(plan, Regions.of_bytes((), target, shown), 1, 0)
+    memory = Regions.of_bytes((), target)
+    memory.show(shown)
+    return Phase(plan, memory, 1, 0)
 
 
 def reduce_scatter(place: Place, group: Group) -> Phase:
@@ -127,18 +139,8 @@ def reduce_scatter(place: Place, group: Group) -> Phase:
     longest = max(b - a for a, b in itertools.pairwise(bounds))
     piece = _slice_piece(place, group, longest)
     plan = prepared(pull_slices.reduce_scatter, place.rank, place.size, bounds, piece, DEPTH)
-
-    def direct(places: dict[int, int]) -> Phase:
-        x = group.x
-        shown = [x] * place.size
-        for peer, location in places.items():
-            shown[peer] = Vector.of(place.heap.find(peer, location, x.nbytes).view(x.dtype))
-        memory = Reductions(x, group.out, 0, group.kernel, place.size, shown)
-        pause = PAUSE // x.itemsize
-        plan = prepared(pull_direct.reduce_scatter, place.rank, place.size, bounds, pause)
-        return Phase(plan, memory, x.itemsize, 0)
-
-    return _reduction(place, group, plan)._replace(direct=direct)
+    direct = pull_direct.reduce_scatter, bounds, PAUSE // group.x.itemsize
+    return _reduction(place, group, plan, direct)
 
 
 def scan(place: Place, group: Group, exclusive: bool) -> Phase:

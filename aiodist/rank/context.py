@@ -72,7 +72,7 @@ class Context(Party):
         self.ops, self.deferred, self.tags = self.calls.ops, self.calls.deferred, self.calls.tags
         self.arrivals, self.hearsay = self.calls.arrivals, self.calls.ends.hearsay
         self.launch, self.forgo = self.calls.launch, self.calls.forgo
-        self.carry_on, self.take_over = self.calls.carry_on, self.calls.take_over
+        self.take_over = self.calls.take_over
         self.started, self.undefer = self.calls.started, self.calls.undefer
         self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
@@ -177,12 +177,6 @@ class Context(Party):
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
         return not (self.ops or self.deferred or self.gone or self.arrivals.verdicts)
-
-    @property
-    def is_calm(self) -> bool:
-        """Whether nothing is known of collectives that were not called here yet."""
-        arrivals = self.arrivals
-        return not (arrivals.early or arrivals.verdicts or self.deferred)
 
     # -- ends -------------------------------------------------------------------------------------
 

@@ -43,17 +43,8 @@ class Spawner(Protocol):
         ...
 
 
-class Forgetting(Protocol):
-    """Whoever keeps views of others' arrays."""
-
-    def forget_arrays(self) -> None:
-        """Lets go of all of these views: one of the arrays is gone."""
-        ...
-
-
 class HeapGroup(Protocol):
-    """The group whose ranks have a heap. `shares` says whether all of its ranks can share memory,
-    and `express` keeps views of the others' arrays, where there is one."""
+    """The group whose ranks have a heap. `shares` says whether all of them can share memory."""
 
     rank: int
     size: int
@@ -62,9 +53,6 @@ class HeapGroup(Protocol):
 
     @property
     def endpoint(self) -> Spawner: ...
-
-    @property
-    def express(self) -> Forgetting | None: ...
 
     def tell(self, peer: int, kind: int, *fields: Any) -> None:
         """Sends `peer` a frame of that kind, which belongs to no operation."""
@@ -199,8 +187,6 @@ class Heap:
                 if coming is not None:
                     coming.cancel()
                 self._mapped.pop((peer, number), None)
-                if self._context.express is not None:
-                    self._context.express.forget_arrays()
             case _:
                 raise ProtocolError("malformed words about shared arrays")
 

@@ -257,7 +257,8 @@ class Lane:
 
     def try_enter(self, seq: int, area: int, digest: int, call: bytes, place: int) -> bool:
         """Enter the operation `seq`, which is called now and needs `area`, if that takes no
-        waiting. `finish_inline` or `continue_as_operation` comes next. False: nothing is done.
+        waiting. `finish_inline` comes next, or `add` of an operation that goes on. False: nothing
+        is done.
 
         `place`: where its array lies, see `Board.announce`.
         """
@@ -287,15 +288,10 @@ class Lane:
         self._publishes = 0
         self._entered = True
 
-    def finish_inline(self, shown: int, taken: int) -> None:
-        """What `try_enter` entered is done within its call, having moved so many bytes."""
-        self.moved.add(shown, taken)
+    def finish_inline(self) -> None:
+        """What `try_enter` entered is done within its call."""
         self._entered = self._agreed = False
         self._phase = -1
-
-    def continue_as_operation(self, rider: Rider) -> None:
-        """What `try_enter` entered has to wait: from here on it is the operation `rider`."""
-        self._turns.add(rider)
 
     def entered(self, seq: int) -> list[int]:
         """The others that have entered operation `seq`."""

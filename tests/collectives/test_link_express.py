@@ -9,9 +9,10 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
-from aiodist.collectives.link_express import LinkExpress
+from aiodist.collectives.link_express import LinkExpress, LinkRecipe
 from aiodist.engine import deadlines
 from aiodist.transports import polling as progress
+from aiodist.transports.stream import StreamLink
 
 pytestmark = pytest.mark.strength(2)
 
@@ -268,3 +269,34 @@ async def test_torch_is_told(groups):
             for tensor, version in zip(tensors, versions, strict=True):
                 assert tensor.tolist() == [2, 2, 2]
                 assert tensor._version > version
+
+
+@pytest.mark.parametrize("size", [2, 4])
+async def test_at_once_sends_what_the_executor_sends(groups, monkeypatch, size):
+    """Frame by frame, whoever is late, and with the same results."""
+    real = StreamLink.send_copy
+
+    async def outcome(at_once):
+        monkeypatch.setattr(LinkRecipe, "has_rounds", property(lambda self: at_once))
+        sent, results = [], []
+        monkeypatch.setattr(
+            StreamLink,
+            "send_copy",
+            lambda link, prefix, data: (
+                sent.append((prefix[-30:], bytes(data))),
+                real(link, prefix, data),
+            ),
+        )
+        async with groups(size) as ranks:
+            await learn(ranks, np.ones(3))
+            sent.clear()
+            for first in range(size):
+                arrays = [np.arange(3.0) * rank + first for rank in range(size)]
+                order = [*range(first, size), *range(first)]
+                await asyncio.gather(*[ranks[rank].all_reduce(arrays[rank]) for rank in order])
+                results += [array.tobytes() for array in arrays]
+            nothing_is_left(ranks)
+        assert sent
+        return sorted(sent), results
+
+    assert await outcome(True) == await outcome(False)

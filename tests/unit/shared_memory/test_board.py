@@ -420,6 +420,12 @@ class Sharing:
             self.found[rank] = self.number if rank == self.rank else self.areas[rank][0]
 
 
+class Links:
+    """Where nobody is lost."""
+
+    def check(self, peer: int) -> None: ...
+
+
 class Rider:
     """An operation of so many phases, in each of which all share a number."""
 
@@ -447,7 +453,8 @@ class Rider:
                 self._memory = Sharing(self._user.rank, self._size, number)
                 plan = prepared(pull_whole.share, self._user.rank, self._size, 1)
                 phase = Phase(plan, self._memory, 8, 8)
-                self._run = Executor(phase, None, lane, begin_area(phase, lane, self.seq))
+                links: Any = Links()
+                self._run = Executor(phase, links, lane, begin_area(phase, lane, self.seq))
             if not self._run.run():
                 return
             assert self._memory is not None

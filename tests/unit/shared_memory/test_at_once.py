@@ -1,0 +1,128 @@
+"""What `all_at_once` does in one go is what the executor does step by step."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import ReduceOp
+from aiodist.collectives.express import LaneExpress, LaneRecipe
+from aiodist.engine import executor
+from aiodist.shared_memory.board import AREAS, STAMP
+
+LIBRARY = Path(aiodist.__file__).parent
+
+CALLS: list[tuple[Any, Any]] = [
+    (ReduceOp.SUM, "f8"), (ReduceOp.SUM, "f4"), (ReduceOp.AVG, "f4"), (ReduceOp.SUM, "f2"),
+    (ReduceOp.MAX, "i4"), (ReduceOp.BXOR, "u8"), (ReduceOp.LOR, "?"), (ReduceOp.PRODUCT, "c16"),
+    (ReduceOp.premul_sum(0.5), "f8"),
+]  # fmt: skip
+
+
+def written(world: Any) -> list[bytes]:
+    """The words of all ranks, and of their areas all that the calls below may write."""
+    starts = [0, *(start for start, _ in AREAS)]
+    return [bytes(memory[at : at + 66_000]) for memory in world.memories for at in starts]
+
+
+def outcome(lanes: Any, size: int, seed: int, monkeypatch: Any, *, at_once: bool) -> Any:
+    """Calls in some order; what is in the memory of all ranks after each of them, and what the
+    users have."""
+    taken: list[int] = []
+    real = executor.all_at_once
+
+    def counted(phase: Any, lane: Any, area: int) -> Any:
+        run = real(phase, lane, area)
+        return lambda x: taken.append(run(x)) or taken[-1]
+
+    prepare = LaneExpress._prepare
+
+    def unmarked(self: Any, op: str, call: bytes, phase: Any, vector: Any, keeps: Any) -> Any:
+        recipe = prepare(self, op, call, phase, vector, keeps)
+        assert isinstance(recipe, LaneRecipe)
+        assert recipe.phase.whole
+        if not at_once:
+            recipe.phase = recipe.phase._replace(whole=False)
+        return recipe
+
+    monkeypatch.setattr("aiodist.collectives.express.all_at_once", counted)
+    monkeypatch.setattr(LaneExpress, "_prepare", unmarked)
+    world = lanes.World(size, lanes.Path([]), polls=True)
+    chance = random.Random(seed)
+    seen: list[Any] = []
+    for number in range(6):
+        op, dtype = chance.choice(CALLS)
+        length = chance.choice([1, 3, 2000, 8192])
+        numbers = np.random.default_rng([seed, number])
+        arrays = [(numbers.normal(size=length) * 9).astype(dtype) for _ in range(size)]
+        order = chance.sample(range(size), size)
+        gives_up = order[0] if chance.random() < 0.2 else None
+        works = []
+        for rank in order:
+            context = world.contexts[rank]
+            work = context.express.all_reduce(arrays[rank], op, math.inf)
+            if work is None:  # the one before is not over here
+                world.settle()
+                work = context.express.all_reduce(arrays[rank], op, math.inf)
+            assert work is not None
+            if rank == gives_up:
+                work.cancel()
+            works.append(work)
+            seen += [*written(world), context.lane.moved.sent, context.lane.moved.received]
+        world.settle()
+        assert all(work.done() for work in works)
+        seen += [work.cancelled() or repr(work.exception()) for work in works]
+        seen += [array.tobytes() for array in arrays]
+        seen += written(world)
+    assert bool(taken) is at_once
+    if at_once and size < 4:
+        assert {2, executor.ALL} <= {*taken}
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_they_leave_the_same(lanes, monkeypatch, size, seed):
+    with monkeypatch.context() as patch:
+        fused = outcome(lanes, size, seed, patch, at_once=True)
+    with monkeypatch.context() as patch:
+        steps = outcome(lanes, size, seed, patch, at_once=False)
+    assert fused == steps
+
+
+def test_it_takes_few_calls_in_few_files(lanes):
+    """All there is to read for who wants to know what a small all_reduce does."""
+    world = lanes.World(2, lanes.Path([]), polls=True)
+    for number in range(2):
+        lanes.Call(number, "express", 1).start(world.contexts[0])
+        lanes.Call(number, "express", 1).start(world.contexts[1])
+        world.settle()
+    other = world.contexts[1].lane.board.own
+    other[STAMP] = 1 << 60  # it is there already, whatever is waited for
+    files: set[str] = set()
+    depth = deepest = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal depth, deepest
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(LIBRARY):
+            depth += {"call": 1, "return": -1}.get(event, 0)
+            deepest = max(deepest, depth)
+            files.add(path.name)
+
+    x = np.ones(1)
+    sys.setprofile(count)
+    try:
+        work = world.contexts[0].express.all_reduce(x, ReduceOp.SUM, math.inf)
+    finally:
+        sys.setprofile(None)
+    assert work.done()
+    assert len(files) <= 7, files  # and group.py, which has called
+    assert deepest <= 7
