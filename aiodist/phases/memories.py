@@ -188,7 +188,10 @@ class Reductions(Regions):
         buffer, start, stop = step.into
         into = vectors[buffer].piece(start, stop)
         operands = [vectors[buffer].piece(start, stop) for buffer, start, stop in step.operands]
-        if into is not None and all(operand is not None for operand in operands):
+        for piece in (into, *operands):
+            if piece is None:
+                break
+        else:
             self._reduce(operands, into, self._size)
             return
         for part, *others in self._aligned(step.into, *step.operands):
