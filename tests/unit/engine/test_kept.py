@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import pytest
-
-from aiodist.engine import operation, pull
 from aiodist.engine.kept import PLANS, kept
+from aiodist.engine.phase import prepared
 from aiodist.schedules.plan import Copy, Plan, Span, X
 
 
@@ -77,8 +74,7 @@ def test_what_another_thread_has_made_meanwhile_counts_once() -> None:
     assert make(1) is first, "its weight was counted twice"
 
 
-@pytest.mark.parametrize("keep", [operation.prepared, pull.planned])
-def test_plans_are_kept_by_their_steps(keep: Callable[..., Any]) -> None:
+def test_plans_are_kept_by_their_steps() -> None:
     """Those of small arrays, of which there may be hundreds, and few of huge ones."""
     made: list[int] = []
 
@@ -89,8 +85,8 @@ def test_plans_are_kept_by_their_steps(keep: Callable[..., Any]) -> None:
     small = range(1, 201)
     for _ in range(2):
         for count in small:
-            keep(plan, count)
+            prepared(plan, count)
     assert made == list(small)
-    keep(plan, PLANS)  # nothing else is kept beside it
-    keep(plan, 200)
+    prepared(plan, PLANS)  # nothing else is kept beside it
+    prepared(plan, 200)
     assert made == [*small, PLANS, 200]
