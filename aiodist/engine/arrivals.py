@@ -34,9 +34,11 @@ goes, and who calls that late has to wait for its deadline."""
 class Calling(Called, Protocol):
     """The collectives of a group, and what is said of them."""
 
-    ends: Ends
     recorder: Recorder
     scope: Scope
+
+    @property
+    def ends(self) -> Ends: ...
 
 
 class Arrivals:
