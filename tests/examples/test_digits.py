@@ -12,7 +12,7 @@ import pytest
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 Environment = Callable[..., dict[str, str]]
 

@@ -97,6 +97,7 @@ async def test_who_has_lost_the_group_does_not_wait(kept: list[Any]) -> None:
         assert not kept
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_many_groups_at_one_port(job: Start, tmp_path: Path) -> None:
     assert job("rounds.py", 4, str(tmp_path)).finish() == ["met\n"] * 4
