@@ -213,6 +213,7 @@ async def _simulated(members: int, size: int, kernel: float) -> Figures:
 def simulate(members: int, size: int, real: float, real_size: int) -> Figures:
     """`real`: the processor time that a real coordinator takes a member, in groups of `real_size`:
     what it takes more than the simulated one is the kernel's."""
-    few = asyncio.run(_simulated(100 * real_size, real_size, 0.0))
+    groups = min(100, max(1, members // real_size))
+    few = asyncio.run(_simulated(groups * real_size, real_size, 0.0))
     kernel = max(0.0, real - few.busy / few.members)
     return asyncio.run(_simulated(members, size, kernel))

@@ -100,9 +100,9 @@ class Group:
     store: KeyValueStore
     view: View | None = None
     digest: bytes = b""
-    joiners: Seats[Joiner] = field(default_factory=Seats)
-    members: Seats[MemberInfo] = field(default_factory=Seats)
-    absent: Seats[MemberInfo] = field(default_factory=Seats)
+    joiners: Seats[Joiner] = field(default_factory=Seats[Joiner])
+    members: Seats[MemberInfo] = field(default_factory=Seats[MemberInfo])
+    absent: Seats[MemberInfo] = field(default_factory=Seats[MemberInfo])
     leases: dict[int, float] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
