@@ -170,6 +170,8 @@ class Reductions(Regions):
             self._reduce = functools.partial(self._quietly, kernel.reduce_loudly)
         else:
             self._reduce = kernel.reduce  # by a function of the user, who hears of everything
+        # Reduces two operands of two elements or more by one function, where there is one.
+        self._plain = kernel.plain(2) if isinstance(kernel, Kernel) else None
         self._kernel = kernel
         self._size = size
 
@@ -186,6 +188,13 @@ class Reductions(Regions):
     def reduce(self, step: Reduce) -> None:
         vectors = self._vectors
         buffer, start, stop = step.into
+        if self._plain is not None and len(step.operands) == 2 and stop - start > 1:
+            # Two ranks, each with one array: most steps of large arrays are of this kind.
+            (one, a, b), (two, c, d) = step.operands
+            x, y, z = vectors[one].arrays, vectors[two].arrays, vectors[buffer].arrays
+            if len(x) == len(y) == len(z) == 1:
+                self._quietly(self._plain, x[0][a:b], y[0][c:d], out=z[0][start:stop])
+                return
         into = vectors[buffer].piece(start, stop)
         operands = [vectors[buffer].piece(start, stop) for buffer, start, stop in step.operands]
         for piece in (into, *operands):

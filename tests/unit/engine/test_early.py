@@ -49,8 +49,15 @@ def test_no_flag_and_text(rest: list[Any]) -> None:
         entered_and_text([*HEAD, None, 0, *rest])
 
 
+class Nobody:
+    """Keeps no frame: these have come already."""
+
+    def came(self, frame: Ahead) -> None:
+        raise AssertionError("it has come already")
+
+
 def frame(src: int, call: bytes, data: bytes) -> Ahead:
-    return Ahead((None, 0), src, 0, call, bytearray(data))
+    return Ahead(Nobody(), (None, 0), src, 0, call, memoryview(bytearray(data)))
 
 
 @pytest.mark.parametrize(

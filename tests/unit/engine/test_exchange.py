@@ -65,18 +65,6 @@ def test_a_frame_that_is_half_here_is_written_nowhere_once_it_is_given_up() -> N
     assert not op.advanced
 
 
-def test_a_frame_that_is_half_here_does_not_count_once_all_begins_anew() -> None:
-    op = Receiving(np.zeros(8))
-    op.begin()
-    landing = op.exchange.message(1, 0, op.nbytes)
-    op.exchange.forget()
-    assert landing.memory is None
-    assert op.exchange.waiting(1) == 0
-    op.begin()
-    deliver(op.exchange.message(1, 0, op.nbytes), [memoryview(bytes(op.nbytes))], op.nbytes)
-    assert op.advanced == 1
-
-
 def test_a_frame_for_a_later_phase_waits_for_it() -> None:
     op = Receiving(np.zeros(8))
     data = memoryview(bytes(range(op.nbytes)))
