@@ -250,6 +250,8 @@ def _metas(
     longest = max(
         (o.meta for o in travelling if o is not None and isinstance(o.meta, int)), default=0
     )
+    # On a lane a phase is for all ranks, so all must know alike whether there is one. Over links
+    # not everyone knows what others exchange, and who has nothing to do in it does nothing.
     if longest or not on_lane:
         outgoing = {
             dst: [memoryview(encoded.meta)]

@@ -23,14 +23,15 @@ class Flow:
         size: int,
         posted: tuple[Posted[Any], ...],
     ) -> None:
-        self._wire = out
+        self._wire = out  # takes the frames that tell senders of credit and of wants
         self._loop = loop
         self._posted = posted
+        # By rank; None: it is lost, or the group has ended.
         self._credits: list[ReceiverCredit | None] = [ReceiverCredit() for _ in range(size)]
         self._tight: set[int] = set()  # senders that the total may hold back
         self._asking: set[int] = set()  # these, and those that owe an answer to a want
         self._owed: set[int] = set()  # senders that are owed credit
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # returns what is owed, though little
 
     @property
     def idle(self) -> bool:
@@ -85,6 +86,8 @@ class Flow:
         if is_much:
             self._settle(src, credit)
             return
+        # Little is kept back until there is more: a frame for each small message would cost about
+        # as much as the message. The timer is for the end of a row, when no more comes.
         self._owed.add(src)
         if self._timer is None:
             self._timer = self._loop.call_later(SETTLE_AFTER, self._settle_all)

@@ -84,28 +84,30 @@ class RankActor:
     ) -> None:
         """`people`: the members by their root, to be kept up here. `memory_of`: what memory each
         can share. `events`: what the coordinator has told since the view."""
-        self.loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()  # all of this happens on it
         self.address = address
         self.view = view
-        self.roots: tuple[int, ...] = ()
+        self.roots: tuple[int, ...] = ()  # of the members of the view, by rank
         self.people = people
-        self.lost: dict[int, str] = {}
-        self.left: set[int] = set()
+        self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
+        self.left: set[int] = set()  # ranks of the view that have left in order
         self.changed: set[Callable[[], None]] = set()
         """Called when members of the view are lost or leave, when there is another, at the end."""
         self.control = control
         self.endpoint = endpoint
-        self.store = Store(control, timeout=op_timeout)
-        self.context: Context | None = None
+        self.store = Store(control, timeout=op_timeout)  # that of the group, at the coordinator
+        self.context: Context | None = None  # that of the newest epoch; None: not made yet
         self._memory_of = memory_of
-        self._memories: dict[int, Memory] = {}
+        self._memories: dict[int, Memory] = {}  # what memory each member can share, by root
+        # Events of an epoch that is not adopted here yet.
         self._ahead: list[MemberLost | MemberLeft] = []
-        self._listeners = list(listeners)
+        self._listeners = list(listeners)  # where peers connect to this rank
         self._coordinator = coordinator
         self._op_timeout = op_timeout
-        self._leaving: asyncio.Task[None] | None = None
-        self._hurries = False
+        self._leaving: asyncio.Task[None] | None = None  # closes everything; None: this rank stays
+        self._hurries = False  # it was aborted while it left
         self.adopt(view)
+        # What was told since the view comes first, and what is told from now on behind it.
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
@@ -130,6 +132,8 @@ class RankActor:
             if root not in stay and root not in self.endpoint.lost and root not in left:
                 # The coordinator was away when we were to hear of it.
                 self.endpoint.lose(root, f"epoch {view.epoch} began without it")
+        # Groups of former epochs go on beside this one, and say of their lost ranks who they were.
+        # Only who is in none of them is forgotten.
         used = stay.union(*[context.ranks for context in self.endpoint.contexts.values()])
         for root in [root for root in self.endpoint.lost if root not in used]:
             self.endpoint.forget(root)
@@ -237,6 +241,8 @@ class RankActor:
             group=self.view.group,
             epoch=self.view.epoch,
         )
+        # First, so that what is pending fails with this reason. `abort` would have them fail as
+        # closed.
         self._close_contexts(error)
         self.abort("evicted")
 
@@ -255,6 +261,8 @@ class RankActor:
         if self._leaving is None:
             self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
             self._tell_changed()
+        # Whoever waits for it may be cancelled. The goodbye goes on: otherwise the others would
+        # take this rank for lost.
         await asyncio.shield(self._leaving)
 
     async def _leave(self) -> None:

@@ -62,6 +62,8 @@ async def derive(
             "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
         )
     except BaseException as error:
+        # A rank that has the group already may revoke it while this one still waits. Then all have
+        # it, and this one, too, is to get it, and find it revoked.
         if isinstance(error, GroupRevokedError) and isinstance(context.ended, GroupRevokedError):
             return context
         context.close(GroupClosedError("the group was not made", group=group))
@@ -112,6 +114,7 @@ async def parts(
         deadlines.check_timeout(timeout)
         call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     except (TypeError, ValueError) as error:
+        # Twice, for a split is two collectives, and the others count both.
         parent.forgo("split", _SPLIT, error)
         parent.forgo("split", _SPLIT, error)
         raise
