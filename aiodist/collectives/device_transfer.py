@@ -212,6 +212,9 @@ class DeviceTransfer:
         if device_work is not None and device_work.mark.busy:
             yield Settled(self._place.loop, device_work.done(), last=not self.direct)
         if self.direct:
+            # Two rounds over links. The first says that reads are complete. All go into the second
+            # with their arrays intact, so whoever comes out of it knows that nobody had given up
+            # while it read.
             yield from share(self._place, b"", on_lane)
             if not on_lane:
                 yield from share(self._place, b"", on_lane)

@@ -134,6 +134,7 @@ def _all_reduce(call: Reduction, on_lane: bool) -> Part[None]:
         # In place: of each array the others read the slices that they reduce themselves, so nobody
         # else reads this one before it is RECORDED.
         _fold(call, index, size, joined.flat[start:stop], start, stop, size)
+    # Recorded before it is said: who hears of it may have its device wait for the event at once.
     work.stream.record(work.events[RECORDED])
     yield from share(place, b"", on_lane)
     _wait(call, RECORDED)

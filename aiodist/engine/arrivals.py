@@ -1,5 +1,12 @@
 """What comes of collectives from other ranks: handed to the operation that it belongs to, kept
-while that was not called here yet, and answered where it is a question."""
+while that was not called here yet, and answered where it is a question.
+
+Ranks call at their own pace, so the frames of a fast one are here before the call of a slow one.
+They are kept, and not left in the link: a link has one order, and what waits in it would hold up
+all that is behind, of other collectives too. So that a rank cannot fill the memory of another by
+that, what is kept of each is limited; and ranks send much only to those who are known to have
+entered (`aiodist.engine.calls.MAX_UNSOLICITED`).
+"""
 
 from __future__ import annotations
 

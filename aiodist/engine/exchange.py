@@ -278,6 +278,7 @@ class Exchange(Generic[Op]):
             self._memory.arrived(spans)
         else:
             assert data is not None
+            # Its phase may have begun while the payload came. Then it is copied to where it goes.
             spans = self._spans(src, slot)
             if spans is None:
                 self._early.setdefault(src, deque()).append(data)

@@ -308,6 +308,7 @@ class Endpoint:
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
+        # From here on a link that ends is what was meant, and no loss.
         self.closing = True
         await self._stop_tasks()
         links = [peer.link for peer in self._peers.values() if peer.link is not None]

@@ -292,6 +292,8 @@ class Peer:
 
     def look(self, seconds: float) -> None:
         """It is `seconds` since the last look: whether the peer's host has answered meanwhile."""
+        # While a connection is being made, the one before is gone: so it is the new one that has to
+        # be answered.
         link = self.calling or self.link
         if not isinstance(link, StreamLink) or not link.is_unanswered(seconds):
             self._silent = 0

@@ -84,6 +84,8 @@ class SenderCredit:
 
     def forget(self, tag: MessageTag) -> None:
         """Nothing of `tag` waits any more."""
+        # It waits for its own window from now on, and must not hold back the tags that stand in
+        # line behind it for the total.
         self._stalled.pop(tag, None)
 
     def admit(self, tag: MessageTag, price: int) -> bool | None:

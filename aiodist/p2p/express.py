@@ -123,8 +123,8 @@ class P2PExpress:
         data = arrays.window(x, form.spec.nbytes)
         if data is None:
             return None
-        # By identity: an equal tag of another type, as True for 1, is no tag, and `as_tag` refuses
-        # it. An equal one that is another object costs a new prefix, and no more.
+        # By identity: True equals 1, but is no tag, and `as_tag` refuses it. An equal tag that is
+        # another object costs a new prefix, and no more.
         if tag is not form.tag:
             form.use(as_tag(tag))
         p2p = self._p2p

@@ -1,4 +1,9 @@
-"""The receiver's side of flow control: returning credit, and telling senders what is waited for."""
+"""The receiver's side of flow control: returning credit, and telling senders what is waited for.
+
+The rules, and why nobody waits for ever by them, are in `aiodist.p2p.credit`. In here is what they
+cost: a sender hears of its credit once a batch, and of what is waited for only while it is so near
+to its limit that this may hold it back. Nobody else is told anything.
+"""
 
 from __future__ import annotations
 

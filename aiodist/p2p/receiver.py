@@ -108,6 +108,8 @@ class Receiver:
         _, meta = self._origins[receiving.source].last
         if meta and receiving.message is None:
             try:
+                # There is time for it while nothing has come; afterwards the sender, and who waits
+                # for the value, would wait for this as well.
                 target = parse(meta, allow_pickle=self._channel.allow_pickle)
                 target.allocate(receiving.out)
             except Exception:  # such a message would not fit

@@ -193,6 +193,7 @@ class Sender:
     ) -> None:
         """A section is on the host."""
         if not sending.gone:
+            # First, so that the device copies the next section while this one is sent.
             departure.fetch()
             self._move(peer, sending, section)
             self._wire.flush()

@@ -1,6 +1,7 @@
 """The phases of groups that span hosts: which mixed plan, in what pieces.
 
-All choices are functions of what all ranks know.
+All choices are functions of what all ranks know. Ranks that chose different plans, or pieces of
+different sizes, would wait for each other's steps for ever, or read what is not there yet.
 """
 
 from __future__ import annotations

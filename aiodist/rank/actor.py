@@ -122,6 +122,7 @@ class RankActor:
 
     def adopt(self, view: View) -> tuple[int, ...]:
         """`view` is the newest: the roots of its members, by rank."""
+        # By root, for in the next view the same rank may be another member.
         before, left = self.roots, {self.roots[rank] for rank in self.left}
         self.roots = self.endpoint.admit([member.id for member in view.members])
         for root, member in zip(self.roots, view.members, strict=True):
@@ -227,6 +228,7 @@ class RankActor:
         self.control.begin(request).add_done_callback(told)
 
     def _tell_changed(self) -> None:
+        # A copy, for who is told may want to hear no more.
         for call in list(self.changed):
             call()
 
@@ -277,6 +279,7 @@ class RankActor:
         self.control.close()
         await self.control.closed()
         if self._coordinator is not None:
+            # Last of all: this rank, too, has just left by way of the coordinator that it serves.
             await self._coordinator.stop(drain=self._op_timeout)
         _actors.discard(self)
         if error is not None:

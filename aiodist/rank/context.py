@@ -212,6 +212,7 @@ class Context(Party):
             self._setup.cancel()
         self.calls.close(error, abort=abort)
         self.device_memory.close()  # it may have a last word
+        # The count outlives the context, for it is about the whole membership.
         self.endpoint.called += self.calls.called
         self.end(error)
         self.heap.close()

@@ -1,4 +1,10 @@
-"""Contexts made of others: subgroups, splits, duplicates, and next epochs."""
+"""Contexts made of others: subgroups, splits, duplicates, and next epochs.
+
+All ranks of a new group work out the same id for it, each for itself, so none has to be told. What
+it takes is a barrier, on the new context: who comes out of it knows that all have called for the
+group, and so have its context. A rank that cannot call any more says so on that context, too
+(`decline`): otherwise the others would wait for it in the barrier until their deadline.
+"""
 
 from __future__ import annotations
 
