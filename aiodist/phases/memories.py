@@ -199,6 +199,8 @@ class Reductions(Regions):
                 return
         into = vectors[buffer].piece(start, stop)
         operands = [vectors[buffer].piece(start, stop) for buffer, start, stop in step.operands]
+        # Where each of them lies in one array, one call reduces them. Else they are cut wherever an
+        # array of any of them ends.
         for piece in (into, *operands):
             if piece is None:
                 break
@@ -215,6 +217,8 @@ class Partials(Reductions):
 
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
         super().__init__(x, out, 0, kernel, size)
+        # In the dtype of the accumulator, so that a partial result is not rounded each time that it
+        # is passed on.
         self._vectors[TMP] = Vector([np.empty(scratch, kernel.wire_dtype)], kernel.wire_dtype)
 
     def reduce(self, step: Reduce) -> None:

@@ -94,6 +94,7 @@ def broadcast(
 ) -> Phase:
     """To be preceded by a phase that synchronises."""
     length = sum(view.nbytes for view in (source or target))
+    # Every host has at least so many ranks: the blocks go between hosts over so many links at once.
     carriers = min(map(len, place.teams))
     piece = piece_for(carriers, 1, -(-length // carriers))
     plan = prepared(team_values.broadcast, place.rank, place.teams, root, length, piece)
