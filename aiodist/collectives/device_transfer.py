@@ -56,7 +56,7 @@ class DeviceTransfer:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._device_memory = place.device_memory
+        self._device_memory = place.device_memory  # what this rank can read of the others' devices
         self.sources = Sources(place.device_memory)  # what this rank gives
         # The values with arrays on the device, and the number of the first one of each.
         self._given: list[tuple[Encoded, int]] = []
@@ -93,6 +93,7 @@ class DeviceTransfer:
         def guarded(on_lane: bool) -> Program:
             try:
                 result = yield from program(on_lane)
+            # Also GeneratorExit, by which a program ends whose operation was given up elsewhere.
             except BaseException:
                 self.sources.abandon()
                 if failed is not None:
@@ -146,6 +147,7 @@ class DeviceTransfer:
         except OSError as error:
             return f"rank {rank}: {error}"
         if self.sources.device_work is not None:
+            # What was opened stays open until the device is done with what reads it.
             self.sources.device_work.kept.append(self.found)
         return ""
 
@@ -210,6 +212,9 @@ class DeviceTransfer:
         if device_work is not None and device_work.mark.busy:
             yield Settled(self._place.loop, device_work.done(), last=not self.direct)
         if self.direct:
+            # Two rounds over links. The first says that reads are complete. All go into the second
+            # with their arrays intact, so whoever comes out of it knows that nobody had given up
+            # while it read.
             yield from share(self._place, b"", on_lane)
             if not on_lane:
                 yield from share(self._place, b"", on_lane)

@@ -174,6 +174,8 @@ def collect(
         incoming[src], wrong = opened(place, transfer, src, offer, metas[src], outs.get(src))
         problem = problem or wrong
     if own is not None and not fits:
+        # The own value is put in its place last of all, when the others have theirs. Whether it
+        # fits there has to be known before, like that of all others.
         problem = problem or _try_own(place, *own)
     yield from fitting.settle(place, problem, fits, on_lane)
     for src, value in incoming.items():
@@ -200,6 +202,8 @@ def opened(
     """The value that `src` offers, with the memory that it goes to; or without, and what is wrong
     with `out`. Raises ProtocolError."""
     value = parse(meta, max_bytes=place.max_message_bytes, allow_pickle=place.allow_pickle)
+    # By the sizes in the offer all have chosen their plans. Metadata of another size would have
+    # memory made that these plans do not fill, or do not fit in.
     if value.nbytes != offer.nbytes + offer.apart:
         raise ProtocolError(f"rank {src} offers {offer.nbytes} bytes for {value.describe()}")
     foreign = transfer.places(src, offer.first, value)
@@ -243,6 +247,7 @@ def _metas(
         if isinstance(offer.meta, bytes):
             metas[src] = offer.meta
             continue
+        # Before memory is made for it: the number is whatever the other rank has said.
         if offer.meta > place.max_message_bytes:
             raise ProtocolError(f"rank {src} offers {offer.meta} bytes of metadata")
         metas[src] = bytearray(offer.meta)
@@ -250,6 +255,8 @@ def _metas(
     longest = max(
         (o.meta for o in travelling if o is not None and isinstance(o.meta, int)), default=0
     )
+    # On a lane a phase is for all ranks, so all must know alike whether there is one. Over links
+    # not everyone knows what others exchange, and who has nothing to do in it does nothing.
     if longest or not on_lane:
         outgoing = {
             dst: [memoryview(encoded.meta)]

@@ -42,7 +42,7 @@ That is safe because:
   the phase gives back what was lent when it has ended (`Executor.close`).
 
 Over links (`link_express`), where links are read meanwhile, two of these have other reasons: see
-the comment above `Context.take_over`.
+the comment above `Calls.take_over`.
 """
 
 from __future__ import annotations
@@ -87,11 +87,12 @@ class Recipe:
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
         self.op = op  # its name
         self.call = call  # what was called, in words: all ranks must agree on it
-        self.digest = digest_of(call)
+        self.digest = digest_of(call)  # that of `call`: on a lane the others compare it with theirs
         self.phase = phase._replace(lent=vector)  # all that there is to do
         self.vector = vector  # the array of the user, in the memory of that phase
         vector.lend(None)
-        self.nbytes = vector.nbytes
+        self.nbytes = vector.nbytes  # bytes of the array
+        # What it counts of `KEPT`: the steps of its plan.
         self.weight = len(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
 
@@ -137,9 +138,9 @@ class Express(ABC, Generic[G, R]):
 
     def __init__(self, context: G) -> None:
         self._context = context
-        self._loop = context.loop
-        self._progress = context.endpoint.progress
-        self._add = context.recorder.add
+        self._loop = context.loop  # that of the group, which all calls are made from
+        self._progress = context.endpoint.progress  # says when the loop is due for a turn
+        self._add = context.recorder.add  # takes an entry of the flight recorder
         self._recipes: dict[tuple[Any, ...], R | None] = {}  # None: not to be prepared
         self._weight = 0  # of all of them
 
@@ -199,6 +200,8 @@ class Express(ABC, Generic[G, R]):
         return self._prepare("all_reduce", f"all_reduce({op}, {item})".encode(), phase, vector, op)
 
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> R | None:
+        # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
+        # if another operator gets the id, it takes the ordinary way, and that is all.
         self._recipes[key] = recipe
         self._weight += 1 if recipe is None else recipe.weight
         while self._weight > KEPT and len(self._recipes) > 1:
@@ -273,6 +276,8 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe]):
         lane = self._lane
         phase = recipe.phase
         arrivals = context.arrivals
+        # Something has come for collectives that were not called here yet, perhaps a verdict on
+        # this one; or calls before this one wait for their numbers. The ordinary way sees to both.
         if arrivals.early or arrivals.verdicts or context.deferred:
             return None
         seq = context.tags.upcoming(None)

@@ -90,6 +90,7 @@ def lend(place: Place, lent: Lent, on_lane: bool) -> Part[Any]:
         failure = yield from _settle(place, problem, on_lane)
         return failure or lent.value()
     finally:
+        # By now all have said whether they have it; or it failed, and nobody is to have it.
         lent.close()
 
 

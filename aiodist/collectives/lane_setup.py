@@ -114,6 +114,8 @@ class LaneSetup:
         try:
             words = await self._share(None if offer is None else offer.words)
             others, problem = await self._fetch(words, problem)
+            # From here on no untagged call takes a number, until all answers are known: the number
+            # that is told now must still be the next one when the lane is begun with the highest.
             self.settling = True
             answers = await self._share((not problem, context.upcoming()))
             # A rank that is alone on its host shows nobody what it has there.
@@ -170,6 +172,8 @@ class LaneSetup:
         def program(_: bool) -> Program:
             return (yield from share(context, msgpack.packb(own), on_lane=False))
 
+        # It has no deadline of its own. The calls that wait for it have theirs, and name who is
+        # missing in it (`engine.deadlines`).
         blobs = await context.launch(
             "shared memory", "shared memory()", program, tag=SETUP_TAG, timeout=math.inf
         )

@@ -62,14 +62,15 @@ class LinkRecipe(Recipe):
         super().__init__(op, call, phase, vector, keeps)
         assert isinstance(phase.memory, SmallReductions)
         self._context = context
-        self._arrivals = context.arrivals
-        self._progress = context.endpoint.progress
-        self._crowded = context.size > cores()
-        self._memory = phase.memory
+        self._arrivals = context.arrivals  # has the frames of peers that are ahead of this rank
+        self._progress = context.endpoint.progress  # looks for frames within the call
+        self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
+        self._memory = phase.memory  # the cells with the partial results of the plan
+        # The ranks that the plan sends to, whose links have to be free.
         self._peers = sorted({s.peer for s in phase.prepared.plan.steps if isinstance(s, Send)})
         self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
-        self._quietly = quietly()
-        self._plain = phase.memory.plain
+        self._quietly = quietly()  # calls a function without warnings of numpy
+        self._plain = phase.memory.plain  # reduces two arrays; None: no one function does
         # Where partial results are of the user's dtype: see `at_once`.
         self._rounds = [] if self._plain is None else self._rounds_of(phase.prepared.plan.steps)
         # Of one call:
@@ -159,6 +160,7 @@ class LinkRecipe(Recipe):
         """
         prefix, quietly = self._prefix(self.nbytes), self._quietly
         for peer, number, cell, other, into, comes_first in self._rounds:
+            # Copied, for the array is reduced into as soon as the frame of the peer is here.
             self._links[peer].send_copy(prefix, flat.data)
             if not self._has_come(peer, prefix, into):
                 self._memory.hold(cell, flat)
@@ -213,6 +215,8 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
                 executor.close()
             context.take_over(work, recipe.call, None, rest_of(x, error), seconds)
             return work
+        # Links were read in the call, and what came of this number was kept. A verdict may be among
+        # it: then the result is not to be had here either, though it is complete.
         if done == ALL and context.arrivals.is_quiet((None, seq)):
             if executor is not None:
                 executor.close()

@@ -90,6 +90,7 @@ def unpack(blob: bytes | memoryview, count: int, src: int) -> tuple[list[Offer],
         if len(fields) == count + 1:
             words = fields.pop()
         offers = [Offer(*each) for each in fields]
+    # What another rank sent may be anything, and so may be what msgpack and the fields raise.
     except Exception as error:
         raise ProtocolError(f"malformed offers of rank {src}: {error!r}") from None
     if len(offers) != count or not all(map(_sound, offers)) or type(words) is not bytes:

@@ -64,6 +64,8 @@ def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.all_reduce(place, groups)
         return
+    # Over links from here on, also where the ranks share memory and have no plan there for such
+    # arrays and operators.
     chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
     if chosen == "recursive_doubling":
         yield _small(place, groups)
@@ -76,6 +78,7 @@ def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
     """The reduction of `x`, at `dst`."""
     here = place_at(place, x, dst, out) is not None
+    # Elsewhere there is no result, and `x` is only read.
     operand = Operand.of(x, op, out=out, in_place=here)
 
     def program(on_lane: bool) -> Program:
@@ -279,6 +282,7 @@ def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
         raise ProtocolError(f"operands of another size than {due} bytes")
     at = 0
     for group in groups:
+        # Of no ranks, as at the first one of an exscan, it is the input as it is.
         operands = [[np.frombuffer(blob, group.x.dtype, group.x.length, at)] for blob in blobs] or [
             group.x.pieces(0, group.x.length)
         ]
@@ -294,6 +298,7 @@ def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
 
 def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scalar]]]:
     """Every rank's numbers, by rank."""
+    # There are no complex numbers in msgpack.
     packed = [[value.real, value.imag] if type(value) is complex else value for value in own]
     blobs = yield from share(place, msgpack.packb(packed), on_lane)
     numbers: list[list[Scalar]] = []
@@ -304,6 +309,8 @@ def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scal
             ]
         except Exception as error:
             raise ProtocolError(f"malformed numbers of rank {src}: {error!r}") from None
+        # All have called the same, and the call names the types. What came nevertheless may be
+        # anything, and is not to be reduced.
         if [type(value) for value in values] != [type(value) for value in own]:
             raise ProtocolError(f"rank {src} has numbers of other types than it announced")
         numbers.append(values)

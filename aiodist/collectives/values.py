@@ -49,6 +49,7 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         meta = yield from metadata(place, src, offer, own, on_lane)
         fits = fitting.all_fit(wants, [offer.meta])
         if own is not None:
+            # Before anything is moved: what does not fit somewhere is nobody's result.
             yield from fitting.settle(place, None, fits, on_lane)
             if offer.data is None:
                 yield from data_of_one(place, src, offer, own.buffers, [], on_lane)

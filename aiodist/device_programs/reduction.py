@@ -45,15 +45,19 @@ class Joined:
         self._outs = outs  # where the result goes
         self._parts: list[Any] = []  # of `flat`: what each array was copied to, if it was
         self.name = name  # the dtype
-        self.itemsize = carrier(name).itemsize
+        self.itemsize = carrier(name).itemsize  # bytes of an element
         self.flat: Any = None  # all elements; the result is to be written there
         if len(xs) == 1:
             target = outs[0] if outs else xs[0]
+            # The array itself is used where the result goes there and it is contiguous (None: it is
+            # not). A rank that only gives has no `outs`: then it is the input, which nobody writes.
             self.flat = device.flat(target)
             if self.flat is not None and target is not xs[0]:
                 self._copy(self.flat.reshape(device.describe(xs[0])[1]), xs[0])
         if self.flat is None:
             lengths = [count(device, x) for x in xs]
+            # Else one array is made for all of them: one reduction does then, and the others have
+            # one array to open.
             self.flat = device.flat(device.empty(work.stream, name, (sum(lengths),)))
             at = 0
             for x, length in zip(xs, lengths, strict=True):
@@ -61,7 +65,7 @@ class Joined:
                 self._parts.append(part)
                 self._copy(part, x)
                 at += length
-        self.length = count(device, self.flat)
+        self.length = count(device, self.flat)  # elements, over all arrays
         work.kept += [self.flat, *xs, *outs]
 
     def _copy(self, into: Any, x: Any) -> None:
@@ -97,6 +101,7 @@ class Reduction:
         self.op = op
         self.result = result  # where it goes, as `x` is; None where it goes nowhere here
         self.transfer = DeviceTransfer(place)  # how the ranks read each other's
+        # What this collective has queued on the device.
         self.work = self.transfer.sources.work_on(device)
         self.work.kept += [x, result]
         lengths = [math.prod(shape) for _, shape in described]
@@ -105,6 +110,7 @@ class Reduction:
             signature_of_list(texts, sum(lengths)) if isinstance(x, (list, tuple)) else texts[0]
         )
         sizes = [carrier(dtype).itemsize for dtype, _ in described]
+        # Bytes of the arrays of this rank.
         self.nbytes = sum(n * size for n, size in zip(lengths, sizes, strict=True))
         # The same on all ranks; whether they see each other's devices they have to agree on.
         self._on_device = all(device.reduces(op, dtype) for dtype, _ in described)

@@ -131,7 +131,10 @@ def _all_reduce(call: Reduction, on_lane: bool) -> Part[None]:
     _wait(call, READY)
     for index, joined in enumerate(call.joined):
         start, stop = bounds[index][place.rank : place.rank + 2]
+        # In place: of each array the others read the slices that they reduce themselves, so nobody
+        # else reads this one before it is RECORDED.
         _fold(call, index, size, joined.flat[start:stop], start, stop, size)
+    # Recorded before it is said: who hears of it may have its device wait for the event at once.
     work.stream.record(work.events[RECORDED])
     yield from share(place, b"", on_lane)
     _wait(call, RECORDED)
@@ -161,6 +164,8 @@ def _prefix(call: Reduction, on_lane: bool, *, stop: int) -> Part[None]:
     _wait(call, READY)
     results: list[tuple[Joined, Any]] = []
     for index, joined in enumerate(call.joined if stop else ()):
+        # Not into the array itself: ranks behind this one read all of it, until `land` says that
+        # they have.
         result = device.flat(device.empty(work.stream, joined.name, (joined.length,)))
         work.kept.append(result)
         results.append((joined, result))
@@ -194,6 +199,7 @@ def _fold(
 ) -> None:
     """Queue the reduction of elements `start` to `stop` of array `index` of the first so many
     ranks. `size`: by which AVG divides."""
+    # In the order of the ranks, so that the result is the same, bit for bit, wherever it is made.
     operands = [call.transfer.found[rank].arrays[index] for rank in range(ranks)]
     most = max(1, PIECE // call.joined[index].itemsize) if ranks > 2 else max(1, stop - start)
     for a, b in pieces(start, stop, most):

@@ -1,5 +1,12 @@
 """What comes of collectives from other ranks: handed to the operation that it belongs to, kept
-while that was not called here yet, and answered where it is a question."""
+while that was not called here yet, and answered where it is a question.
+
+Ranks call at their own pace, so the frames of a fast one are here before the call of a slow one.
+They are kept, and not left in the link: a link has one order, and what waits in it would hold up
+all that is behind, of other collectives too. So that a rank cannot fill the memory of another by
+that, what is kept of each is limited; and ranks send much only to those who are known to have
+entered (`aiodist.engine.calls.MAX_UNSOLICITED`).
+"""
 
 from __future__ import annotations
 
@@ -52,9 +59,10 @@ class Arrivals:
         self._calls = calls
         self.early: dict[Key, Early] = {}
         self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
+        # Verdicts on frozen tags, to be heard when the round about tags is over, and who told them.
         self._held: list[tuple[int, Key, failures.Verdict]] = []
-        self._ahead_bytes: Counter[int] = Counter()
-        self._verdict_bytes = 0
+        self._ahead_bytes: Counter[int] = Counter()  # by rank, see MAX_AHEAD_BYTES
+        self._verdict_bytes = 0  # of `verdicts`, see MAX_VERDICT_BYTES
 
     # -- what has come of collectives that were not called here yet -------------------------------
 
@@ -80,10 +88,13 @@ class Arrivals:
 
     def replay(self, op: Operation, early: Early) -> bool:
         """Hand `op`, which has just got its number, what came before it. False: it failed."""
+        # Questions first: who asked is owed an answer, also where the operation fails below.
         for src in early.inquirers:
             self._answer(src, (op.tag, op.seq), entered=True)
         for src in early.knockers:
             self._admit(src, (op.tag, op.seq))
+        # All calls are compared before anything is delivered. So the error names every rank that
+        # differs, and no frame of another call is written to memory of the user.
         calls = {src: call for src, (_, call) in early.grants.items()}
         calls |= {frame.src: frame.call for frame in early.frames}
         others = {src: call for src, call in calls.items() if unmarked(call) != op.call}
@@ -115,6 +126,8 @@ class Arrivals:
             return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
         if not calls.tags.is_ahead(*key) or key in self.verdicts:
             return None
+        # It counts towards the limit when it is here (`came`). Until then there is one of each peer
+        # at most, for a link brings one payload after the other.
         return Ahead(self, key, src, slot, call, memoryview(bytearray(nbytes)))
 
     def grant(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
@@ -136,8 +149,11 @@ class Arrivals:
     def inquire(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         key = key_of(fields)
         calls = self._calls
+        # What is neither pending nor ahead has ended here, so it was entered.
         entered = key in calls.ops or not calls.tags.is_ahead(*key)
         self._answer(src, key, entered=entered)
+        # The answer is on its way from here on, and must not meet a new collective of this number
+        # at the one who asked.
         calls.tags.keep(key[0])
         if not entered:
             early = self._ahead(key, src)
@@ -176,6 +192,8 @@ class Arrivals:
         if op is not None:  # called here while the payload was coming
             if self._agrees(op, frame.src, frame.call):
                 self._hand_over(op, frame)
+        # The group may have ended while the payload came, and the collective, too: then nobody
+        # would ever take it from here.
         elif calls.party.ended is None and calls.tags.is_ahead(*frame.key):
             size = len(frame.memory) + len(frame.call)
             self._ahead(frame.key, frame.src, size).frames.append(frame)
@@ -224,6 +242,8 @@ class Arrivals:
             self._calls.ends.differ(op, {src: call})
             return False
         if op.roll is None:
+            # It calls the roll, with an array on a device. Only this word tells it that the array
+            # here is of the host: otherwise it would wait for a marked one until its deadline.
             self._say_called(src, op, op.call)
         else:
             op.called_with(src, on_device=call != op.call)

@@ -65,13 +65,14 @@ class Calls:
         """The collectives that wait for a number, in the order of their calls."""
         self.lane: Lane | None = None  # where they share memory, once that is agreed on
         self.setup: Setup | None = None  # has that made, beside the first of them; None: nothing
-        self.ends = Ends(self)
+        self.ends = Ends(self)  # how they end, here and elsewhere
         self.arrivals = Arrivals(self)  # takes what comes for them
         self._trace = trace  # hears of each; None: nobody listens
         self._op_timeout = op_timeout  # seconds for one that was given no timeout
         self._unsolicited = [0] * party.size  # bytes by peer, see MAX_UNSOLICITED
         # The rest of what an operation needs of its host:
         self.finished, self.failed = self.ends.finished, self.ends.failed
+        # Where a peer has sent nonsense, or has called something else.
         self.blame, self.differ = self.ends.blame, self.ends.differ
 
     # -- from the group ---------------------------------------------------------------------------
@@ -109,6 +110,7 @@ class Calls:
                 party.endpoint.progress.inline(
                     lambda: operation.done, lambda: self._link_of(operation.waiting_for)
                 )
+        # Last of all, for most small ones are done by now, and need no timer.
         self._arm(operation, self._op_timeout if timeout is None else timeout)
         return work
 
@@ -216,6 +218,8 @@ class Calls:
         if self._trace is not None:
             self._trace("entered", operation.work, None)
         key = (tag, seq)
+        # It is listed before what came early is handed to it. That may end it, and only what is
+        # listed can be ended (`Ends.failed`).
         self.ops[key] = operation
         lane = self.lane
         if lane is not None and tag is None and seq >= lane.first:
@@ -252,6 +256,9 @@ class Calls:
 
     def undefer(self) -> None:
         """Let those in whose tag is free again."""
+        # The list itself stays the same one: the context, and who calls within it, have it too. And
+        # it is emptied first, since an operation that enters may end, and by that let the program
+        # call the next one.
         deferred = self.deferred[:]
         self.deferred.clear()
         for operation in deferred:
@@ -317,6 +324,9 @@ class Calls:
 
     def rank_lost(self, src: int) -> None:
         """`src` is gone: fail what needs it."""
+        # The order matters. No tag is frozen any more, so calls that waited for one enter, and are
+        # failed below as all others are. The lane goes on before anything is failed: what the lost
+        # rank had written is still there, and may be all that an operation needs.
         self.tags.disband()
         self._thaw()
         if self.lane is not None:

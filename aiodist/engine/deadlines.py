@@ -140,6 +140,8 @@ def _expire(calls: Collectives, op: Operation, seconds: float) -> None:
 def _holder(calls: Collectives, op: Operation) -> Operation | None:
     """The operation that others have not entered: `op`, or while it waits for its number, the one
     that it waits for, if that is one."""
+    # The others know a collective by its number, so as long as it has none they cannot be told. It
+    # stays in line for one, and `Calls._enter` tells them then.
     if op.seq >= 0:
         return op
     return calls.setting_up if op.tag is None else None
@@ -185,6 +187,8 @@ def arm_message(
     seconds = default if timeout is None else timeout
     if not work.done() and seconds != math.inf:
         deadline = _MessageDeadline(party, messages, work, seconds, missing)
+        # Otherwise the timer would hold the Work, and what was received with it, for the whole
+        # timeout: of many small messages that is much memory.
         work.add_done_callback(deadline.disarm)
     return work
 
@@ -205,10 +209,10 @@ class _MessageDeadline:
         self._work = work
         self._seconds = seconds
         self._missing = missing
-        self._seen: dict[int, str] = {}
+        self._seen: dict[int, str] = {}  # what the missing rank is doing, in words, by rank
         ask = _ask_after(seconds) if missing else seconds
         call = self._ask if missing else self._expire
-        self._timer = party.loop.call_later(ask, call)
+        self._timer = party.loop.call_later(ask, call)  # of what is next: to ask, or to fail
 
     def disarm(self, work: asyncio.Future[Any]) -> None:
         self._timer.cancel()

@@ -28,8 +28,8 @@ class Ahead:
     keeper: Keeper
     key: Key
     src: int
-    slot: int
-    call: bytes
+    slot: int  # its number among the frames of `src`
+    call: bytes  # what `src` has called
     memory: memoryview
 
     def landed(self) -> None:
@@ -54,6 +54,8 @@ class Early:
     def take(self, src: int, call: bytes, into: memoryview) -> bool:
         """Whether there is a frame of `src` with this call and of that size: it is `into` then."""
         for frame in self.frames:
+            # One of another call or size stays: the call becomes an operation then, which is handed
+            # that frame and fails by it, so that all hear of the difference.
             if frame.src == src and frame.call == call and len(frame.memory) == len(into):
                 into[:] = frame.memory
                 self.frames.remove(frame)

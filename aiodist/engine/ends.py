@@ -51,6 +51,8 @@ class Ends:
 
     def failed(self, op: Operation, error: BaseException) -> None:
         """`op` failed here: tell the others."""
+        # It has ended before, perhaps by the word of another rank that came within this very step.
+        # The first verdict counts, and the others have heard it.
         if self._calls.ops.get((op.tag, op.seq)) is not op:
             return
         if isinstance(error, AiodistError):
@@ -81,6 +83,9 @@ class Ends:
         self, op: Operation, verdict: failures.Verdict, error: BaseException | None
     ) -> None:
         """Tell the others, and fail with `error`, if its Work has not ended yet."""
+        # First of all its memory is let go of. To tell the others is to send, and to fail the Work
+        # may run the code of the user: both come when nothing here reads or writes that memory any
+        # more.
         self.withdraw(op)
         self.relay.tell((op.tag, op.seq), verdict)
         if error is not None:
@@ -133,6 +138,7 @@ class Ends:
 
     def lose(self, src: int) -> None:
         """`src` is lost: fail what needs it."""
+        # A copy, for whatever fails leaves the books.
         for op in list(self._calls.ops.values()):
             if not op.done and op.needs(src):
                 self._failed_by_loss(op, src)

@@ -85,7 +85,7 @@ class Exchange(Generic[Op]):
 
     def __init__(self, host: Host[Op], op: Op, size: int) -> None:
         self._host = host
-        self._party = host.party
+        self._party = host.party  # the ranks of the group, and the ways to them
         self._op: Op | None = op  # None: it has ended, and is not to wait for the garbage collector
         self._unsent = [0] * size  # frames that were sent and have not left yet
         self._to: set[int] = set()  # to whom something was sent in this phase
@@ -112,6 +112,8 @@ class Exchange(Generic[Op]):
         plan, self._receives, *_ = phase.prepared
         self._memory = phase.memory
         self._eager = plan.eager
+        # A plan has one Recv for each frame that is sent to it. So at the end of a phase all of its
+        # frames are taken, and the next one to take is the first of this phase.
         self._base = self._taken.copy()
         if not plan.eager:
             self.urgent = False
@@ -133,6 +135,7 @@ class Exchange(Generic[Op]):
     def deliver_early(self) -> tuple[int, ProtocolError] | None:
         """Hand over what came before the phase began; or return who sent what makes no sense."""
         for src, early in list(self._early.items()):
+            # The early ones are the last that have arrived, in a row.
             slot = self._arrived[src] - len(early)
             while early and (spans := self._spans(src, slot)) is not None:
                 try:
@@ -168,6 +171,9 @@ class Exchange(Generic[Op]):
         if any(self._unsent):
             return False
         if self._op is not None:
+            # The frames have left this process. A link that breaks has to send them again, though,
+            # if the peer does not have them, and reads the memory for that: so it is to copy them
+            # now, before the user, or the next phase, writes there.
             for peer in self._to:
                 self._party.settle(peer, self._op)
             self._to.clear()
@@ -204,6 +210,7 @@ class Exchange(Generic[Op]):
         self._to.add(peer)
         party = self._party
         to = party.peers[peer]
+        # Straight to the link where there is one: large arrays are many frames.
         (to.link or to).send(
             pack_fields(kinds.MESSAGE, party.id, op.tag, op.seq, slot, op.call),
             views,
@@ -250,6 +257,7 @@ class Exchange(Generic[Op]):
             raise ProtocolError(
                 f"{op.work.op}: frame {slot} of rank {src} where {self._arrived[src]} was due"
             )
+        # One for all frames of a peer, as a link brings one payload after the other.
         inflow = self._inflows.get(src)
         if inflow is None:
             inflow = self._inflows[src] = Inflow(self, op, src)
@@ -270,6 +278,7 @@ class Exchange(Generic[Op]):
             self._memory.arrived(spans)
         else:
             assert data is not None
+            # Its phase may have begun while the payload came. Then it is copied to where it goes.
             spans = self._spans(src, slot)
             if spans is None:
                 self._early.setdefault(src, deque()).append(data)

@@ -104,10 +104,10 @@ class Executor:
         # wait until the others say where theirs are.
         self._chosen = phase.direct is None or place <= 0
         self._pc = done  # the number of the step that is next
-        self._stopped = False
+        self._stopped = False  # nothing more is to be done, see `stop`
         self.waiting_for: int | None = None
         self.phase = phase
-        self._memory: Any = phase.memory
+        self._memory: Any = phase.memory  # what the spans of the plan mean
 
     def run(self) -> bool:
         """Carry out steps until one has to wait. True: all are done.
@@ -171,6 +171,8 @@ class Executor:
         lane = self._lane
         if not self._wait_for(lane.others, 0):
             return False
+        # All have entered, so the places of all are on the board, and whoever looks finds the same:
+        # all ranks choose the same plan, without another word.
         places = lane.places()
         if places is not None and self.phase.direct is not None:
             self.phase = self.phase._replace(prepared=self.phase.direct(places))
@@ -192,6 +194,8 @@ class Executor:
 
     def _rest(self, peers: Sequence[int]) -> bool:
         """Wait for `peers`; raise if one of them is lost."""
+        # Who is lost is looked at only where there is something to wait for. What a lost peer had
+        # sent before is as good as ever, and steps that need no more of it are carried out.
         if self.links is not None:
             for peer in peers:
                 self.links.check(peer)
@@ -226,6 +230,7 @@ class Executor:
             ):
                 return True
         assert self.links is not None
+        # Frames that are here already need nothing of the peer any more.
         return receives > self.links.waiting(peer)
 
     def stop(self) -> None:

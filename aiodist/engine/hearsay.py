@@ -75,6 +75,8 @@ class Hearsay:
         if verdict.reason != BELIEVED or party.rank in verdict.details:
             work.fail(error)
             return
+        # The operation is over, so a cancellation has nothing to tell the others: it only ends the
+        # wait for the ruling.
         work._on_cancel = self._withdrawn
         self._held[work] = verdict, error, where
         self.review()

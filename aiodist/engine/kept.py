@@ -26,6 +26,7 @@ def kept(most: int, weigh: Callable[[T], int]) -> Callable[[Callable[..., T]], C
         @wraps(make)
         def asked(*args: Any) -> T:
             nonlocal weight
+            # Without the lock, which nearly all calls would take for nothing: to look is one step.
             found = results.get(args)
             if found is not None:
                 return found

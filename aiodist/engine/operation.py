@@ -209,6 +209,8 @@ class Operation:
         self.exchange.close()
         if isinstance(self._phase, Executor):
             self._phase.stop()
+        # Where this is called from within a step, that step still has the memory in its hands:
+        # `advance` releases it on its way out.
         if not self._running:
             self._release()
 
@@ -225,6 +227,8 @@ class Operation:
                 assert phase is not None
                 if not phase.run() or self.done:
                     return
+                # Frames that have not left are read from the memory of this phase. The next one may
+                # write there, and the end of the operation gives it back to the user.
                 if not self.exchange.is_drained:
                     self._draining = True
                     return

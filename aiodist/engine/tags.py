@@ -81,19 +81,19 @@ class TagCounts:
     """The numbers of one rank in one group."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.frozen: set[object] = set()
+        self.frozen: set[object] = set()  # tags whose count must not change until the round is over
         self._rank = rank
         self._size = size
-        self._next: dict[object, int] = {}
-        self._pending: dict[object, int] = {}
-        self._kept: set[object] = set()
-        self._idle: dict[object, None] = {}
-        self._forgotten = 0
+        self._next: dict[object, int] = {}  # by tag, the number of its next collective: its count
+        self._pending: dict[object, int] = {}  # by tag, how many collectives have not ended here
+        self._kept: set[object] = set()  # tags whose number is never forgotten
+        self._idle: dict[object, None] = {}  # tags that may be forgotten, idle longest first
+        self._forgotten = 0  # collectives of tags that were forgotten: they count as called
         # The round under way: its number and tags; at rank 0 also who has answered, and what.
         self._round = 0
-        self._named: list[object] = []
-        self._answers: dict[int, Sequence[bool]] = {}
-        self._disbanded = False
+        self._named: list[object] = []  # the tags; empty: no round is under way
+        self._answers: dict[int, Sequence[bool]] = {}  # by rank: whether it has frozen each of them
+        self._disbanded = False  # a rank was lost, so there are no more rounds
 
     def __len__(self) -> int:
         return len(self._next)
@@ -101,6 +101,8 @@ class TagCounts:
     @property
     def called(self) -> int:
         """How many collectives were called, with any tag. Any thread may ask."""
+        # The list is made in one step, so the loop may add a tag meanwhile in its own thread. To
+        # sum the values themselves would raise then.
         return self._forgotten + sum(list(self._next.values()))
 
     def take(self, tag: object) -> int:
@@ -179,6 +181,8 @@ class TagCounts:
             return [], False  # who sent it has not heard of the loss yet
         if step == PREPARE and src == 0 and self._rank:
             named, counts = rest
+            # Rank 0 leads one round at a time, and its words come in order: the round before is
+            # over.
             self._round, self._named = number, named
             frozen = self._freeze(named, counts)
             return [(0, (READY, number, frozen))], False

@@ -51,6 +51,8 @@ class VerdictRelay:
     def _tell(self, key: Key, verdict: Verdict, peers: Sequence[int]) -> None:
         party = self._party
         lost = party.endpoint.lost
+        # They are lost to this rank, but may live, and be reached by others: so these are asked to
+        # pass it on.
         untold = [peer for peer in peers if party.ranks[peer] in lost]
         header = pack_fields(kinds.ABORT, party.id, *key, *verdict.fields(), untold)
         for peer in peers:

@@ -44,6 +44,8 @@ class Caller:
             # It was there, and nobody listens there any more.
             is_over = bool(peer.broken) and isinstance(error.__cause__, ConnectionRefusedError)
         finally:
+            # Whoever cancelled this may have begun another call since, which is not this one's to
+            # forget.
             if peer.dialing is asyncio.current_task():
                 peer.dialing = None
         if not peer.is_linked:

@@ -85,14 +85,14 @@ class Endpoint:
         # A root is the number of a member here, over all epochs: by it there are the peers, and it
         # is found by a member's id.
         self._peers: dict[int, Peer] = {}
-        self._roots: dict[str, int] = {}
+        self._roots: dict[str, int] = {}  # by member id
         self._numbers = itertools.count()  # the roots of those that come
-        self._entrance = Entrance(self, self._peers, expected)
+        self._entrance = Entrance(self, self._peers, expected)  # where peers come in that connect
         self._caller: Caller | None = None  # makes links, see `activate`
         self._strays: dict[bytes, list[Stray]] = {}  # frames for contexts that are not there yet
         self._tasks: dict[asyncio.Task[None], None] = {}  # what is cancelled at the end, in order
         self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
-        self._draining = Draining(loop, self._peers, self.lost)
+        self._draining = Draining(loop, self._peers, self.lost)  # waits, before this rank leaves
 
     def activate(self, identity: Identity, dial: Dial) -> None:
         """This rank is a member. ``dial(root, receiver, seconds)`` makes links, to systems that
@@ -292,6 +292,8 @@ class Endpoint:
     def left(self, rank: int) -> None:
         """`rank` has left in order: once all that it sent is in, it is gone."""
         peer = self._peers[rank]
+        # Over a link what it sent may still be on its way, and the end of the link comes behind
+        # that: the link says then that it is gone.
         if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
             self.lose(rank, "it left the group")
 
@@ -306,6 +308,7 @@ class Endpoint:
 
     async def finish(self, timeout: float) -> None:
         """Send what is queued, say goodbye, close."""
+        # From here on a link that ends is what was meant, and no loss.
         self.closing = True
         await self._stop_tasks()
         links = [peer.link for peer in self._peers.values() if peer.link is not None]

@@ -30,7 +30,7 @@ class Entrance:
     """The `Door` of one endpoint. `peers` are those that are known, by root."""
 
     def __init__(self, endpoint: Home, peers: Mapping[int, Peer], expected: int) -> None:
-        self.loop = endpoint.loop
+        self.loop = endpoint.loop  # for the times of the greeting
         self.sparing = Sparing(log)  # warns of what strangers do, but not without end
         self.identity: Identity | None = None  # how this rank shows that it is a member
         self._endpoint = endpoint
@@ -39,6 +39,7 @@ class Entrance:
         self._expected = expected  # how many members there will be at most
         self._expecting = False  # see `expect`
         self._greeters: dict[Greeter, None] = {}  # in order: a simulation repeats itself
+        # Those of `_greeters` whose proof has not come; of too many the oldest are dropped.
         self._unproven: UnprovenConnections[Greeter] = UnprovenConnections(
             log, max(MIN_UNPROVEN, 2 * expected)
         )
@@ -76,6 +77,8 @@ class Entrance:
     def holds(self, greeter: Greeter) -> bool:
         """A peer has sent its proof: whether it may wait until the membership is known."""
         self._unproven.discard(greeter)
+        # A proof can be judged only when its member is known here, and until then a false one looks
+        # like any other. There are never more true ones than members, so the rest is turned away.
         return len(self._greeters) - len(self._unproven) <= self._expected
 
     def greeted(self, greeter: Greeter, rank: int, claim: Claim, nonces: Nonces) -> None:
@@ -117,6 +120,7 @@ class Entrance:
         """Who connected shows that it is the member with this mark: its root. None while it may be
         one that is not known here yet. Raises ProtocolError for somebody else."""
         identity = self.identity
+        # This rank waits for its view, and others, who have theirs, may call already.
         if identity is None:
             return None
         root = self._roots.get(mark)

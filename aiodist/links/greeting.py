@@ -52,6 +52,7 @@ class Identity:
         return check_proof(mac, self._key(peer), role, *nonces, pack_fields(peer, *claim))
 
     def _key(self, peer: str) -> bytes:
+        # In order, so that both sides come to the same key.
         return membership_key(self._token, self.group, sorted((self.id, peer)))
 
 
@@ -110,12 +111,14 @@ class Greeter:
 
     def __init__(self, endpoint: Door, link: Link) -> None:
         self.link = link
-        self.peer = link.peer_name
-        self.host = link.peer_name.rpartition(":")[0]
+        self.peer = link.peer_name  # its address, for the log
+        self.host = link.peer_name.rpartition(":")[0]  # strangers are counted by it
         self._endpoint = endpoint
-        self._theirs = b""
-        self._ours = secrets.token_bytes(NONCE_BYTES)
+        self._theirs = b""  # the nonce of the other side; b"": it has not said hello
+        self._ours = secrets.token_bytes(NONCE_BYTES)  # the nonce that its proof must answer
+        # Its mark, proof and claim; None: not here yet.
         self._shown: tuple[bytes, bytes, Claim] | None = None
+        # Ends its patience.
         self._timer = endpoint.loop.call_later(HANDSHAKE_TIMEOUT, self._expired)
 
     # Its frames have no payload: what they set off is done when the link has counted them, since
@@ -146,6 +149,8 @@ class Greeter:
             return
         mark, mac, claim = self._shown
         nonces = (self._theirs, self._ours)
+        # The peer has done its part in time. If the membership is not known here yet, it is this
+        # rank that is late, and `Door.holds` limits how many may wait for it.
         self._timer.cancel()
         try:
             found = self._endpoint.identify(mark, mac, claim, nonces)
@@ -185,14 +190,15 @@ class Greeting:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peer: Counterpart, identity: Identity
     ) -> None:
+        # Whether the peer has taken the link.
         self.answered: asyncio.Future[bool] = loop.create_future()
         self._peer = peer
         self._identity = identity
-        self._ours = secrets.token_bytes(NONCE_BYTES)
+        self._ours = secrets.token_bytes(NONCE_BYTES)  # the nonce that the peer's proof must answer
         self.why = "it has left, or lost us"
         self.is_final = False
-        self._theirs = b""
-        self._claim: Claim | None = None
+        self._theirs = b""  # the nonce of the peer; b"": it has not answered the hello
+        self._claim: Claim | None = None  # what the peer claims, once it has proved it
 
     def begin(self, link: Link) -> None:
         """Say hello."""

@@ -26,13 +26,13 @@ class Party:
         self, endpoint: Endpoint, *, id: bytes, group: str, epoch: int, ranks: Sequence[int]
     ) -> None:
         self.endpoint = endpoint
-        self.loop = endpoint.loop
+        self.loop = endpoint.loop  # that of the endpoint
         self.id = id  # names it in frames
         self.group = group  # the name of the group
         self.epoch = epoch
         self.ranks = tuple(ranks)  # the roots of its members, by rank
         self.rank = self.ranks.index(endpoint.rank)  # this one, among them
-        self.size = len(self.ranks)
+        self.size = len(self.ranks)  # how many ranks it has, the lost ones among them
         self.peers: Sequence[Peer] = [endpoint.peer(root) for root in ranks]  # by rank
         self.rank_of = {root: rank for rank, root in enumerate(self.ranks)}  # by root
         self.gone: dict[int, str] = {}  # ranks that are lost to this group, or left it, and why

@@ -160,25 +160,25 @@ class Peer:
     )  # fmt: skip
 
     def __init__(self, endpoint: Home, rank: int, id: str) -> None:
-        self.rank = rank
-        self.id = id
-        self.link: Link | None = None
-        self.dialing: asyncio.Task[None] | None = None
+        self.rank = rank  # its root, a number of this endpoint alone
+        self.id = id  # its member id, which all know
+        self.link: Link | None = None  # None: there was none yet
+        self.dialing: asyncio.Task[None] | None = None  # makes a connection; None: nobody does
         self.calling: Link | None = None
         """A connection that was made to the peer, which has not answered the greeting yet."""
         self.broken = ""
         """What broke the connection that is not there any more."""
         self._generation = 0  # of how many links there have been
         self._unheard = -1  # how many the peer had had when it made the last one
-        self._made = 0.0  # when, and how many frames had come before
-        self._came = 0
-        self._in_vain = 0
+        self._made = 0.0  # when the last connection was made, by the clock of the loop
+        self._came = 0  # frames that had come before the last connection was made
+        self._in_vain = 0  # connections, one after the other, that were short and brought nothing
         self._silent = 0  # looks, one after the other
         self._process_watch: ProcessWatch | None = None
         """Over the peer's process, whichever connection there is."""
         self._endpoint = endpoint
-        self._queue: list[Outgoing] = []
-        self._early_bytes = 0
+        self._queue: list[Outgoing] = []  # frames that wait for the first link
+        self._early_bytes = 0  # of frames for groups not made here yet, see MAX_EARLY_BYTES
 
     def send(
         self,
@@ -252,11 +252,14 @@ class Peer:
     def attach(self, link: Link, theirs: Claim, *, dialled: bool) -> None:
         """`link` is up: send what waits for it, and what the peer has not got."""
         old = self.link
+        # The peer has shown who it is: it may send frames of full size from here on.
         link.receiver = self
         link.max_header = MAX_HEADER
         link.max_payload = MAX_PAYLOAD
         self.link = link  # now, for to go on means to send
         self._unheard = -1 if dialled else theirs.generation
+        # Both sides know what both have claimed, so both count alike from here on, also where one
+        # of them had not heard of the link before.
         self._generation = max(self._generation, theirs.generation) + 1
         if isinstance(link, LastingLink):
             link.keep(self._severed)
@@ -289,6 +292,8 @@ class Peer:
 
     def look(self, seconds: float) -> None:
         """It is `seconds` since the last look: whether the peer's host has answered meanwhile."""
+        # While a connection is being made, the one before is gone: so it is the new one that has to
+        # be answered.
         link = self.calling or self.link
         if not isinstance(link, StreamLink) or not link.is_unanswered(seconds):
             self._silent = 0
@@ -338,6 +343,8 @@ class Peer:
         if fields[0] == kinds.FAREWELL:
             self._farewell(fields)
             return None
+        # An answer is queued, however many there are already. So whoever asks without reading the
+        # answers would have this rank hold more and more of them.
         if fields[0] in QUESTIONS:
             self._check_unheard(link)
         context = endpoint.contexts.get(fields[1])

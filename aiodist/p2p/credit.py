@@ -66,9 +66,9 @@ class SenderCredit:
     __slots__ = ("_stalled", "_total", "_used", "_wants")
 
     def __init__(self) -> None:
-        self._used: dict[MessageTag, int] = {}
+        self._used: dict[MessageTag, int] = {}  # what messages cost that were not consumed
         self._total = 0
-        self._wants: set[MessageTag] = set()
+        self._wants: set[MessageTag] = set()  # tags of which one may go beyond the total
         # Tags whose next message waits for the total (and for nothing else), first come first
         # served: a message of another tag does not slip past them.
         self._stalled: dict[MessageTag, None] = {}
@@ -84,6 +84,8 @@ class SenderCredit:
 
     def forget(self, tag: MessageTag) -> None:
         """Nothing of `tag` waits any more."""
+        # It waits for its own window from now on, and must not hold back the tags that stand in
+        # line behind it for the total.
         self._stalled.pop(tag, None)
 
     def admit(self, tag: MessageTag, price: int) -> bool | None:
@@ -147,9 +149,9 @@ class ReceiverCredit:
     __slots__ = ("_held", "_owed", "_owed_total", "_told", "_total")
 
     def __init__(self) -> None:
-        self._held: dict[MessageTag, int] = {}
+        self._held: dict[MessageTag, int] = {}  # what messages cost whose credit is here
         self._total = 0
-        self._owed: dict[MessageTag, int] = {}
+        self._owed: dict[MessageTag, int] = {}  # of that, what was consumed
         self._owed_total = 0
         # Wants that the sender has not answered: True while they hold, False once taken back.
         self._told: dict[MessageTag, bool] = {}

@@ -63,9 +63,9 @@ class Arrival(Pieces):
     def __init__(self, target: Incoming, places: Places) -> None:
         super().__init__(target.buffers)
         self._places = places
-        self._total = self.left
-        self._passed = 0
-        self._leaves: list[tuple[int, Leaf]] = []
+        self._total = self.left  # bytes that come to the host
+        self._passed = 0  # so many had come when they were last passed on
+        self._leaves: list[tuple[int, Leaf]] = []  # arrays on the device, and where each begins
         at = 0
         for spec, leaf in zip(target.specs, target.targets, strict=True):
             if isinstance(leaf, Leaf):

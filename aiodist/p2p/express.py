@@ -93,17 +93,18 @@ class P2PExpress:
 
     def __init__(self, context: MessageGroup) -> None:
         self._context = context
-        self._loop = context.loop
-        self._p2p = context.p2p
-        self._crowded = context.size > cores()
-        self._progress = context.endpoint.progress
-        self._scope = context.scope
-        self._add = context.recorder.add
+        self._loop = context.loop  # of the Works that are made here
+        self._p2p = context.p2p  # the ordinary way: its books are kept up here
+        self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
+        self._progress = context.endpoint.progress  # looks for a frame within the call
+        self._scope = context.scope  # names the group in records
+        self._add = context.recorder.add  # takes an entry of the flight recorder
+        # Most bytes of a message that travels eagerly, metadata included.
         self._most = min(EAGER, context.max_message_bytes)
         # By dtype and shape. None: the fast path does not take such arrays.
-        self._sent: dict[tuple[Any, Any], Form | None] = {}
-        self._due: dict[tuple[Any, Any], Form | None] = {}
-        self._links: dict[int, FramedLink] = {}
+        self._sent: dict[tuple[Any, Any], Form | None] = {}  # of values that were sent
+        self._due: dict[tuple[Any, Any], Form | None] = {}  # of `out` in receives
+        self._links: dict[int, FramedLink] = {}  # by rank: those that were of use last time
         self.in_vain = False
         """Whether the last receive has waited, and nothing has come."""
         self._came: dict[bytes, Form | None] = {}  # by metadata
@@ -122,9 +123,12 @@ class P2PExpress:
         data = arrays.window(x, form.spec.nbytes)
         if data is None:
             return None
+        # By identity: True equals 1, but is no tag, and `as_tag` refuses it. An equal tag that is
+        # another object costs a new prefix, and no more.
         if tag is not form.tag:
             form.use(as_tag(tag))
         p2p = self._p2p
+        # Paid before it is sent: what is in the link cannot be taken back, but credit can.
         if not p2p.pay(dst, form.tag, form.price):
             return None
         if not link.post(form.head, data, form.nbytes):
@@ -181,6 +185,8 @@ class P2PExpress:
             if not link.is_clear:
                 self._links.pop(src, None)
                 return None
+            # Asked before each look: what came in between may be this message, or have been let in
+            # by a receive that waits longer.
             if not p2p.is_free(src, expected, key) or progress.is_due():
                 return None
             found = progress.look(link, form.head, into, crowded=self._crowded)

@@ -1,4 +1,9 @@
-"""The receiver's side of flow control: returning credit, and telling senders what is waited for."""
+"""The receiver's side of flow control: returning credit, and telling senders what is waited for.
+
+The rules, and why nobody waits for ever by them, are in `aiodist.p2p.credit`. In here is what they
+cost: a sender hears of its credit once a batch, and of what is waited for only while it is so near
+to its limit that this may hold it back. Nobody else is told anything.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +28,15 @@ class Flow:
         size: int,
         posted: tuple[Posted[Any], ...],
     ) -> None:
-        self._wire = out
+        self._wire = out  # takes the frames that tell senders of credit and of wants
         self._loop = loop
         self._posted = posted
+        # By rank; None: it is lost, or the group has ended.
         self._credits: list[ReceiverCredit | None] = [ReceiverCredit() for _ in range(size)]
         self._tight: set[int] = set()  # senders that the total may hold back
         self._asking: set[int] = set()  # these, and those that owe an answer to a want
         self._owed: set[int] = set()  # senders that are owed credit
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # returns what is owed, though little
 
     @property
     def idle(self) -> bool:
@@ -85,6 +91,8 @@ class Flow:
         if is_much:
             self._settle(src, credit)
             return
+        # Little is kept back until there is more: a frame for each small message would cost about
+        # as much as the message. The timer is for the end of a row, when no more comes.
         self._owed.add(src)
         if self._timer is None:
             self._timer = self._loop.call_later(SETTLE_AFTER, self._settle_all)

@@ -29,11 +29,11 @@ class Envelope(NamedTuple):
 class Receiving:
     """A receive whose Work is pending. Wildcards are None."""
 
-    number: int
+    number: int  # in the order in which messages and receives came to be
     work: Work[Any]
     source: int | None
     tag: Key
-    out: object
+    out: object  # where the value goes; None: to memory of its own
     device_work: DeviceWork | None = None  # where `out` is on a device
     message: Message | None = None  # what it was matched with
     target: Incoming | None = None
@@ -67,21 +67,21 @@ class Message:
     arrived: Arrived
     source: int
     tag: MessageTag
-    price: int
-    wanted: bool
-    meta_nbytes: int
-    nbytes: int
+    price: int  # what it costs of the credit of its sender
+    wanted: bool  # it answers a want, as its sender says
+    meta_nbytes: int  # bytes of metadata
+    nbytes: int  # bytes of data
     sid: int | None  # None: eager
-    words: bytes = b""
+    words: bytes = b""  # how to read those of its arrays that are on a device
     number: int = 0  # in the order of their coming; 0: its first frame is on the way
-    receiving: Receiving | None = None
+    receiving: Receiving | None = None  # what it was matched with
     memory: memoryview = EMPTY  # what the first frame brought, or the metadata pulled
-    meta: memoryview | None = None
+    meta: memoryview | None = None  # None: not here yet
     pieces: Pieces | None = None  # of the part that was pulled last
     body: Incoming | None = None  # what the data is pulled into
     fetched: bool = False
     """Its sender has been asked for the data: all that lay on its device is here."""
-    complete: bool = False
+    complete: bool = False  # all of it is here
     gone: bool = False  # delivered, withdrawn or refused
 
     def landed(self) -> None:
@@ -93,7 +93,7 @@ class Origin:
     """One sender."""
 
     gone: bool = False  # nothing of it counts any more
-    announced: dict[int, Message] = field(default_factory=dict)
-    last_sid: int = -1
+    announced: dict[int, Message] = field(default_factory=dict)  # by id: those not complete
+    last_sid: int = -1  # the id of the last one that it announced: ids ascend
     last: tuple[MessageTag, bytes] = (0, b"")
     """Tag and metadata of its last message; b"" where that was long."""

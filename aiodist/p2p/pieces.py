@@ -42,13 +42,13 @@ class Pieces:
     ) -> None:
         self._filled = filled
         self.memory: memoryview | None = None
-        self._spilled = False
+        self._spilled = False  # the piece under way lies in more than one buffer
         self._begin(views)
 
     def _begin(self, views: Sequence[memoryview]) -> None:
         self._views = [view for view in views if view.nbytes]
-        self._index = 0
-        self._at = 0
+        self._index = 0  # the buffer that is filled next
+        self._at = 0  # so far that one is filled
         self.left = sum(view.nbytes for view in self._views)
 
     def place(self, nbytes: int) -> None:

@@ -82,16 +82,18 @@ class PointToPoint:
         self._record = record
         self._device_memory = device_memory
         self._loop = loop
-        self._rank = channel.rank
-        self._size = channel.size
-        self._closed: AiodistError | None = None
+        self._rank = channel.rank  # this one
+        self._size = channel.size  # ranks of the group
+        self._closed: AiodistError | None = None  # what every call raises; None: the group goes on
+        # Operations that are not done, in the order of their calls.
         self._pending: dict[Work[Any], Sending | Receiving] = {}
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
-        self._wire = wire.Wire(channel, self._loop_back)
-        self._sender = Sender(self._wire, channel, loop, self._ended)
-        self._receiver = Receiver(
+        self._wire = wire.Wire(channel, self._loop_back)  # frames to all ranks, and to this one
+        self._sender = Sender(self._wire, channel, loop, self._ended)  # the sending half
+        self._receiver = Receiver(  # the receiving half
             self._wire, channel, loop, self._ended, self._lost_for, device_memory
         )
+        # Who takes frames without data, by their kind.
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
             wire.PULL: self._sender.pulled,
             wire.FIN: self._receiver.finished,
@@ -102,11 +104,12 @@ class PointToPoint:
             wire.UNWANT: self._sender.unwanted,
             wire.NOWANT: self._receiver.denied,
         }
-        self._on_cancel = self._withdraw
+        self._on_cancel = self._withdraw  # bound once: each Work has it
         # For the short way (`express`).
         self.pay, self.repay = self._sender.pay, self._sender.repay
+        # What to expect, and whether it may be taken.
         self.last, self.is_free = self._receiver.last, self._receiver.is_free
-        self.took = self._receiver.took
+        self.took = self._receiver.took  # notes the credit of what was taken
 
     # -- from the group ---------------------------------------------------------------------------
 

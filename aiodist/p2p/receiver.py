@@ -44,17 +44,20 @@ class Receiver:
         device_memory: DeviceMemory | None = None,
     ) -> None:
         self._device_memory = device_memory
-        self._wire = out
+        self._wire = out  # takes frames for senders
         self._channel = channel
         self._loop = loop
         self._ended = ended
         self._lost = lost
+        # What is known of each sender, by rank.
         self._origins = [Origin() for _ in range(channel.size)]
+        # Messages that no receive has taken.
         self._mailbox: Mailbox[Message] = Mailbox(channel.size)
-        self._receives: Posted[Receiving] = Posted()
-        self._probes: Posted[Probing] = Posted()
+        self._receives: Posted[Receiving] = Posted()  # receives that wait for a message
+        self._probes: Posted[Probing] = Posted()  # probes that wait for one
+        # The credit of all senders.
         self._flow = Flow(out, loop, channel.size, (self._receives, self._probes))
-        self._number = 0
+        self._number = 0  # of the last message or receive, in the order in which they came to be
 
     @property
     def idle(self) -> bool:
@@ -105,6 +108,8 @@ class Receiver:
         _, meta = self._origins[receiving.source].last
         if meta and receiving.message is None:
             try:
+                # There is time for it while nothing has come; afterwards the sender, and who waits
+                # for the value, would wait for this as well.
                 target = parse(meta, allow_pickle=self._channel.allow_pickle)
                 target.allocate(receiving.out)
             except Exception:  # such a message would not fit
@@ -149,6 +154,8 @@ class Receiver:
     def lose(self, src: int) -> list[Receiving]:
         """`src` is gone: what is complete stays, unless a message before it in its line is lost
         without a receive that says so. Returns the receives and probes that fail."""
+        # A new record takes its place: what is still under way of that rank finds it (`came`), and
+        # is dropped.
         origin, self._origins[src] = self._origins[src], Origin(gone=True)
         self._flow.lose(src)
         failing: list[Receiving] = []
@@ -196,6 +203,7 @@ class Receiver:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
             message = Message(self, src, tag, price, wanted, meta, data, sid, words)
+        # Before there is memory for it: whoever has no credit gets none.
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
             origin.last_sid = message.sid
@@ -321,6 +329,8 @@ class Receiver:
 
     def _aim(self, message: Message, receiving: Receiving) -> bool:
         """Make `receiving.target`. False: the receive failed."""
+        # It was matched before with a receive that has been withdrawn since. Its data is here, or
+        # on its way, in memory that is nobody else's.
         if message.body is not None and receiving.out is None:
             receiving.target = message.body
             return True
@@ -410,6 +420,8 @@ class Receiver:
         if receiving is None:
             return
         message.receiving = receiving.message = None
+        # Matched anew, now that it is known what the message is: it gets a target, or does not fit,
+        # and is offered to the next receive that waits.
         if not self._bind(message, receiving) and not message.gone:
             self._offer(message)
         self._wire.flush()
@@ -466,6 +478,8 @@ class Receiver:
 
     def _landed(self, message: Message, receiving: Receiving, target: Incoming) -> None:
         """The device is done, too."""
+        # While the device was copying, the receive may have been cancelled, and the message matched
+        # with another one.
         waits = receiving.message is message and receiving.target is target
         if waits and not receiving.work.done():
             target.foreign.finished()

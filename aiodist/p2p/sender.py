@@ -31,12 +31,12 @@ NOTHING: Final = -1
 class Sending:
     """A message whose Work is pending."""
 
-    number: int
+    number: int  # in the order of the calls
     work: Work[None]
-    dst: int
+    dst: int  # the receiver
     tag: MessageTag
-    encoded: Encoded
-    price: int
+    encoded: Encoded  # metadata, and views of the arrays
+    price: int  # what it costs of the credit of its receiver
     sources: Sources | None
     """Its arrays that are on a device."""
     words: bytes = b""
@@ -44,24 +44,26 @@ class Sending:
     departure: Departure | None = None
     """How they come to the host, if they have to."""
     sid: int | None = None  # None: it waits here, nothing of it has travelled
-    next_part: int = NOTHING
+    next_part: int = NOTHING  # that the receiver is to pull
+    # Of the part that was pulled: those that are not in the link yet.
     pieces: Iterator[list[memoryview]] = field(default_factory=lambda: iter(()))
     ahead: list[memoryview] | None = None  # the piece that is next to go
-    in_link: int = 0
-    gone: bool = False
+    in_link: int = 0  # pieces of it that the link holds
+    gone: bool = False  # it has ended: pieces that leave do not count any more
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
     """One receiver."""
 
-    credit: SenderCredit = field(default_factory=SenderCredit)
+    credit: SenderCredit = field(default_factory=SenderCredit)  # what it lets this rank send
+    # Messages that there is no credit for.
     waiting: dict[MessageTag, Line[Sending]] = field(default_factory=dict)
-    announced: dict[int, Sending] = field(default_factory=dict)
-    next_sid: int = 0
-    moving: deque[Sending] = field(default_factory=deque)
-    in_link: int = 0
-    woken: bool = False
+    announced: dict[int, Sending] = field(default_factory=dict)  # by id: what it may pull
+    next_sid: int = 0  # the id of the next message that is announced
+    moving: deque[Sending] = field(default_factory=deque)  # with a piece to go, in turn
+    in_link: int = 0  # pieces that the link holds, of all messages
+    woken: bool = False  # `_resume` is about to be called
 
     @property
     def idle(self) -> bool:
@@ -79,12 +81,13 @@ class Sender:
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
     ) -> None:
-        self._wire = out
+        self._wire = out  # takes frames for receivers
         self._channel = channel
         self._loop = loop
         self._ended = ended
+        # What is known of each receiver, by rank.
         self._peers = [Peer() for _ in range(channel.size)]
-        self._number = 0
+        self._number = 0  # of the last message that was not done at once
 
     @property
     def idle(self) -> bool:
@@ -106,6 +109,8 @@ class Sender:
         nbytes = meta + encoded.nbytes
         eager = nbytes <= EAGER and sources is None
         price = cost(tag, nbytes if eager else meta if meta <= wire.INLINE else 0)
+        # Where others of its tag wait, it goes behind them, whatever credit there is: messages of a
+        # tag are matched in the order they were sent.
         wanted = None if tag in peer.waiting else peer.credit.admit(tag, price)
         if wanted is not None and eager:
             self._send_eager(dst, tag, wanted, encoded)
@@ -137,11 +142,13 @@ class Sender:
         sending.gone = True
         if sending.sid is None:
             self._unqueue(peer, sending)
+            # What stood behind it may be small enough for the credit that there is.
             self._drain(peer, (sending.tag,))
             self._let_go(sending)
             return
         del peer.announced[sending.sid]
         self._stop(peer, sending)
+        # Not urgent: it must not overtake the announcement, nor pieces that are on their way.
         self._wire.send(sending.dst, (wire.WITHDRAW, sending.sid))
         self._wake(peer)
 
@@ -186,6 +193,7 @@ class Sender:
     ) -> None:
         """A section is on the host."""
         if not sending.gone:
+            # First, so that the device copies the next section while this one is sent.
             departure.fetch()
             self._move(peer, sending, section)
             self._wire.flush()
@@ -393,6 +401,8 @@ class Sender:
     def _wake(self, peer: Peer) -> None:
         if peer.moving and not peer.woken:
             peer.woken = True
+            # Not at once, for a link with room takes piece after piece: small messages and
+            # collectives get their turn of the loop in between.
             self._loop.call_soon(self._resume, peer)
 
     def _resume(self, peer: Peer) -> None:

@@ -84,6 +84,7 @@ def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
         yield Phase(
             plan, memory, len(own), SMALL if place.size <= MAX_RANKS_IN_SMALL_AREA else BULK
         )
+        # The phase is over, so nobody has given up meanwhile: what makes no sense was written so.
         memory.check()
     elif on_lane:
         # One cell a rank, which has all of a small area for it.

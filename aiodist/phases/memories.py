@@ -134,6 +134,8 @@ class Regions:
         views = self.outgoing(spans)
         if len(views) == 1:
             return views[0]
+        # A frame is received in one piece of memory. Where its spans lie apart, it is cut when it
+        # is complete (`arrived`).
         data = self._inbox[spans] = bytearray(nbytes)
         return memoryview(data)
 
@@ -197,6 +199,8 @@ class Reductions(Regions):
                 return
         into = vectors[buffer].piece(start, stop)
         operands = [vectors[buffer].piece(start, stop) for buffer, start, stop in step.operands]
+        # Where each of them lies in one array, one call reduces them. Else they are cut wherever an
+        # array of any of them ends.
         for piece in (into, *operands):
             if piece is None:
                 break
@@ -213,6 +217,8 @@ class Partials(Reductions):
 
     def __init__(self, x: Vector, out: Vector, scratch: int, kernel: AnyKernel, size: int) -> None:
         super().__init__(x, out, 0, kernel, size)
+        # In the dtype of the accumulator, so that a partial result is not rounded each time that it
+        # is passed on.
         self._vectors[TMP] = Vector([np.empty(scratch, kernel.wire_dtype)], kernel.wire_dtype)
 
     def reduce(self, step: Reduce) -> None:
@@ -230,6 +236,8 @@ class Partials(Reductions):
             for piece, span in zip(operands, spans[1:], strict=True)
         ]
         for other in others:
+            # Never in place: the first operand may be the array of the user, or a partial result
+            # that is sent from where it lies.
             result = np.empty_like(partial)
             kernel.combine(result, partial, other)
             partial = result
@@ -275,15 +283,16 @@ class SmallReductions:
     def __init__(self, groups: Sequence[tuple[AnyKernel, Vector, Vector]], size: int) -> None:
         self._groups = groups
         self._size = size
+        # Partial results, by the number that the plan gives them.
         self._cells = _Cells([kernel for kernel, *_ in groups], [x.length for _, x, _ in groups])
         self._result: memoryview | None = None  # where OUT is received
-        self._quietly = quietly()
+        self._quietly = quietly()  # calls a function without warnings of numpy
         # One array, whose elements accumulators are, needs no look at what else there could be.
         self.plain: Callable[..., Any] | None = None
         if len(groups) == 1:
             kernel, x, out = groups[0]
             if isinstance(kernel, Kernel) and len(x.arrays) == len(out.arrays) == 1:
-                self.plain = kernel.plain(x.length)
+                self.plain = kernel.plain(x.length)  # None: no one function does it
 
     def cell(self, span: Span) -> tuple[memoryview, list[Array]]:
         """The bytes of a cell, and the arrays in it, one a group."""

@@ -1,6 +1,7 @@
 """The phases in shared memory: which pull plan, in what pieces.
 
-All choices are functions of what all ranks know.
+All choices are functions of what all ranks know. Ranks that chose different plans, or pieces of
+different sizes, would wait for each other's steps for ever, or read what is not there yet.
 """
 
 from __future__ import annotations

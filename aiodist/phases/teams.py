@@ -1,6 +1,7 @@
 """The phases of groups that span hosts: which mixed plan, in what pieces.
 
-All choices are functions of what all ranks know.
+All choices are functions of what all ranks know. Ranks that chose different plans, or pieces of
+different sizes, would wait for each other's steps for ever, or read what is not there yet.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def broadcast(
 ) -> Phase:
     """To be preceded by a phase that synchronises."""
     length = sum(view.nbytes for view in (source or target))
+    # Every host has at least so many ranks: the blocks go between hosts over so many links at once.
     carriers = min(map(len, place.teams))
     piece = piece_for(carriers, 1, -(-length // carriers))
     plan = prepared(team_values.broadcast, place.rank, place.teams, root, length, piece)

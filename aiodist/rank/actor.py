@@ -84,28 +84,30 @@ class RankActor:
     ) -> None:
         """`people`: the members by their root, to be kept up here. `memory_of`: what memory each
         can share. `events`: what the coordinator has told since the view."""
-        self.loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()  # all of this happens on it
         self.address = address
         self.view = view
-        self.roots: tuple[int, ...] = ()
+        self.roots: tuple[int, ...] = ()  # of the members of the view, by rank
         self.people = people
-        self.lost: dict[int, str] = {}
-        self.left: set[int] = set()
+        self.lost: dict[int, str] = {}  # ranks of the view that the coordinator ruled lost, and why
+        self.left: set[int] = set()  # ranks of the view that have left in order
         self.changed: set[Callable[[], None]] = set()
         """Called when members of the view are lost or leave, when there is another, at the end."""
         self.control = control
         self.endpoint = endpoint
-        self.store = Store(control, timeout=op_timeout)
-        self.context: Context | None = None
+        self.store = Store(control, timeout=op_timeout)  # that of the group, at the coordinator
+        self.context: Context | None = None  # that of the newest epoch; None: not made yet
         self._memory_of = memory_of
-        self._memories: dict[int, Memory] = {}
+        self._memories: dict[int, Memory] = {}  # what memory each member can share, by root
+        # Events of an epoch that is not adopted here yet.
         self._ahead: list[MemberLost | MemberLeft] = []
-        self._listeners = list(listeners)
+        self._listeners = list(listeners)  # where peers connect to this rank
         self._coordinator = coordinator
         self._op_timeout = op_timeout
-        self._leaving: asyncio.Task[None] | None = None
-        self._hurries = False
+        self._leaving: asyncio.Task[None] | None = None  # closes everything; None: this rank stays
+        self._hurries = False  # it was aborted while it left
         self.adopt(view)
+        # What was told since the view comes first, and what is told from now on behind it.
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
@@ -120,6 +122,7 @@ class RankActor:
 
     def adopt(self, view: View) -> tuple[int, ...]:
         """`view` is the newest: the roots of its members, by rank."""
+        # By root, for in the next view the same rank may be another member.
         before, left = self.roots, {self.roots[rank] for rank in self.left}
         self.roots = self.endpoint.admit([member.id for member in view.members])
         for root, member in zip(self.roots, view.members, strict=True):
@@ -130,6 +133,8 @@ class RankActor:
             if root not in stay and root not in self.endpoint.lost and root not in left:
                 # The coordinator was away when we were to hear of it.
                 self.endpoint.lose(root, f"epoch {view.epoch} began without it")
+        # Groups of former epochs go on beside this one, and say of their lost ranks who they were.
+        # Only who is in none of them is forgotten.
         used = stay.union(*[context.ranks for context in self.endpoint.contexts.values()])
         for root in [root for root in self.endpoint.lost if root not in used]:
             self.endpoint.forget(root)
@@ -223,6 +228,7 @@ class RankActor:
         self.control.begin(request).add_done_callback(told)
 
     def _tell_changed(self) -> None:
+        # A copy, for who is told may want to hear no more.
         for call in list(self.changed):
             call()
 
@@ -237,6 +243,8 @@ class RankActor:
             group=self.view.group,
             epoch=self.view.epoch,
         )
+        # First, so that what is pending fails with this reason. `abort` would have them fail as
+        # closed.
         self._close_contexts(error)
         self.abort("evicted")
 
@@ -255,6 +263,8 @@ class RankActor:
         if self._leaving is None:
             self._leaving = self.loop.create_task(self._leave(), name="aiodist leave")
             self._tell_changed()
+        # Whoever waits for it may be cancelled. The goodbye goes on: otherwise the others would
+        # take this rank for lost.
         await asyncio.shield(self._leaving)
 
     async def _leave(self) -> None:
@@ -269,6 +279,7 @@ class RankActor:
         self.control.close()
         await self.control.closed()
         if self._coordinator is not None:
+            # Last of all: this rank, too, has just left by way of the coordinator that it serves.
             await self._coordinator.stop(drain=self._op_timeout)
         _actors.discard(self)
         if error is not None:

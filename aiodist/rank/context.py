@@ -65,17 +65,21 @@ class Context(Party):
         self.mates = post(self.teams, self.rank).mates  # the other ranks of this host
         # Whether arrays can be had in memory that all ranks see.
         self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
-        self.calls = Calls(
+        self.calls = Calls(  # its collectives
             self, teams=self.teams, scope=self.scope, trace=self.trace, op_timeout=op_timeout
         )
         # What others ask of them, at each call. (They never have another one of these.)
         self.ops, self.deferred, self.tags = self.calls.ops, self.calls.deferred, self.calls.tags
+        # What came before its call; Works that wait for a ruling.
         self.arrivals, self.hearsay = self.calls.arrivals, self.calls.ends.hearsay
+        # Begin a collective, or say that it will not be.
         self.launch, self.forgo = self.calls.launch, self.calls.forgo
-        self.take_over = self.calls.take_over
+        self.take_over = self.calls.take_over  # goes on with one that was begun within its call
+        # For who traces; for calls that wait for their numbers.
         self.started, self.undefer = self.calls.started, self.calls.undefer
         self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
+        # Its messages.
         self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.device_memory)
         self.p2p_express = P2PExpress(self)  # the fast path of point to point
         self.heap = Heap(self)  # arrays in memory that all ranks see
@@ -96,6 +100,7 @@ class Context(Party):
         self.calls.setup = self._setup
         if self._setup is None:
             self.use_links()
+        # Last of all: frames that came early are handed over within this call.
         endpoint.add(self)
 
     # -- what comes -------------------------------------------------------------------------------
@@ -191,6 +196,7 @@ class Context(Party):
         src = self.rank_of.get(root)
         if src is None or src in self.gone:
             return
+        # First of all, since what is told below asks who is gone.
         self.gone[src] = reason
         self.p2p_express.rank_lost(src)
         self.calls.rank_lost(src)
@@ -206,6 +212,7 @@ class Context(Party):
             self._setup.cancel()
         self.calls.close(error, abort=abort)
         self.device_memory.close()  # it may have a last word
+        # The count outlives the context, for it is about the whole membership.
         self.endpoint.called += self.calls.called
         self.end(error)
         self.heap.close()

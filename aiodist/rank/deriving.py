@@ -1,4 +1,10 @@
-"""Contexts made of others: subgroups, splits, duplicates, and next epochs."""
+"""Contexts made of others: subgroups, splits, duplicates, and next epochs.
+
+All ranks of a new group work out the same id for it, each for itself, so none has to be told. What
+it takes is a barrier, on the new context: who comes out of it knows that all have called for the
+group, and so have its context. A rank that cannot call any more says so on that context, too
+(`decline`): otherwise the others would wait for it in the barrier until their deadline.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +68,8 @@ async def derive(
             "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
         )
     except BaseException as error:
+        # A rank that has the group already may revoke it while this one still waits. Then all have
+        # it, and this one, too, is to get it, and find it revoked.
         if isinstance(error, GroupRevokedError) and isinstance(context.ended, GroupRevokedError):
             return context
         context.close(GroupClosedError("the group was not made", group=group))
@@ -112,6 +120,7 @@ async def parts(
         deadlines.check_timeout(timeout)
         call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     except (TypeError, ValueError) as error:
+        # Twice, for a split is two collectives, and the others count both.
         parent.forgo("split", _SPLIT, error)
         parent.forgo("split", _SPLIT, error)
         raise

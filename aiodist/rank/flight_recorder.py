@@ -46,11 +46,11 @@ class _Settings:
     """Where dumps go. One a process, as signals are."""
 
     def __init__(self) -> None:
-        self.where: str | None = None
-        self.directory: Path | None = None
-        self.handles_signal = False
-        self.before: Any = None
-        self.decided = False
+        self.where: str | None = None  # as given to `enable`; None: nothing is dumped
+        self.directory: Path | None = None  # None: dumps go to stderr
+        self.handles_signal = False  # SIGUSR1 is ours
+        self.before: Any = None  # what handled that signal before
+        self.decided = False  # the environment has no say any more
 
 
 _settings = _Settings()
@@ -159,6 +159,8 @@ def _write(actor: Observed, reason: str, *, everything: bool = False) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
+    # Written beside and put in place at once: a process that dies meanwhile leaves the dump before,
+    # and not half of this one. Ranks in other threads have files of their own.
     new = path.with_suffix(f".new{threading.get_ident()}")
     new.write_text(text, encoding="utf-8", errors="replace")
     new.replace(path)

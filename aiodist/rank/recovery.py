@@ -50,9 +50,10 @@ class Recovery:
         self._actor = actor
         self._context = context
         self._ids = tuple(ids)
-        self._number = 0
+        self._number = 0  # of the next ballot: all ranks count alike
+        # The vote that leads to the next epoch, which a later call goes on with.
         self._under_way: tuple[Vote, asyncio.Future[Outcome]] | None = None
-        self._has_gone_on = False
+        self._has_gone_on = False  # the next epoch has begun, and this one takes no votes
 
     def check_root(self, method: str) -> None:
         """Raises RuntimeError for a group that was made of another."""
@@ -90,8 +91,12 @@ class Recovery:
     ) -> Context:
         """The context of the next epoch: of the survivors, and at a rendezvous of joiners."""
         self._check()
+        # Others may still work in this epoch, and would wait for this rank in vain: so they hear
+        # that it is over.
         revoke(self._context, self._context.rank)
         if self._under_way is not None:  # by a call that was cancelled, or ran out of time
+            # Its vote may have been decided since, and then leads to the next epoch. If it became
+            # void by the end of that call, there is a new one.
             with contextlib.suppress(CollectiveAbortedError):
                 return await self._follow(seconds)
         vote = self._new_vote(purpose, least=least, most=most)
@@ -105,6 +110,8 @@ class Recovery:
         try:
             found = await self._wait(vote, outcome, seconds)
         finally:
+            # A vote that is not decided yet stays, for the next call to follow. One that has failed
+            # leads nowhere.
             if outcome.done() and outcome.exception() is not None:
                 self._under_way = None
         self._check()
@@ -137,6 +144,7 @@ class Recovery:
     def _cast(self, vote: Vote) -> asyncio.Future[Outcome]:
         """Vote: the outcome, of which nobody has to take notice."""
         outcome: asyncio.Future[Outcome] = self._actor.loop.create_future()
+        # Before the vote: new members may hear of its outcome sooner than this rank, and connect.
         self._expect(vote, True)
         reply = self._actor.control.begin(vote)
         reply.add_done_callback(partial(self._hear, vote, outcome))
@@ -210,6 +218,8 @@ class Recovery:
 
     def _of_view(self, view: View) -> Context:
         actor = self._actor
+        # The view was for a call that gave up waiting. It was adopted nevertheless, and another
+        # epoch may have begun since.
         if view.epoch != actor.view.epoch:
             raise self._context.error(GroupRevokedError, f"epoch {actor.view.epoch} has begun")
         actor.context = self._make(view.context, view.epoch, actor.roots)
