@@ -109,18 +109,23 @@ class ControlClient:
         """What this member does: for the coordinator, who may ask."""
         self._token = token
         self._ssl = ssl
+        # All but what is named `from_thread` or `from_anywhere` is called from it.
         self._loop = asyncio.get_running_loop()
+        # Random pauses, so that members do not all come back at once.
         self._chooser = chooser_on(self._loop)
-        self._group: str | None = None
+        self._group: str | None = None  # the name of the group asked for, and not left
+        # How it asked to join; None: it did not, or gave up, or has left.
         self._ask: JoinRequest | None = None
-        self._standing: Standing | None = None
+        self._standing: Standing | None = None  # what it is as a member; None: it is none
+        # What waits for an answer, whatever becomes of connections.
         self._requests = Requests(self._loop)
-        self._ended: AiodistError | None = None
+        self._ended: AiodistError | None = None  # why it is over for good; None: it is not
+        # Why the coordinator goes, or is away: its last word, or the last try.
         self._gone = CoordinatorGone("")
-        self._coming_back: asyncio.Task[None] | None = None
-        self._lease: Lease | None = None
-        self._sock = greeted.sock
-        self._welcome = greeted.welcome
+        self._coming_back: asyncio.Task[None] | None = None  # looks for it; None: it is there
+        self._lease: Lease | None = None  # from the first join on
+        self._sock = greeted.sock  # the present connection, or the last one
+        self._welcome = greeted.welcome  # what the coordinator said of itself on it
         self._listen_to(greeted.sock)
         self._requests.send = self._sock.send
 

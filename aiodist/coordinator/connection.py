@@ -85,20 +85,23 @@ class Connection(asyncio.Protocol):
     def __init__(self, owner: Owner, number: int, sock: socket.socket) -> None:
         """Raises OSError where `sock` is gone already."""
         self.number = number
-        self.host = "127.0.0.1"
+        self.host = "127.0.0.1"  # where the other end is; this for unix and inproc
         self.peer = f"a local process (#{number})"
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             host, port = sock.getpeername()[:2]
-            self.host = str(host).removeprefix("::ffff:")
-            self.peer = f"{self.host}:{port}"
+            self.host = str(host).removeprefix("::ffff:")  # the IPv4 address where it is one
+            self.peer = f"{self.host}:{port}"  # with the port
         self.adopting: asyncio.Task[None] | None = None
         self._owner = owner
+        # Its limits grow with what the other end has shown.
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
-        self._hello: Hello | None = None
+        self._hello: Hello | None = None  # what it said first; None: nothing yet
+        # What its proof must be made of: fresh, so that no old proof will do.
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._welcomed = False
-        self._reason = ""
-        self._transport: asyncio.Transport
+        self._welcomed = False  # it has shown that it may ask
+        self._reason = ""  # why it ends, by whoever ends it first; "": nobody here has
+        self._transport: asyncio.Transport  # from `connection_made` on
+        # Ends a greeting, and later a close, that takes too long.
         self._deadline: asyncio.TimerHandle
 
     # What the loop calls.

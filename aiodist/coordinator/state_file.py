@@ -93,18 +93,20 @@ class StateFile:
         ValueError where it is none, or damaged, LostWritesError."""
         self.path = Path(os.path.realpath(path))
         self._force = force
+        # The file, to be added to; -1 before the first snapshot and after `close`.
         self._fd = self._folder = -1
-        self._lock = _locked(self.path)
+        self._lock = _locked(self.path)  # the descriptor that holds the lock
         try:
             self.saved = self._read()
+            # Synchronized after a rename; -1: cannot be.
             self._folder = _opened_folder(self.path.parent)
         except BaseException:
             self.close()
             raise
-        self._salt = b""
-        self._number = 0
-        self._added = 0
-        self._snapshot = 0
+        self._salt = b""  # what belongs to this file, and seeds its checksums
+        self._number = 0  # of the last frame
+        self._added = 0  # bytes of frames since the snapshot
+        self._snapshot = 0  # bytes of the snapshot
 
     @property
     def is_due(self) -> bool:

@@ -39,10 +39,12 @@ class Shares:
     ) -> None:
         self._loop = loop
         self._tell = tell
-        self._numbers = itertools.count()
+        self._numbers = itertools.count()  # of loans of this rank
+        # By number: the memory, and who may have views of it.
         self._lent: dict[int, tuple[Any, set[int]]] = {}
+        # By (peer, number): what the views keep.
         self._borrowed: dict[tuple[int, int], weakref.ref[Holder]] = {}
-        self._closed = False
+        self._closed = False  # nothing is said any more
 
     def lend(self, kept: Any, peers: set[int]) -> int:
         """Keep memory that `peers` will have views of: the number of the loan."""

@@ -77,10 +77,10 @@ class Heap:
 
     def __init__(self, context: HeapGroup) -> None:
         self._context = context
-        self._blocks: dict[int, Block] = {}
-        self._next = 0
-        self._mapped: dict[tuple[int, int], Bytes] = {}
-        self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._blocks: dict[int, Block] = {}  # arrays of this rank, by number
+        self._next = 0  # the number of the next one
+        self._mapped: dict[tuple[int, int], Bytes] = {}  # arrays of others, by (rank, number)
+        self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}  # those that are being mapped
         self.shows_any = False
         """Whether there is an array here that all others have mapped."""
 

@@ -42,11 +42,11 @@ class FramedLink(BaseLink):
         super().__init__(loop, kind, peer_name, receiver)
         # Sending. `_direct`: nothing is queued and nothing forbids a write right inside `send`.
         self._outbox = Outbox()
-        self._direct = True
+        self._direct = True  # what is sent may be written at once
         self._accepts = True  # what cannot be sent now is queued
         self._busy = False  # inside a write or a `done`
         self._broken: OSError | None = None  # writing failed; what has arrived is still read
-        self._kept: Kept | None = None
+        self._kept: Kept | None = None  # what may have to be sent again; None: nothing will be
         # Receiving.
         self._polling = False
         self._landing: Landing | None = None  # of the payload under way; None: it is skipped

@@ -97,12 +97,12 @@ class Kept:
 
     def __init__(self) -> None:
         self.acknowledged = 0
-        self.frames: deque[bytes | Lent] = deque()
+        self.frames: deque[bytes | Lent] = deque()  # the oldest first
         self.limit = MANY
         """How long `frames` may become before the peer is to be asked."""
-        self._lent: deque[Lent] = deque()
+        self._lent: deque[Lent] = deque()  # those of them whose memory somebody wants back
         self._spent = 0  # frames below this number cannot be sent again
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiting] = []  # for acknowledgements
         self._fresh = 0  # bytes of copies of large frames since the peer was asked
 
     @property

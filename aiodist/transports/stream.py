@@ -50,13 +50,13 @@ class StreamLink(LastingLink):
         receiver: Receiver | None = None,
     ) -> None:
         super().__init__(loop, kind, peer_name, receiver)
-        self._socket = sock
-        self._fd = sock.fileno()
-        self._reading = False
+        self._socket = sock  # None of its calls blocks
+        self._fd = sock.fileno()  # its number, for the loop
+        self._reading = False  # the loop watches for bytes to read
         self._armed = False  # the loop watches for room to write
         # While a payload is under way the scratch is empty.
         self._scratch = bytearray(SCRATCH)
-        self._scratch_view = memoryview(self._scratch)
+        self._scratch_view = memoryview(self._scratch)  # made once: a slice of it costs no copy
         self._held = 0  # bytes of an incomplete prefix at the start of the scratch
 
     def start(self) -> None:

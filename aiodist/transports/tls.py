@@ -55,8 +55,9 @@ class TlsLink(StreamLink):
     ) -> None:
         """`server_hostname`: whom it connects to; None: it was connected to."""
         super().__init__(loop, sock, kind="tcp", peer_name=peer_name, receiver=receiver)
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
+        self._incoming = ssl.MemoryBIO()  # bytes of the socket, not yet decrypted
+        self._outgoing = ssl.MemoryBIO()  # encrypted bytes for the socket
+        # Between these two, without I/O of its own.
         self._tls = context.wrap_bio(
             self._incoming,
             self._outgoing,
