@@ -296,12 +296,16 @@ class Group(Operations):
         """
         self._check_loop()
         if self._closing is None:
+            # A task of its own, behind a shield: whoever is cancelled while it waits must not break
+            # off what others wait for, nor leave the group half closed.
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         context = self._context
         if context.ended is None:
+            # Again and again, for what ends may begin something else: the program goes on
+            # meanwhile.
             while pending := self._pending():
                 await asyncio.wait(pending)
             context.close(self._context.error(GroupClosedError, "the group was closed"))

@@ -127,6 +127,8 @@ class _Renewals:
 
     def clear(self) -> None:
         """There are no leases, and there is no thread."""
+        # A new one: in a forked child the old one may be held by a thread that does not exist
+        # there.
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, Lease]] = []  # a heap: when the next step of each is due
         self._runs = False

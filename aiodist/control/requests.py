@@ -162,6 +162,7 @@ class Requests:
     def say_again(self) -> None:
         """There is another connection: what waits for an answer is said again."""
         assert self.send is not None
+        # A list, for to drop one changes the dictionary.
         for number, request in list(self._requests.items()):
             if request.reply.done():
                 self.drop(number)

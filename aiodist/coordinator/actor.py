@@ -275,6 +275,7 @@ class Coordinator:
         self._step(Received(connection.number, request, message))
 
     def closed(self, connection: Connection, reason: str) -> None:
+        # The loop and the `Entrance` may both say that it has ended: the machine hears it once.
         if self._connections.pop(connection.number, None) is None:
             return
         self._entrance.let_in(connection)

@@ -118,6 +118,9 @@ class Connection(asyncio.Protocol):
                     return
                 self._take(frame)
         except (ProtocolError, AuthenticationError) as error:
+            # Who speaks TLS to a listener without it begins with a byte that is no frame. It is
+            # answered by an alert of TLS, as its library shows that to the user; an error of ours
+            # it could not read.
             wants_tls = self._hello is None and data[0] == TLS_HANDSHAKE
             self.fail(f"{type(error).__name__}: {error}", TLS_REFUSED if wants_tls else b"")
 
@@ -152,6 +155,8 @@ class Connection(asyncio.Protocol):
 
     def expect_view(self) -> None:
         """The member was asked for its view: take it, whatever its size."""
+        # A view may have thousands of members. Who was not asked stays within the smaller limit: a
+        # member must not choose how much of the memory here it takes.
         self._decoder.max_payload = MAX_REPLY
 
     def abort(self) -> None:

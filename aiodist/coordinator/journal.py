@@ -58,6 +58,8 @@ class Journal:
         """Carry out `effects` in time: at once, if nothing of them or before them is to be kept."""
         if self._broken:
             return
+        # Also what needs no disk waits while a write is under way: effects are carried out in the
+        # order in which they were decided. An answer could otherwise overtake one that it rests on.
         self._waiting += effects
         if self._writing is None:
             self._next()
@@ -112,6 +114,8 @@ class Journal:
         error = writing.exception()
         if error is not None:
             self._broken = True
+            # What waits was decided on top of what could not be written. Told now, it would be a
+            # promise that no later coordinator knows of.
             self._waiting.clear()
             self._idle.set()
             self._failed(error if isinstance(error, OSError) else OSError(errno.EIO, repr(error)))

@@ -82,6 +82,8 @@ class Shares:
             if number in self._lent:
                 _for_good.append(self._lent[number][0])
         elif word == HELD:
+            # The loan never arrived here, as the operation failed on the way: the lender would wait
+            # for its return for ever.
             if (peer, number) not in self._borrowed:
                 self._tell(peer, RELEASED, number)
         else:
@@ -103,6 +105,9 @@ class Shares:
 
     def close(self) -> None:
         """The group has ended here."""
+        # Views here may be used after the group has ended, and then nobody can be told when they
+        # go. So the lenders are to keep that memory for as long as they live; and what was lent
+        # from here is kept as long, for nobody hears of its return any more.
         for peer, number in self._borrowed:
             self._tell(peer, KEPT, number)
         if self._lent:

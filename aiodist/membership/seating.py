@@ -200,6 +200,8 @@ class Seating:
             assert member is not None
             gone.append((member, reason))
         self._lost(group, gone)
+        # Those who were lost may have been the last: then the group was deleted, and who waited is
+        # in a new one of that name already.
         if self._groups.get(group.key) is group:
             self.judge_joiners(group)
 

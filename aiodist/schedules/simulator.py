@@ -236,9 +236,14 @@ class _Rank:
             case Send(peer):
                 link = self.links[rank, peer]
                 if not self.plan.eager:
+                    # The n-th frame was let go by the n-th grant: what the peer had done before it,
+                    # such as to read what was in that memory, has happened for us.
                     self._learn(link.granted[len(link.sent)])
+                # No frame of this link was under way before: so it is not in `moving` yet.
                 if link.arrived == len(link.sent):
                     self.moving.append(link)
+                # The clock goes with the frame, as it was at the Send: whoever receives it knows
+                # then what had happened by that time, and nothing of later.
                 link.sent.append((tuple(self.clock), self.depth + 1))
             case Recv(peer):
                 link = self.links[peer, rank]

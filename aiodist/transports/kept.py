@@ -221,6 +221,8 @@ class Kept:
                 lent.copy()
                 self.count(lent.nbytes)
             else:
+                # Its memory is somebody's own again, so this frame can never be sent again: if the
+                # peer should ask for it, `can_go_on` says no.
                 lent.views, lent.token = (), None
                 self._spent = lent.number + 1
         self._lent = deque([lent for lent in self._lent if lent.token is not None])

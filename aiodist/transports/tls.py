@@ -91,6 +91,7 @@ class TlsLink(StreamLink):
             self._shaken = True
             self._ready.set_result(None)
         finally:
+            # Also where it has failed: an alert tells the peer why.
             self._push()
         if self._shaken:
             self._flush()
@@ -131,6 +132,9 @@ class TlsLink(StreamLink):
         return sent
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
+        # Nothing is encrypted while the socket has not taken what was before it. Encrypted bytes
+        # cannot be taken out of the stream any more, and would be a second queue, which nobody
+        # bounds.
         if not self._shaken or not self._push():
             raise BlockingIOError
         taken = 0
@@ -158,6 +162,8 @@ class TlsLink(StreamLink):
             self._loop.remove_writer(self._fd)
 
     def _arm(self) -> None:
+        # Amid the handshake with nothing to say, the socket has room, and the loop would call
+        # without end: then the peer is waited for.
         if self._shaken or self._cipher:
             super()._arm()
 
