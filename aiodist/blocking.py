@@ -137,7 +137,9 @@ class BlockingGroup:
         try:
             return outcome.result()
         except BaseException:
-            # KeyboardInterrupt while waiting: withdraw what nobody will wait for.
+            # KeyboardInterrupt while waiting: withdraw what nobody will wait for. The loop calls
+            # `start` first, as that was handed to it first: whatever it began is in `started` when
+            # this is called.
             if not outcome.done():
                 self._loop.call_soon_threadsafe(lambda: [work.cancel() for work in started])
             raise

@@ -56,15 +56,19 @@ class Group(Operations):
         self, actor: RankActor, context: Context, *, name: str, line: _Line | None = None
     ) -> None:
         super().__init__(context, actor.loop)
-        self._line = line or _Line()
+        self._line = line or _Line()  # knows which group of this name is the newest
         self._line.newest = self
         self._actor = actor
         self._name = name
+        # By rank; those who are gone stay in it.
         self._members = tuple(
             as_member(actor.people[root], rank) for rank, root in enumerate(context.ranks)
         )
+        # Agree, shrink and rendezvous.
         self._recovery = Recovery(actor, context, [member.id for member in self._members])
+        # This rank among those of its host.
         self._local_rank, self._local_size = actor.neighbours(context.ranks, context.rank)
+        # The one `close`, for all who call it; None: not called.
         self._closing: asyncio.Task[None] | None = None
 
     # -- what it is -------------------------------------------------------------------------------
@@ -292,12 +296,16 @@ class Group(Operations):
         """
         self._check_loop()
         if self._closing is None:
+            # A task of its own, behind a shield: whoever is cancelled while it waits must not break
+            # off what others wait for, nor leave the group half closed.
             self._closing = self._loop.create_task(self._close(), name="aiodist close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         context = self._context
         if context.ended is None:
+            # Again and again, for what ends may begin something else: the program goes on
+            # meanwhile.
             while pending := self._pending():
                 await asyncio.wait(pending)
             context.close(self._context.error(GroupClosedError, "the group was closed"))

@@ -125,6 +125,8 @@ def _coordinator() -> Iterator[tuple[str, str]]:
     """A coordinator in a thread of its own: its address, and the token it asks for."""
     token = secrets.token_urlsafe()
     ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+    # Made here and not in the thread: so it can be told to stop from here, however far that has
+    # got.
     loop = spawn.new_event_loop()
     over = asyncio.Event()
 
@@ -203,6 +205,7 @@ class _Ranks:
             os.close(ours)
             raise
         finally:
+            # Only the rank has this end now: if it dies, the pipe ends.
             os.close(theirs)
         return _Rank(rank, process, reports.Reading(ours))
 
@@ -213,6 +216,8 @@ class _Ranks:
         while (pending := self._pending()) and self._cause is None:
             now = time.monotonic()
             if self._consequence is not None:
+                # A rank that was told of a loss may report sooner than the rank that is the cause
+                # of it. So there is a while in which the cause can still show.
                 settled = settled or now + spawn.SETTLE
                 if now >= settled:
                     break
@@ -307,6 +312,8 @@ class _Ranks:
             self._reap()
         finally:
             with _uninterrupted():
+                # Also where all ranks have ended: what they have started is in their process
+                # groups, and may have ignored SIGTERM.
                 self._signal(signal.SIGKILL)
                 self._reap()  # but for one that hangs in the kernel, which nobody can end
                 for rank in self._ranks:

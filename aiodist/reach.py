@@ -61,6 +61,9 @@ class Reach:
         beyond = is_loopback(host) and not parse_address(coordinator).is_loopback
         if beyond and not self.bind and self.guard.keeps_out:
             # The coordinator runs on this host, but others come to it from elsewhere: see `dial`.
+            # Ranks of this host reach it by the loopback, those of other hosts do not, and where
+            # they come from is not known here. So it listens everywhere, which the token or TLS
+            # makes safe.
             host = "::" if ":" in host else "0.0.0.0"
         for kind in self.transports:
             transport = registry.make(kind, self.contexts)

@@ -289,6 +289,8 @@ async def _join(
         )
         await options.reach.listen(address, control.local_host, endpoint.accept, listeners)
         ask = options.reach.introduce(options.ask, control.seen_host, listeners, loop)
+        # What the coordinator tells may come right behind the view, before there is an actor to
+        # hear it: it is kept for that.
         control.on_event = events.append
         view = await control.join(ask, deadline - loop.time())
     except BaseException:
@@ -301,6 +303,7 @@ async def _join(
     own = endpoint_of(view.members[view.rank_of(ask.id)], options.reach.transports)
     coordinator_host = parse_address(address).host
     people: dict[int, MemberInfo] = {}
+    # Only now: before the view there was nobody who could have shown that it is a member.
     endpoint.activate(
         Identity(view.group, ask.id, options.coordinator.token),
         lambda root, receiver, patience: options.reach.dial(

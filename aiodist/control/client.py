@@ -109,18 +109,23 @@ class ControlClient:
         """What this member does: for the coordinator, who may ask."""
         self._token = token
         self._ssl = ssl
+        # All but what is named `from_thread` or `from_anywhere` is called from it.
         self._loop = asyncio.get_running_loop()
+        # Random pauses, so that members do not all come back at once.
         self._chooser = chooser_on(self._loop)
-        self._group: str | None = None
+        self._group: str | None = None  # the name of the group asked for, and not left
+        # How it asked to join; None: it did not, or gave up, or has left.
         self._ask: JoinRequest | None = None
-        self._standing: Standing | None = None
+        self._standing: Standing | None = None  # what it is as a member; None: it is none
+        # What waits for an answer, whatever becomes of connections.
         self._requests = Requests(self._loop)
-        self._ended: AiodistError | None = None
+        self._ended: AiodistError | None = None  # why it is over for good; None: it is not
+        # Why the coordinator goes, or is away: its last word, or the last try.
         self._gone = CoordinatorGone("")
-        self._coming_back: asyncio.Task[None] | None = None
-        self._lease: Lease | None = None
-        self._sock = greeted.sock
-        self._welcome = greeted.welcome
+        self._coming_back: asyncio.Task[None] | None = None  # looks for it; None: it is there
+        self._lease: Lease | None = None  # from the first join on
+        self._sock = greeted.sock  # the present connection, or the last one
+        self._welcome = greeted.welcome  # what the coordinator said of itself on it
         self._listen_to(greeted.sock)
         self._requests.send = self._sock.send
 
@@ -171,6 +176,9 @@ class ControlClient:
         number, joined = self._requests.start(ask)
         self._group = ask.group
         self._sock.give_up_after(ask.lease)
+        # From here on, not from the view on: a group may take long to be complete, and whoever
+        # waits for that has a lease, too. It is renewed after a third of it, so that one sign may
+        # be late, or lost.
         if self._lease is None:
             self._lease = Lease(self, self._loop, ask.lease / 3)
         try:
@@ -294,6 +302,8 @@ class ControlClient:
 
     def _check_open(self) -> None:
         if self._ended is not None:
+            # A copy for each: whoever raises an error adds its traceback to it, and it would grow
+            # with every call, and show those of others.
             raise copy.copy(self._ended)
 
     def _listen_to(self, sock: ControlSocket) -> None:
@@ -421,6 +431,8 @@ class ControlClient:
         final = gone.evicted or not (self._welcome.returns and joined)
         if self._ended is None and not final:
             self._gone = CoordinatorGone(reason)
+            # If it looks already, this connection was found and lost in the same moment: `_is_back`
+            # goes on from there, and nobody is told twice.
             if self._coming_back is None:
                 self._coming_back = self._loop.create_task(
                     self._come_back(), name="aiodist come back"
@@ -508,6 +520,9 @@ class ControlClient:
         """Be a member again. Raises OSError, TimeoutError, AiodistError; CancelledError where it
         is no member any more, and has ended."""
         broken: asyncio.Future[Message] = self._loop.create_future()
+        # Frames are taken as ever from here on: right behind its answer the coordinator may say who
+        # else is gone. But if the connection ends, the loop of `_come_back` is what tries again, so
+        # that is told here, and not `_on_closed`.
         sock.on_frame = self._on_frame
         sock.on_closed = lambda error: self._broke_off(error, broken)
         with_view = False
@@ -525,6 +540,9 @@ class ControlClient:
                 if isinstance(message, Later):
                     await asyncio.sleep(FIRST_PAUSE * self._chooser.uniform(1.0, 3.0))
                 elif isinstance(message, ViewWanted):
+                    # This coordinator does not know the group, or not its newest epoch. All members
+                    # come back with the same view, which may be large: so it is sent by the one
+                    # that is asked for it, and the others are told `Later`.
                     with_view = True
                 else:
                     raise self.unexpected(message)

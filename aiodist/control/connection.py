@@ -34,14 +34,15 @@ class ControlSocket:
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._is_open = True
+        self._is_open = True  # the lease thread looks at it: changed under the lock
         self.on_frame = on_frame
         self.on_closed = on_closed
+        # Makes frames of bytes.
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
-        self._lock = threading.Lock()
-        self._out = bytearray()
-        self._loop = asyncio.get_running_loop()
-        self._writing = False
+        self._lock = threading.Lock()  # the lease thread sends, too
+        self._out = bytearray()  # bytes that the kernel has not taken
+        self._loop = asyncio.get_running_loop()  # on which frames are read
+        self._writing = False  # the loop watches for room
         self._loop.add_reader(sock.fileno(), self._readable)
 
     @property

@@ -252,8 +252,10 @@ class _Greeting:
         self.done: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._target = target
         self._token = token
+        # What the proof of the coordinator must be made of.
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._challenge: Challenge | None = None
+        self._challenge: Challenge | None = None  # None: it has not said anything
+        # Goes on to the client when all is well.
         self.sock = ControlSocket(sock, self._on_frame, self._on_closed)
         self.sock.send(encode_message(Hello(self._nonce)))
 

@@ -72,11 +72,11 @@ class Lease:
     thread, or by timers where the time of `loop` is virtual."""
 
     def __init__(self, member: Member, loop: asyncio.AbstractEventLoop, interval: float) -> None:
-        self.is_over = False
+        self.is_over = False  # set from the loop, looked at by the thread
         self._member = member
         self._loop = loop
         self._interval = interval
-        self._pulse = Pulse(loop)
+        self._pulse = Pulse(loop)  # whether the loop turns
         self._asked = False  # the pulse: then a sign of life is next
         if is_virtual(loop):
             self._renew_later()
@@ -127,6 +127,8 @@ class _Renewals:
 
     def clear(self) -> None:
         """There are no leases, and there is no thread."""
+        # A new one: in a forked child the old one may be held by a thread that does not exist
+        # there.
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, Lease]] = []  # a heap: when the next step of each is due
         self._runs = False

@@ -56,13 +56,13 @@ class Requests:
     """Requests and subscriptions by number. `send(data)` sends a frame; set while connected."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.send: Callable[[bytes], None] | None = None
+        self.send: Callable[[bytes], None] | None = None  # None: not connected
         self._loop = loop
-        self._numbers = itertools.count(1)
-        self._requests: dict[int, _Request] = {}
-        self._watches: dict[int, _Watch] = {}
-        self._told: list[bytes] = []
-        self._places = asyncio.Semaphore(MAX_WRITES)
+        self._numbers = itertools.count(1)  # of requests and subscriptions; 0 is what has no reply
+        self._requests: dict[int, _Request] = {}  # by number; writes stay when nobody waits
+        self._watches: dict[int, _Watch] = {}  # subscriptions, by number
+        self._told: list[bytes] = []  # what has no reply, while not connected
+        self._places = asyncio.Semaphore(MAX_WRITES)  # for writes to the store that are under way
 
     def start(
         self,
@@ -162,6 +162,7 @@ class Requests:
     def say_again(self) -> None:
         """There is another connection: what waits for an answer is said again."""
         assert self.send is not None
+        # A list, for to drop one changes the dictionary.
         for number, request in list(self._requests.items()):
             if request.reply.done():
                 self.drop(number)

@@ -139,11 +139,13 @@ class Watch:
         self._client = client
         self._key = key
         self._timeout = timeout
+        # Unread, the oldest are dropped.
         self._changes: deque[tuple[str, bytes | None]] = deque(maxlen=MAX_UNREAD)
+        # Why there are no more; raised after the changes before it.
         self._error: AiodistError | None = None
-        self._begun = False
-        self._closed = False
-        self._news = asyncio.Event()
+        self._begun = False  # the coordinator has said so
+        self._closed = False  # by the user
+        self._news = asyncio.Event()  # one of these four has changed
         # The client must not keep a watch alive that its user has dropped.
         weak = weakref.WeakMethod(self._on_reply)
 
@@ -152,9 +154,10 @@ class Watch:
             if method is not None:
                 method(reply)
 
-        self._number = client.subscribe(StoreWatch(key), on_reply)
+        self._number = client.subscribe(StoreWatch(key), on_reply)  # of the subscription
+        # Ends the subscription when nobody has the watch.
         self._drop = weakref.finalize(self, client.unsubscribe_from_anywhere, self._number)
-        self._drop.atexit = False
+        self._drop.atexit = False  # at the end of the process there is no loop to tell
 
     def close(self) -> None:
         """End the watch; iteration stops. Idempotent."""

@@ -99,27 +99,30 @@ class Coordinator:
                 raise ValueError(f"ssl= is for tcp:// and tls:// addresses, not for {address}")
             wanted = Address("tls", wanted.host, wanted.port)
         self.token = secret_of(token)
-        self._wanted = wanted
+        self._wanted = wanted  # where to listen; `_address` has the port that it got
         self._address: Address | None = None
         self._ssl = ssl
         self._state = None if state is None else Path(state)
         self._force = force
         self.returns = returns
+        # The same over restarts with one state file, where it is kept.
         self.name = secrets.token_hex(16)
-        self.incarnation = 1
+        self.incarnation = 1  # which start with that state file this is
         self._recovery = recovery
-        self._journal: Journal | None = None
-        self._failure: asyncio.Future[OSError]
-        self._stopping = False
-        self.sparing = Sparing(logger)
-        self._machine: Membership
-        self._loop: asyncio.AbstractEventLoop
-        self._entrance: Entrance
-        self._alarm: Alarm
-        self._connections: dict[int, Connection] = {}
+        self._journal: Journal | None = None  # writes the state file; None: there is none
+        self._failure: asyncio.Future[OSError]  # done, with the error, once that cannot be written
+        self._stopping = False  # events are not told to the machine any more
+        self.sparing = Sparing(logger)  # warns of what strangers do, but not each time
+        self._machine: Membership  # decides all; this and the next three are made by `start`
+        self._loop: asyncio.AbstractEventLoop  # the loop of `start`, on which all is done
+        self._entrance: Entrance  # listens
+        self._alarm: Alarm  # rings when the machine has something due
+        self._connections: dict[int, Connection] = {}  # by number; those with a transport
+        # By the number of the connection that each pretends to be.
         self._surveys: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        # Of connections and surveys alike, so that no two are the same.
         self._numbers = itertools.count(1)
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # set after every event: `stop` looks again
 
     @property
     def address(self) -> str:
@@ -272,6 +275,7 @@ class Coordinator:
         self._step(Received(connection.number, request, message))
 
     def closed(self, connection: Connection, reason: str) -> None:
+        # The loop and the `Entrance` may both say that it has ended: the machine hears it once.
         if self._connections.pop(connection.number, None) is None:
             return
         self._entrance.let_in(connection)

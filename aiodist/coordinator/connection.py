@@ -85,20 +85,23 @@ class Connection(asyncio.Protocol):
     def __init__(self, owner: Owner, number: int, sock: socket.socket) -> None:
         """Raises OSError where `sock` is gone already."""
         self.number = number
-        self.host = "127.0.0.1"
+        self.host = "127.0.0.1"  # where the other end is; this for unix and inproc
         self.peer = f"a local process (#{number})"
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             host, port = sock.getpeername()[:2]
-            self.host = str(host).removeprefix("::ffff:")
-            self.peer = f"{self.host}:{port}"
+            self.host = str(host).removeprefix("::ffff:")  # the IPv4 address where it is one
+            self.peer = f"{self.host}:{port}"  # with the port
         self.adopting: asyncio.Task[None] | None = None
         self._owner = owner
+        # Its limits grow with what the other end has shown.
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
-        self._hello: Hello | None = None
+        self._hello: Hello | None = None  # what it said first; None: nothing yet
+        # What its proof must be made of: fresh, so that no old proof will do.
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._welcomed = False
-        self._reason = ""
-        self._transport: asyncio.Transport
+        self._welcomed = False  # it has shown that it may ask
+        self._reason = ""  # why it ends, by whoever ends it first; "": nobody here has
+        self._transport: asyncio.Transport  # from `connection_made` on
+        # Ends a greeting, and later a close, that takes too long.
         self._deadline: asyncio.TimerHandle
 
     # What the loop calls.
@@ -115,6 +118,9 @@ class Connection(asyncio.Protocol):
                     return
                 self._take(frame)
         except (ProtocolError, AuthenticationError) as error:
+            # Who speaks TLS to a listener without it begins with a byte that is no frame. It is
+            # answered by an alert of TLS, as its library shows that to the user; an error of ours
+            # it could not read.
             wants_tls = self._hello is None and data[0] == TLS_HANDSHAKE
             self.fail(f"{type(error).__name__}: {error}", TLS_REFUSED if wants_tls else b"")
 
@@ -149,6 +155,8 @@ class Connection(asyncio.Protocol):
 
     def expect_view(self) -> None:
         """The member was asked for its view: take it, whatever its size."""
+        # A view may have thousands of members. Who was not asked stays within the smaller limit: a
+        # member must not choose how much of the memory here it takes.
         self._decoder.max_payload = MAX_REPLY
 
     def abort(self) -> None:

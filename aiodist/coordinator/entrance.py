@@ -34,13 +34,15 @@ class Entrance:
         self._owner = owner
         self._ssl = ssl
         self._numbers = numbers
+        # On which all of this runs; connections of inproc come from other threads.
         self._loop = asyncio.get_running_loop()
-        self._at: Address | None = None
-        self._acceptor: Acceptor | None = None
+        self._at: Address | None = None  # where it listens; None: nobody is let in
+        self._acceptor: Acceptor | None = None  # None where it does not listen, or is at inproc
+        # Those who have not shown who they are: only so many at a time.
         self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
             logger, moment=MOMENT_SECONDS
         )
-        self._adopting: dict[asyncio.Task[None], Connection] = {}
+        self._adopting: dict[asyncio.Task[None], Connection] = {}  # without a transport yet
 
     async def open(self, wanted: Address) -> Address:
         """Listen; returns the address with the port that it got. Raises OSError."""

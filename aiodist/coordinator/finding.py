@@ -64,6 +64,8 @@ async def _through_agent(wanted: Wanted, timeout: float) -> tuple[str, Coordinat
     at = parse_address(wanted.address)
     if not wanted.serve:
         return await agent_store.look_up(at.host, at.port, wanted.key, timeout), None
+    # The agent's store has MASTER_PORT already. So the coordinator takes a free port, and the store
+    # is where the other ranks read which one.
     host = parse_address(wanted.serve).host
     coordinator = await _serve(str(Address("tcp", host, 0)), wanted, timeout)
     if coordinator is None:

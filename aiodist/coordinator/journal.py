@@ -36,17 +36,18 @@ class Journal:
     ) -> None:
         """Writes the first snapshot. Raises OSError, also where there can be no thread."""
         self._file = file
-        self._who = coordinator, incarnation
+        self._who = coordinator, incarnation  # each snapshot says whose it is
         self._records = records
         self._carry_out = carry_out
         self._failed = failed
-        self._loop = asyncio.get_running_loop()
-        self._waiting: list[Effect] = []
+        self._loop = asyncio.get_running_loop()  # on which effects are carried out
+        self._waiting: list[Effect] = []  # submitted, and not in a write
+        # The write under way; None: there is none.
         self._writing: asyncio.Future[None] | None = None
-        self._idle = asyncio.Event()
+        self._idle = asyncio.Event()  # nothing is under way, and nothing waits
         self._idle.set()
-        self._broken = False
-        self._thread = _started_thread()
+        self._broken = False  # no effect is carried out any more
+        self._thread = _started_thread()  # the one that writes
         try:
             file.write_snapshot(*self._who, records())
         except BaseException:
@@ -57,6 +58,8 @@ class Journal:
         """Carry out `effects` in time: at once, if nothing of them or before them is to be kept."""
         if self._broken:
             return
+        # Also what needs no disk waits while a write is under way: effects are carried out in the
+        # order in which they were decided. An answer could otherwise overtake one that it rests on.
         self._waiting += effects
         if self._writing is None:
             self._next()
@@ -111,6 +114,8 @@ class Journal:
         error = writing.exception()
         if error is not None:
             self._broken = True
+            # What waits was decided on top of what could not be written. Told now, it would be a
+            # promise that no later coordinator knows of.
             self._waiting.clear()
             self._idle.set()
             self._failed(error if isinstance(error, OSError) else OSError(errno.EIO, repr(error)))

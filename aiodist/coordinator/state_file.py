@@ -93,18 +93,20 @@ class StateFile:
         ValueError where it is none, or damaged, LostWritesError."""
         self.path = Path(os.path.realpath(path))
         self._force = force
+        # The file, to be added to; -1 before the first snapshot and after `close`.
         self._fd = self._folder = -1
-        self._lock = _locked(self.path)
+        self._lock = _locked(self.path)  # the descriptor that holds the lock
         try:
             self.saved = self._read()
+            # Synchronized after a rename; -1: cannot be.
             self._folder = _opened_folder(self.path.parent)
         except BaseException:
             self.close()
             raise
-        self._salt = b""
-        self._number = 0
-        self._added = 0
-        self._snapshot = 0
+        self._salt = b""  # what belongs to this file, and seeds its checksums
+        self._number = 0  # of the last frame
+        self._added = 0  # bytes of frames since the snapshot
+        self._snapshot = 0  # bytes of the snapshot
 
     @property
     def is_due(self) -> bool:
@@ -119,6 +121,8 @@ class StateFile:
         try:
             fd = _made(new)
         except NoFilesError:
+            # Not due at once, or every write would try again: the log grows by a part of the limit
+            # first.
             self._added -= max(COMPACT_BYTES, self._snapshot) // RETRY_SHARE
             raise
         try:
@@ -127,6 +131,9 @@ class StateFile:
             frame = _frame(salt, 0, b"".join((who, *map(encode_record, records))))
             _write_all(fd, MAGIC + salt + 2 * _slot(salt, 0))
             _write_all(fd, frame)
+            # In this order: the new file is on disk before it has the name, and the name is on disk
+            # before anybody is told. A crash at any point leaves the old file whole, or the new
+            # one.
             os.fsync(fd)
             os.replace(new, self.path)
             if self._folder != -1:
@@ -142,6 +149,9 @@ class StateFile:
     def append(self, records: Iterable[Record]) -> None:
         """Add records, all or none of them. They are on disk on return. After an OSError nothing
         is known of what the file holds: it must not be used any more."""
+        # Frame, disk, slot, in this order (see the module): a slot that speaks of a frame which is
+        # not on disk would make the next start refuse the file. The two slots are written in turn,
+        # so that one that is torn leaves the other.
         self._number += 1
         frame = _frame(self._salt, self._number, b"".join(map(encode_record, records)))
         _write_all(self._fd, frame)

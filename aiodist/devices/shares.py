@@ -39,10 +39,12 @@ class Shares:
     ) -> None:
         self._loop = loop
         self._tell = tell
-        self._numbers = itertools.count()
+        self._numbers = itertools.count()  # of loans of this rank
+        # By number: the memory, and who may have views of it.
         self._lent: dict[int, tuple[Any, set[int]]] = {}
+        # By (peer, number): what the views keep.
         self._borrowed: dict[tuple[int, int], weakref.ref[Holder]] = {}
-        self._closed = False
+        self._closed = False  # nothing is said any more
 
     def lend(self, kept: Any, peers: set[int]) -> int:
         """Keep memory that `peers` will have views of: the number of the loan."""
@@ -80,6 +82,8 @@ class Shares:
             if number in self._lent:
                 _for_good.append(self._lent[number][0])
         elif word == HELD:
+            # The loan never arrived here, as the operation failed on the way: the lender would wait
+            # for its return for ever.
             if (peer, number) not in self._borrowed:
                 self._tell(peer, RELEASED, number)
         else:
@@ -101,6 +105,9 @@ class Shares:
 
     def close(self) -> None:
         """The group has ended here."""
+        # Views here may be used after the group has ended, and then nobody can be told when they
+        # go. So the lenders are to keep that memory for as long as they live; and what was lent
+        # from here is kept as long, for nobody hears of its return any more.
         for peer, number in self._borrowed:
             self._tell(peer, KEPT, number)
         if self._lent:

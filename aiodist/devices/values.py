@@ -156,15 +156,16 @@ class Leaf:
         self, device: Device, spec: Spec, value: Any, out: Array | None, source: Any | None
     ) -> None:
         self._device = device
-        self._shape = spec.shape
+        self._shape = spec.shape  # of the array
         self._length = math.prod(spec.shape)  # its elements
-        self._itemsize = carrier(spec.name).itemsize
+        self._itemsize = carrier(spec.name).itemsize  # bytes of an element
         self._passed = 0  # so many elements were queued to be copied from the host
         self._out = out  # the user's array on the host, filled when the device is done; or None
         self.value = value  # the user's array, or a new one
         self.source = source  # what is read of another rank; None: its bytes come to the host
         self.staging: Any = None  # memory of the host on the way, where there is any
         if source is None or out is not None:
+            # From device to device there is nothing in between.
             self.staging = device.host(spec.name, spec.shape)
         self.into = value if out is None else self.staging  # where the device puts it
 

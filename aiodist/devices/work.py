@@ -38,9 +38,9 @@ class DeviceWork:
         self.device = device
         self.stream = stream
         self.numbered = numbered  # its events, and by which numbers others know them
-        self.events = [event for _, event in numbered]
+        self.events = [event for _, event in numbered]  # by READY, RECORDED, DONE and CALLED
         self.kept: list[Any] = []  # arrays that work on the device reads and writes
-        self.mark = Mark()
+        self.mark = Mark()  # whether there is anything to wait for
         self._user = device.current()  # the user's stream
         self._user.record(self.events[CALLED])
         self._user.record(self.events[READY])

@@ -109,6 +109,7 @@ def cores() -> int:
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port of `host` that nobody listened on just now. If possible, none of those that the
     system gives to connections: one of these may be taken a moment later."""
+    # At random, for several runs may start on this host at once and all look for a port.
     for port in (*random.sample(range(20_000, 32_000), 32), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))

@@ -76,9 +76,12 @@ class Books:
 
     def __init__(self, wall_offset: float, keep: Callable[[Record], None] | None) -> None:
         self.now = 0.0
-        self.epochs = Epochs()
+        self.epochs = Epochs()  # the last epoch of each name of a group
+        # Those that wait for members, and those that are formed.
         self.groups: dict[GroupKey, Group] = {}
+        # The last epoch of groups that have ended, the longest ended first.
         self.ended: dict[GroupKey, int] = {}
+        # What is due when; each kind says of whom.
         self.timers: Timers[Lease | Return | Window | Ruling | Answers | Ttl] = Timers()
         self._wall_offset = wall_offset
         self._keep = keep

@@ -81,6 +81,8 @@ class Recovery:
                 self._tell(
                     group.ballots.give_up(group.members, group.absent, conn, key, cause, text, seen)
                 )
+                # All had voted, and the ballot was waiting for joiners: the end of the join window
+                # must not decide it any more.
                 if group.gathering is not None and group.gathering.key == key:
                     group.gathering = None
                     self._owner.cancel_timer(Window(group.key))

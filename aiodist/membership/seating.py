@@ -46,14 +46,15 @@ class Seating:
     """
 
     def __init__(self, wall_offset: float, keep: bool, form_after: float) -> None:
+        # The groups, as they are kept.
         self.books = Books(wall_offset, self._keep if keep else None)
         self.places: dict[int, Group] = {}
         self.effects: list[Effect] = []
         self.draining = False
-        self.recovery = Recovery(self)
-        self.survey = Survey(self, self.books)
-        self._groups = self.books.groups
-        self._timers = self.books.timers
+        self.recovery = Recovery(self)  # told of all who come and go
+        self.survey = Survey(self, self.books)  # what members say that they are doing
+        self._groups = self.books.groups  # those of the books
+        self._timers = self.books.timers  # those of the books
         self._form_after = form_after
 
     @property
@@ -199,6 +200,8 @@ class Seating:
             assert member is not None
             gone.append((member, reason))
         self._lost(group, gone)
+        # Those who were lost may have been the last: then the group was deleted, and who waited is
+        # in a new one of that name already.
         if self._groups.get(group.key) is group:
             self.judge_joiners(group)
 

@@ -209,6 +209,8 @@ class KeyValueStore:
                 return None
             case StoreWatch(key, again):
                 self._listen(_Listener(conn, request, (key,), None, self.now()))
+                # The connection was away: what has changed meanwhile was told to nobody. The value
+                # that there is now stands for all of it.
                 if again:
                     sends.append(Send(conn, request, StoreChanged(key, self.values.get(key))))
                 return Result(None)
@@ -240,6 +242,7 @@ class KeyValueStore:
                 f"setting {key!r} to {len(value)} bytes would make the store {nbytes} bytes, over "
                 f"its limit of {self.max_bytes}: delete keys, or keep bulk data elsewhere",
             )
+        # From here on nothing is refused: a write is done as a whole, or not at all.
         self.values[key] = value
         self.nbytes = nbytes
         self.set_ttl(key, ttl)

@@ -105,6 +105,8 @@ class Survey:
     def heard(self, conn: int, request: int, activity: Activity) -> None:
         """A member says what it is doing."""
         self._said[conn] = (activity, self._books.now)
+        # What a thread says for a loop that does not turn is no answer: that may still come, with
+        # more to say, while there is time.
         if not activity.busy:
             self._before[conn] = (_gist(activity), self._books.now)
             for asker in self._askers:

@@ -3,6 +3,16 @@
 Source: the pipelined chain; e.g. Pješivac-Grbović et al., "Performance analysis of MPI collective
 operations", 2005 (broadcast), and Sanders, Träff, "Parallel prefix (scan) algorithms for MPI",
 2006 (the linear pipelined scan).
+
+Large arrays cost the time that they take on the wire, and a chain has each link carry them once. So
+a rank passes a segment on while it takes in the next one. Of 4 ranks, which segment is where::
+
+    time     1    2    3    4    5
+    0 to 1   s0   s1   s2
+    1 to 2        s0   s1   s2
+    2 to 3             s0   s1   s2
+
+A tree would have fewer rounds, but its inner ranks would send everything twice.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ def exchange(
         if incoming[source]:
             steps.append(Grant(source, len(incoming[source])))
     longest = max(map(len, (*outgoing, *incoming)))
+    # Segment by segment to all, not message by message: so all links are busy from the start, and
+    # no peer waits until those before it have everything. Segment k is waited for only once segment
+    # k + AHEAD was sent, so that both ways of a link are busy.
     for k in range(longest + AHEAD):
         for distance in distances:
             target = (rank + distance) % size

@@ -3,6 +3,18 @@
 Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications
 in multiport message-passing systems", 1997; as a barrier: Hensgen, Finkel, Manber, "Two algorithms
 for barrier synchronization", 1988.
+
+Each round doubles what a rank knows, for the rank that it hears from knows as much by then. Of 5
+ranks, this is what rank 0 has, and from whom it comes (every other rank does the same, turned by
+its number)::
+
+    at the start   0
+    round 0        0 1             from rank 1, which had 1
+    round 1        0 1 2 3         from rank 2, which has 2 and 3 by then
+    round 2        0 1 2 3 4       from rank 4, which sends only the one that is missing
+
+Direct exchange would take one round, but P - 1 frames of each rank: for small blobs the frames are
+what costs. There is no root that all would wait for, and that would have to take P - 1 frames.
 """
 
 from __future__ import annotations

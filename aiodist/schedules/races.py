@@ -93,6 +93,9 @@ def _first_race(
 ) -> tuple[_Access, _Access, Span] | None:
     """The first of `accesses`, in the order in which they were made, that races with one before,
     and where."""
+    # Where accesses begin and end cuts each buffer into intervals, of which an access has all or
+    # nothing. So the last write, and the reads since, are kept for each interval, not for each
+    # unit: plans of millions of units have few of them.
     found: dict[int, set[int]] = {}
     for access in accesses:
         found.setdefault(access.span.buffer, set()).update(access.span[1:])
@@ -106,6 +109,9 @@ def _first_race(
             key = (buffer, i)
             before = [last_write[key]] if key in last_write else []
             if access.writes:
+                # Reads may overlap each other. Once a write comes after all of them, whatever comes
+                # after that write comes after them as well, so they are forgotten. Had one of them
+                # raced with it, that would have been the answer.
                 before += reads_since.pop(key, [])
                 last_write[key] = access
             else:

@@ -6,6 +6,16 @@ communication operations in MPICH", 2005. Where P is no power of two, neighbours
 of the first P - 2^k pairs (2i, 2i+1), the odd rank gives its value to the even one and gets the
 result at the end. So every partial result covers consecutive ranks, operands stand in rank order
 (operators need not commute), and all ranks evaluate the same expression: results are bit-identical.
+
+Of 6 ranks, 2^k is 4: two pairs are folded, so that four partial results meet, in two rounds::
+
+    fold        0 <- 1        2 <- 3        4         5
+    has         01            23            4         5
+    round 0     0 <-> 2: 0123               4 <-> 5: 45
+    round 1     0 <-> 4: 012345             2 <-> 5: 012345
+    unfold      0 -> 1        2 -> 3
+
+The other way, with all ranks folded to one and a broadcast after it, takes twice the rounds.
 """
 
 from __future__ import annotations
@@ -71,6 +81,8 @@ def all_reduce(rank: int, size: int) -> Plan:
         other = Span(TMP, slot, slot + 1)
         slot += 1
         last = partner == role.partners[-1]
+        # The lower rank's half stands first at both ends: they evaluate the same expression, bit by
+        # bit, and operators need not commute.
         operands = (partial, other) if rank < partner else (other, partial)
         steps += [
             Send(partner, (partial,)),

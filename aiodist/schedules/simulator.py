@@ -167,17 +167,20 @@ class _Rank:
 
     def __init__(self, plan: Plan, inputs: int, outputs: int, same: bool) -> None:
         self.plan = plan
-        self.ranks: Sequence[_Rank] = ()
+        self.ranks: Sequence[_Rank] = ()  # all ranks; set by `simulate` before anything runs
+        # From one rank to another; set as `ranks` is.
         self.links: Mapping[tuple[int, int], _Link] = {}
         self.moving: list[_Link] = []
         """The links of all ranks that have frames under way."""
         self.trace: list[Event] = []
         """The steps of all ranks, in the order in which they were done."""
+        # Indices of these steps, by peer.
         self.sends, self.recvs = slots(plan, Send), slots(plan, Recv)
-        self.at = 0
-        self.ready = False
+        self.at = 0  # the index of the next step
+        self.ready = False  # whether that can be done now, see `look`
+        # Steps of each rank that have happened before, with those of this one.
         self.clock = [0] * plan.size
-        self.clocks: list[Clock] = []
+        self.clocks: list[Clock] = []  # what `clock` was after each step
         self.published: list[tuple[Clock, int]] = []
         """For each Publish, when it was, and how many had to come before, with it."""
         self.depth = 0
@@ -185,13 +188,16 @@ class _Rank:
         self.problem: str | None = None
         """The first wrong use of data."""
         lengths = (max(inputs, outputs) if same else inputs, outputs, plan.scratch)
+        # By buffer: X, OUT, TMP, then the shared memory of every rank, which `simulate` adds.
         self.memory: list[list[Value]] = [
             [Unit(plan.rank, buffer, at) for at in range(length)]
             for buffer, length in enumerate(lengths)
         ]
         if same:
+            # In place: one list, so what is written to the one is read in the other.
             self.memory[OUT] = self.memory[X]
         shared = SHARED + plan.rank
+        # What this rank shows, part of every rank's `memory`.
         self.shared: list[Value] = [Unit(plan.rank, shared, at) for at in range(plan.shared)]
 
     def read(self, spans: Iterable[Span], at: int) -> list[Value]:
@@ -230,9 +236,14 @@ class _Rank:
             case Send(peer):
                 link = self.links[rank, peer]
                 if not self.plan.eager:
+                    # The n-th frame was let go by the n-th grant: what the peer had done before it,
+                    # such as to read what was in that memory, has happened for us.
                     self._learn(link.granted[len(link.sent)])
+                # No frame of this link was under way before: so it is not in `moving` yet.
                 if link.arrived == len(link.sent):
                     self.moving.append(link)
+                # The clock goes with the frame, as it was at the Send: whoever receives it knows
+                # then what had happened by that time, and nothing of later.
                 link.sent.append((tuple(self.clock), self.depth + 1))
             case Recv(peer):
                 link = self.links[peer, rank]
@@ -277,14 +288,16 @@ class _Link:
     def __init__(self, source: _Rank, target: _Rank) -> None:
         self.source = source
         self.target = target
+        # Indices of the steps that send, at the source.
         self.sends = source.sends.get(target.plan.rank, [])
+        # Indices of those that receive, at the target.
         self.recvs = target.recvs.get(source.plan.rank, [])
         self.granted: list[Clock] = []
         """For each frame granted, when it was."""
         self.sent: list[tuple[Clock, int]] = []
         """For each frame sent, when it was, and how many frames had to come before, with it."""
-        self.arrived = 0
-        self.received = 0
+        self.arrived = 0  # how many frames are written at the target
+        self.received = 0  # and for how many the Recv is done
 
     def arrive(self) -> None:
         """The oldest frame under way is read at the one end and written at the other."""

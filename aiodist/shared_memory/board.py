@@ -112,7 +112,7 @@ class Board:
         self.own = own[:PAGE].cast("Q")
         self.words = {peer: memory[:PAGE].cast("Q") for peer, memory in others.items()}
         self._words = list(self.words.items())  # made once, for loops
-        self._own_bytes = own
+        self._own_bytes = own  # the same memory as `own`, by bytes: for texts
         self._bytes = {rank: own, **others}  # whole segments, by rank
         self._calls = [0, 0]  # by parity: the digest that is on the board
         self._places = [0, 0]  # by parity: the place that is on the board

@@ -77,10 +77,10 @@ class Heap:
 
     def __init__(self, context: HeapGroup) -> None:
         self._context = context
-        self._blocks: dict[int, Block] = {}
-        self._next = 0
-        self._mapped: dict[tuple[int, int], Bytes] = {}
-        self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._blocks: dict[int, Block] = {}  # arrays of this rank, by number
+        self._next = 0  # the number of the next one
+        self._mapped: dict[tuple[int, int], Bytes] = {}  # arrays of others, by (rank, number)
+        self._coming: dict[tuple[int, int], asyncio.Task[None]] = {}  # those that are being mapped
         self.shows_any = False
         """Whether there is an array here that all others have mapped."""
 
@@ -108,6 +108,8 @@ class Heap:
         self._next += 1
         missing = {rank for rank in range(context.size) if rank != context.rank}
         self._blocks[number] = Block(number, address_of(memory), offer, missing)
+        # The user decides how long an array lives, by views of it that this class never sees. A
+        # weak reference to the heap, for the array may outlive the group.
         weakref.finalize(memory, _drop_soon, context.loop, weakref.ref(self), number).atexit = False
         for peer in missing:
             context.tell(peer, kinds.REGION, number, *offer.words, nbytes)
@@ -145,6 +147,7 @@ class Heap:
         block.missing.discard(peer)
         if not block.missing:
             self.shows_any = True
+            # All have it: nobody else may fetch it any more. The memory stays.
             block.offer.close()
 
     def drop(self, number: int) -> None:
@@ -198,6 +201,9 @@ class Heap:
             log.debug("an array of rank %d is not mapped: %s", peer, error)
             self._coming.pop((peer, number), None)
             return
+        # While the memory was on its way, the array may have been dropped, or the group closed.
+        # Then this task was cancelled, but perhaps too late: what is no longer expected is let go,
+        # and nobody is told that it was mapped.
         if self._coming.pop((peer, number), None) is not None:
             self._mapped[peer, number] = np.frombuffer(memory, np.uint8)
             self._context.tell(peer, kinds.MAPPED, number)

@@ -137,6 +137,7 @@ class Lane:
         self._kick = kick  # wakes a rank that sleeps
         self._turns = Turns(loop)  # whose turn it is
         here = len(self.others) + 1
+        # How it waits for the others: it looks for a while, then sleeps.
         self._waiting = Waiting(
             board,
             progress,

@@ -77,6 +77,8 @@ class Turns:
     def next(self) -> None:
         """The current one has ended."""
         self.current = None
+        # By the loop: the one that has ended may have done so inside of the user's call, which is
+        # not to carry out all that is queued behind it.
         if self.queue:
             self.resume_soon()
 

@@ -42,11 +42,11 @@ class FramedLink(BaseLink):
         super().__init__(loop, kind, peer_name, receiver)
         # Sending. `_direct`: nothing is queued and nothing forbids a write right inside `send`.
         self._outbox = Outbox()
-        self._direct = True
+        self._direct = True  # what is sent may be written at once
         self._accepts = True  # what cannot be sent now is queued
         self._busy = False  # inside a write or a `done`
         self._broken: OSError | None = None  # writing failed; what has arrived is still read
-        self._kept: Kept | None = None
+        self._kept: Kept | None = None  # what may have to be sent again; None: nothing will be
         # Receiving.
         self._polling = False
         self._landing: Landing | None = None  # of the payload under way; None: it is skipped
@@ -144,6 +144,9 @@ class FramedLink(BaseLink):
             return False
         size = len(start) + len(rest)
         kept = self._kept
+        # `rest` may be written to once this has returned, and a frame that is kept may have to be
+        # sent again later: so a large one is copied. Small ones are joined in `_write_frame`, which
+        # keeps what it has joined.
         copy = None if kept is None or len(rest) <= JOINED else b"".join((start, rest))
         try:
             if copy is None:
@@ -193,6 +196,8 @@ class FramedLink(BaseLink):
     def _queue_rest(self, frame: Outgoing, sent: int, urgent: bool) -> None:
         """Queue a frame of which `sent` bytes were written, and no more for now."""
         self._direct = False
+        # A frame of which a part is out goes first, whatever else is queued: nothing may come
+        # between its bytes.
         if sent:
             frame.trim(sent)
             self._outbox.push_partial(frame)
@@ -206,6 +211,9 @@ class FramedLink(BaseLink):
         self._direct = False
         self._busy = True
         try:
+            # Frames that `done` sends stand behind this one in the order of the link, and a `done`
+            # of theirs may send again: written at once, each would be one call deeper. So they are
+            # queued here, and leave after it has returned.
             done()
         except Exception as error:
             self._failed(error)
@@ -261,9 +269,13 @@ class FramedLink(BaseLink):
         """Writing failed: what the peer sent before is still taken in, then the link closes."""
         self._broken = error
         self._direct = False
+        # A link that keeps its frames may get another connection: it goes on taking in what is to
+        # be sent. One that keeps none has no use for it any more.
         if self._kept is None:
             self._accepts = False
             self._outbox.clear()
+        # Not from inside of `send`: to take in what has come calls the receiver, who may be the one
+        # that sends just now.
         self._loop.call_soon(self._after_broken)
 
     def _after_broken(self) -> None:

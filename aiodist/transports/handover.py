@@ -235,10 +235,10 @@ class Caller:
         self._loop = loop
         self._nbytes = nbytes
         self._most = most
-        self._heard = over
-        self._data = b""
-        self._fds: list[int] = []
-        self._timer = loop.call_later(PATIENCE, self._over)
+        self._heard = over  # called with what was said, or what there is of it when time is over
+        self._data = b""  # what has come of it
+        self._fds: list[int] = []  # open files that came with it, ours to close
+        self._timer = loop.call_later(PATIENCE, self._over)  # who says nothing does not stay
         loop.add_reader(sock.fileno(), self._readable)
 
     def _readable(self) -> None:

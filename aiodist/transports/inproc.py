@@ -94,6 +94,8 @@ class InprocLink(BaseLink):
     def _schedule(self) -> None:
         if not self._scheduled and not self._closed:
             self._scheduled = True
+            # By the loop, though the frame could be handed over at once: `send` must not call the
+            # other side's receiver, which may send in turn, and so on without end.
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
@@ -128,6 +130,8 @@ class InprocLink(BaseLink):
                 self._deliver(frame)
             else:
                 self._ended_by_peer()
+            # Only now: the payload was read from the sender's own memory, which is the sender's
+            # again after this.
             if frame.done is not None and not peer._closed:
                 try:
                     frame.done()

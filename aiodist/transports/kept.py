@@ -97,12 +97,12 @@ class Kept:
 
     def __init__(self) -> None:
         self.acknowledged = 0
-        self.frames: deque[bytes | Lent] = deque()
+        self.frames: deque[bytes | Lent] = deque()  # the oldest first
         self.limit = MANY
         """How long `frames` may become before the peer is to be asked."""
-        self._lent: deque[Lent] = deque()
+        self._lent: deque[Lent] = deque()  # those of them whose memory somebody wants back
         self._spent = 0  # frames below this number cannot be sent again
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiting] = []  # for acknowledgements
         self._fresh = 0  # bytes of copies of large frames since the peer was asked
 
     @property
@@ -221,6 +221,8 @@ class Kept:
                 lent.copy()
                 self.count(lent.nbytes)
             else:
+                # Its memory is somebody's own again, so this frame can never be sent again: if the
+                # peer should ask for it, `can_go_on` says no.
                 lent.views, lent.token = (), None
                 self._spent = lent.number + 1
         self._lent = deque([lent for lent in self._lent if lent.token is not None])

@@ -116,6 +116,8 @@ class LastingLink(FramedLink):
         """Give up this connection, for there is another one: nothing more moves, the keeper is not
         told."""
         if not (self._closed or self._severed):
+            # What has come over this connection counts: the peer is told how many frames have come,
+            # and sends no more than the others again.
             while self._receive():
                 pass
             if not self._closed:
@@ -155,11 +157,15 @@ class LastingLink(FramedLink):
         see `can_go_on`. `old` is as good as closed then; its receiver is not told."""
         assert old._severed and self._keeper is not None and old._kept is not None
         kept = self._kept = old._kept
+        # By the loop, as all that is told of a link: those who are told may send, and the order of
+        # what is queued is not yet made.
         for done in kept.acknowledge(came):
             self._loop.call_soon(done)
         self._outbox.adopt(old._outbox, kept.again(), OWN)
         self._came = old._came
         self._received_bytes = self.received_bytes + old.received_bytes
+        # The peer sends the frame that was cut off again from its start. It is the same frame, and
+        # its landing was given already, so that is kept, and the receiver is not asked twice.
         if old._to_come:
             self._again = (old._header, old._arrived + old._to_come, old._landing)
         else:

@@ -51,11 +51,12 @@ class BaseLink(Link):
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
     ) -> None:
         self.kind = kind  # of which transport it is
+        # Gets the frames; Nobody once it is told of the end.
         self.receiver: Receiver = Nobody() if receiver is None else receiver
         # Low until the peer has shown that it is a member: a stranger gets little memory.
         self.max_header = MAX_HEADER_BEFORE_HELLO
-        self.max_payload = MAX_HEADER_BEFORE_HELLO
-        self._received_bytes = 0
+        self.max_payload = MAX_HEADER_BEFORE_HELLO  # low as well: raised with it
+        self._received_bytes = 0  # of payloads, over all connections of the link
         self._loop = loop
         self._peer_name = peer_name
         self._closed = False  # nothing moves any more

@@ -36,7 +36,7 @@ class Outgoing:
         done: Done | None,
         token: object,
     ) -> None:
-        self.head = self.whole_head = head
+        self.head = self.whole_head = head  # the second stays whole, to be sent again
         self.views = list(views)
         self.whole_views = views  # kept, as it may have to be sent again from its start
         self.nbytes = nbytes  # of its payload

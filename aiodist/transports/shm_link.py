@@ -52,12 +52,12 @@ class ShmLink(FramedLink):
         receiver: Receiver | None = None,
     ) -> None:
         super().__init__(loop, "shm", peer_name, receiver)
-        self._socket = sock
-        self._rings = Rings(own, peer, self._ring)
-        self._reading = False
-        self._asleep = False
+        self._socket = sock  # carries bells, and tells by its end that the peer is gone
+        self._rings = Rings(own, peer, self._ring)  # carry the frames
+        self._reading = False  # the loop watches the socket
+        self._asleep = False  # the peer has to ring
         self._moved = 0  # of the rings, when last looked
-        self._bedtime = 0.0
+        self._bedtime = 0.0  # no sleep before this, on the clock of `perf_counter`
         self._due = False  # `_turn` will be called
 
     def start(self) -> None:

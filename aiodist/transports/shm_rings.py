@@ -83,21 +83,21 @@ class Rings:
     def __init__(self, own: memoryview, peer: memoryview, bell: Callable[[], None]) -> None:
         self._own = own[:PAGE].cast("Q")
         self._peer = peer[:PAGE].cast("Q")
-        self._out = own[PAGE:]
+        self._out = own[PAGE:]  # the own ring
         self.incoming = peer[PAGE:]
         """The peer's ring."""
-        self.size = len(self._out)
+        self.size = len(self._out)  # bytes of each ring, a power of two
         self._bell = bell
-        self._fence = threading.Lock()
+        self._fence = threading.Lock()  # never contended, see the module
         # Out.
         self._written = 0
-        self._origin = 0
+        self._origin = 0  # bytes written when it last went back to the start of the ring
         self._limit = self.size  # up to where there was room when last looked
         self._rung = 0  # the peer's sleep that a bell has ended
         # In.
         self.read = 0
         """Bytes that were read. The next one is at ``incoming[(read - origin) % size]``."""
-        self.origin = 0
+        self.origin = 0  # the same of the peer, as far as read
         self._seen = 0  # bytes that were there when last looked
         self._given = 0  # bytes of which the peer knows that they were read
         self._granted = 0  # the peer's wait for room that a bell has ended

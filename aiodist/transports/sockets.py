@@ -46,10 +46,10 @@ class Acceptor:
     ) -> None:
         self.address = address  # where peers find it
         self._loop = loop
-        self._socket = sock
+        self._socket = sock  # the one that listens
         self._take = take
         self._resume: asyncio.TimerHandle | None = None  # ends a pause; None: it listens
-        self._closed = False
+        self._closed = False  # nobody is accepted any more
         loop.add_reader(sock.fileno(), self._ready)
 
     def _ready(self) -> None:

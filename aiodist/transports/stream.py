@@ -50,13 +50,13 @@ class StreamLink(LastingLink):
         receiver: Receiver | None = None,
     ) -> None:
         super().__init__(loop, kind, peer_name, receiver)
-        self._socket = sock
-        self._fd = sock.fileno()
-        self._reading = False
+        self._socket = sock  # None of its calls blocks
+        self._fd = sock.fileno()  # its number, for the loop
+        self._reading = False  # the loop watches for bytes to read
         self._armed = False  # the loop watches for room to write
         # While a payload is under way the scratch is empty.
         self._scratch = bytearray(SCRATCH)
-        self._scratch_view = memoryview(self._scratch)
+        self._scratch_view = memoryview(self._scratch)  # made once: a slice of it costs no copy
         self._held = 0  # bytes of an incomplete prefix at the start of the scratch
 
     def start(self) -> None:
@@ -157,6 +157,8 @@ class StreamLink(LastingLink):
                     room = rest = READ
                     count = sock.recv_into(memory[self._arrived : self._arrived + READ])
                 else:
+                    # The end of this payload goes to its place, and the frames behind it to the
+                    # scratch, by one call of the system.
                     room = rest + LOOKAHEAD
                     count = sock.recvmsg_into(
                         (memory[self._arrived :], self._scratch_view[:LOOKAHEAD])
@@ -180,6 +182,8 @@ class StreamLink(LastingLink):
                 self._held = 0
                 start = self._parse(self._scratch, self._scratch_view, start, stop)
                 self._keep_start(start, stop)
+            # Less than there was room for: the socket is empty, and need not be asked once more to
+            # say so. What comes after that makes it readable again.
             if self._closed or self._peer_ended or count < room:
                 return True
             if budget <= FRAME * (self._came - came):

@@ -55,8 +55,9 @@ class TlsLink(StreamLink):
     ) -> None:
         """`server_hostname`: whom it connects to; None: it was connected to."""
         super().__init__(loop, sock, kind="tcp", peer_name=peer_name, receiver=receiver)
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
+        self._incoming = ssl.MemoryBIO()  # bytes of the socket, not yet decrypted
+        self._outgoing = ssl.MemoryBIO()  # encrypted bytes for the socket
+        # Between these two, without I/O of its own.
         self._tls = context.wrap_bio(
             self._incoming,
             self._outgoing,
@@ -90,6 +91,7 @@ class TlsLink(StreamLink):
             self._shaken = True
             self._ready.set_result(None)
         finally:
+            # Also where it has failed: an alert tells the peer why.
             self._push()
         if self._shaken:
             self._flush()
@@ -130,6 +132,9 @@ class TlsLink(StreamLink):
         return sent
 
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
+        # Nothing is encrypted while the socket has not taken what was before it. Encrypted bytes
+        # cannot be taken out of the stream any more, and would be a second queue, which nobody
+        # bounds.
         if not self._shaken or not self._push():
             raise BlockingIOError
         taken = 0
@@ -157,6 +162,8 @@ class TlsLink(StreamLink):
             self._loop.remove_writer(self._fd)
 
     def _arm(self) -> None:
+        # Amid the handshake with nothing to say, the socket has room, and the loop would call
+        # without end: then the peer is waited for.
         if self._shaken or self._cipher:
             super()._arm()
 

@@ -30,14 +30,15 @@ class Aiodist:
 
     def __init__(self, group: aiodist.Group, *, shared: bool = False) -> None:
         self.group = group
-        self.rank, self.size = group.rank, group.size
+        self.rank, self.size = group.rank, group.size  # as of the group
         try:
             import torch as module
         except ImportError:
             import numpy as module  # type: ignore[no-redef]
+        # As reports show it.
         self.name = f"aiodist {aiodist.__version__}, {module.__name__} {module.__version__}"
-        self._maker: Any = group if shared else module
-        self._float: Any = module.float32
+        self._maker: Any = group if shared else module  # whose `empty` makes the arrays
+        self._float: Any = module.float32  # the dtype of all arrays
 
     def empty(self, elements: int) -> Any:
         return self._maker.empty((elements,), dtype=self._float)

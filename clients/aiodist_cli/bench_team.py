@@ -46,17 +46,19 @@ class Team:
 
     def __init__(self, contender: Contender, sites: Sequence[Site], folder: Path) -> None:
         self.contender = contender
-        self.sites = tuple(sites)
+        self.sites = tuple(sites)  # where each rank runs, by rank
         self.library = ""
         self.features: frozenset[str] = frozenset()
         self.broken: str | None = None
         """Why no more orders can be given."""
+        # The Unix socket to which all processes connect.
         self._control = folder / contender.name.replace(" ", "-")
-        self._log = self._control.with_suffix(".log")
-        self._members: dict[int, _Member] = {}
+        self._log = self._control.with_suffix(".log")  # what they print
+        self._members: dict[int, _Member] = {}  # by rank; those that have said hello
+        # What was started: a rank each, or a launcher of many.
         self._processes: list[asyncio.subprocess.Process] = []
-        self._server: asyncio.Server | None = None
-        self._complete = asyncio.Event()
+        self._server: asyncio.Server | None = None  # listens on that socket; None: not started
+        self._complete = asyncio.Event()  # all have said hello
 
     async def start(self, environ: Mapping[str, str]) -> None:
         """Start the processes; returns when all have said hello. Raises TeamError."""

@@ -174,12 +174,13 @@ class Mpi:
         import numpy
         from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
-        self._numpy: Any = numpy
-        self._mpi: Any = MPI
-        self._world: Any = MPI.COMM_WORLD
+        self._numpy: Any = numpy  # imported here, as others can do without
+        self._mpi: Any = MPI  # the module of mpi4py
+        self._world: Any = MPI.COMM_WORLD  # the communicator of all ranks
+        # As the launcher of that MPI has it.
         self.rank, self.size = self._world.rank, self._world.size
         text = MPI.Get_library_version().replace("\0", "").split("\n")[0]
-        self.name = text.split(",")[0].strip()
+        self.name = text.split(",")[0].strip()  # the first words of what it calls itself
 
     def empty(self, elements: int) -> Any:
         return self._numpy.empty(elements, self._numpy.float32)

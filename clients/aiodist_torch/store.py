@@ -90,6 +90,8 @@ class Store(c10d.Store):
     def append(self, key: str, value: str | bytes) -> None:
         """Add bytes to the end of the value of `key`."""
         while True:
+            # Others may append between this and the next line: then it does not hold what was read,
+            # and all is done again.
             old = self._run(self._store.get(key))
             new = (old or b"") + _bytes(value)
             if self._run(self._store.compare_set(key, old, new)):
@@ -101,6 +103,8 @@ class Store(c10d.Store):
         """Set `key` where it holds `expected_value`, or is absent and nothing is expected. Returns
         the value that it has then; where it is absent still, `expected_value`."""
         want, give = _bytes(expected_value), _bytes(desired_value)
+        # To torch, to expect nothing is to expect an empty value or none at all; the store tells
+        # these two apart, so both are tried.
         for old in (want, None) if not want else (want,):
             if self._run(self._store.compare_set(key, old, give)):
                 return give

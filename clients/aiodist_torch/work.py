@@ -71,6 +71,8 @@ class TorchWork(dist.Work):
             raise
         for work in works:
             if not work.done():
+                # All are counted before the first has a callback: `_left` is 0 only when all of
+                # them are done.
                 self._left += 1
         if not self._left:
             self._settle()
@@ -112,6 +114,8 @@ class TorchWork(dist.Work):
                 self._engine.failures[self._group] = without_frames(self._error)
         with _futures:
             self._done = True
+            # At once: who asks for a future just then, from another thread, either finds that this
+            # is done, or has its future completed below.
             root = self._root
         if self._gate is not None:
             self._gate.release()
@@ -168,6 +172,7 @@ class TorchWork(dist.Work):
         except KeyboardInterrupt:
             self._engine.submit(self._cancel)
             raise
+        # It stays open, for whoever waits next.
         gate.release()
 
     def is_completed(self) -> bool:

@@ -93,6 +93,8 @@ async def _until_stopped(
     second = asyncio.create_task(signals.get())
     await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
     second.cancel()
+    # After a second signal this closes all connections, and with that ends the drain; else it does
+    # nothing.
     await coordinator.stop()
     await draining
     return EXIT_OK
