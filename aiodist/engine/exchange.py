@@ -97,7 +97,6 @@ class Exchange(Generic[Op]):
         self._arrived = [0] * size  # the slot of the next frame that completes
         self._allowed = [0] * size  # this rank takes the peer's with slots below
         self._early: dict[int, deque[memoryview]] = {}  # payloads for a later phase
-        self._turn_away()
         # Of the phase that runs:
         self._receives: dict[int, list[Spans]] = {}  # where the frames of a peer go, in order
         self._memory: Any = None  # what these spans mean
