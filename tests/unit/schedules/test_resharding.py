@@ -1,0 +1,147 @@
+"""Plans that bring an array from some parts to others, held against numpy's indexing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist.schedules.resharding import (
+    Box,
+    Layout,
+    Transfer,
+    Unheld,
+    intersection,
+    plan,
+    remainder,
+    text,
+    volume,
+)
+
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+def boxes(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
+    intervals = [st.tuples(st.integers(0, n), st.integers(0, n)) for n in shape]
+    return st.tuples(*[interval.map(lambda ends: tuple(sorted(ends))) for interval in intervals])
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    return tuple((0, n) for n in shape)
+
+
+def at(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(*interval) for interval in box)
+
+
+def mask(shape: tuple[int, ...], box: Box) -> np.ndarray:
+    found = np.zeros(shape, dtype=int)
+    found[at(box)] = 1
+    return found
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], Layout]:
+    shape, size = draw(SHAPES), draw(st.integers(1, 5))
+    some = st.none() | boxes(shape)
+    held = [draw(some) for _ in range(size)]
+    held[draw(st.integers(0, size - 1))] = whole(shape)  # so that nothing is missing
+    wanted = [draw(some) for _ in range(size)]
+    return shape, Layout(tuple(held), tuple(wanted), 4)
+
+
+@given(st.data(), SHAPES)
+def test_a_box_is_what_it_has_in_common_and_the_remainder(data, shape):
+    box, other = data.draw(boxes(shape)), data.draw(boxes(shape))
+    common = intersection(box, other)
+    both = mask(shape, box) * mask(shape, other)
+    if common is None:
+        assert not both.any()
+        return
+    np.testing.assert_array_equal(mask(shape, common), both)
+    parts = sum([mask(shape, part) for part in remainder(box, common)], mask(shape, common))
+    np.testing.assert_array_equal(parts, mask(shape, box))  # each element is in one of them
+    assert all(volume(part) for part in remainder(box, common))
+
+
+@given(layouts(), st.data())
+def test_every_rank_gets_each_element_once_from_one_that_holds_it(given_layout, data):
+    shape, layout = given_layout
+    size = len(layout.held)
+    hosts = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    (transfers,) = plan([layout], hosts)
+    for dst, wanted in enumerate(layout.wanted):
+        got = np.zeros(shape, dtype=int)
+        for src, _, box in (one for one in transfers if one.dst == dst):
+            held = layout.held[src]
+            assert held is not None
+            assert intersection(box, held) == box
+            got[at(box)] += 1
+        expected = np.zeros(shape, dtype=int) if wanted is None else mask(shape, wanted)
+        np.testing.assert_array_equal(got, expected)
+
+
+@given(layouts())
+def test_what_crosses_is_what_a_rank_wants_and_does_not_hold(given_layout):
+    """The lower bound."""
+    shape, layout = given_layout
+    (transfers,) = plan([layout], [0] * len(layout.held))
+    for dst, (held, wanted) in enumerate(zip(layout.held, layout.wanted, strict=True)):
+        lacking = np.zeros(shape) if wanted is None else mask(shape, wanted)
+        if held is not None:
+            lacking = lacking * (1 - mask(shape, held))
+        crossed = sum(volume(one.box) for one in transfers if one.dst == dst != one.src)
+        assert crossed == lacking.sum()
+
+
+def test_rows_to_columns():
+    rows = tuple(((2 * rank, 2 * rank + 2), (0, 6)) for rank in range(4))
+    columns = tuple(((0, 8), (2 * rank, 2 * rank + 2)) for rank in range(3))
+    (transfers,) = plan([Layout(rows, (*columns, None))], [0, 0, 1, 1])
+    assert len(transfers) == 12
+    assert transfers[1] == Transfer(1, 0, ((2, 4), (0, 2)))
+
+
+def test_replicas_share_the_sending_and_those_of_the_same_host_go_first():
+    everything: Box = ((0, 8),)
+    held = (everything, everything, None, None, None, None)
+    wanted = (None, None, *[everything] * 4)
+    layout = Layout(held, wanted, 4)
+    (transfers,) = plan([layout], [0, 0, 0, 0, 0, 0])
+    assert sorted(one.src for one in transfers) == [0, 0, 1, 1]
+    (transfers,) = plan([layout], [0, 1, 1, 1, 1, 0])
+    assert [one.src for one in transfers] == [1, 1, 1, 0]
+
+
+def test_the_load_counts_over_all_arrays():
+    large, small = ((0, 1000),), ((0, 10),)
+    layouts = [
+        Layout((box, box, None), (None, None, box), 1) for box in (large, small, small, small)
+    ]
+    first, *others = plan(layouts, [0, 0, 0])
+    assert first[0].src == 0
+    assert [transfers[0].src for transfers in others] == [1, 1, 1]
+
+
+def test_what_nobody_holds_is_named():
+    with pytest.raises(Unheld, match=r"rank 1 wants \[4:6, 0:3\], which no rank holds") as caught:
+        plan([Layout((((0, 4), (0, 3)), None), (None, ((2, 6), (0, 3))))], [0, 0])
+    assert (caught.value.rank, caught.value.box) == (1, ((4, 6), (0, 3)))
+
+
+def test_nothing_is_needed_for_a_part_without_elements():
+    assert plan([Layout((None, None), (((3, 3),), None))], [0, 0]) == [[]]
+
+
+def test_a_scalar_is_one_element():
+    assert plan([Layout(((), None), (None, ()))], [0, 0]) == [[Transfer(0, 1, ())]]
+    assert text(()) == "[]"
+
+
+def test_many_arrays_of_one_layout_are_cut_once():
+    size = 64
+    rows = tuple(((8 * rank, 8 * rank + 8), (0, 64)) for rank in range(size))
+    columns = tuple(((0, 512), (rank, rank + 1)) for rank in range(size))
+    transfers = plan([Layout(rows, columns)] * 8, range(size))
+    assert sum(map(len, transfers)) == 8 * size * size
