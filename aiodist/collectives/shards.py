@@ -1,0 +1,123 @@
+"""Parts of arrays that lie spread over ranks: `Shard`, and the parts of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.buffers.paths import Path, Where
+from aiodist.schedules.resharding import Box, text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """The part of an array of `shape` that this rank has: ``whole[index]``, which is `array`.
+
+    `index` has a slice for each dimension, without steps; dimensions behind the last are there as
+    a whole. ``Shard(rows, (slice(2, 4),), (8, 6))``: rows 2 and 3 of an array of shape (8, 6).
+    `shape` may be an int, as in numpy.
+
+    Raises TypeError for an `index` that is not made of slices, ValueError where it has a step or
+    does not lie in `shape`, or `array` has another shape than this part.
+    """
+
+    array: Any
+    index: tuple[slice, ...]
+    shape: tuple[int, ...]
+    box: Box = field(init=False, repr=False)
+    """`index` as numbers: from where to where, in each dimension."""
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int) else tuple(map(int, self.shape))
+        index = (self.index,) if isinstance(self.index, slice) else tuple(self.index)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "index", index)
+        object.__setattr__(self, "box", _box(index, shape))
+        own, expected = _shape_of(self.array), tuple(stop - start for start, stop in self.box)
+        if own != expected:
+            raise ValueError(
+                f"the part {text(self.box)} has the shape {expected}; the array given for it has "
+                f"{own}"
+            )
+
+
+def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    if not all(isinstance(one, slice) for one in index):
+        raise TypeError(f"index is a tuple of slices, one for each dimension, not {index!r}")
+    if len(index) > len(shape):
+        raise ValueError(f"index has {len(index)} slices; the shape {shape} has {len(shape)}")
+    box = []
+    for dim, length in enumerate(shape):
+        one = index[dim] if dim < len(index) else slice(None)
+        start = 0 if one.start is None else int(one.start)
+        stop = length if one.stop is None else int(one.stop)
+        if one.step not in (None, 1) or not 0 <= start <= stop <= length:
+            raise ValueError(
+                f"index[{dim}] is {one}: a slice without a step is needed, from 0 or later to "
+                f"{length} at most, the length of that dimension"
+            )
+        box.append((start, stop))
+    return tuple(box)
+
+
+def _shape_of(array: Any) -> tuple[int, ...]:
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise TypeError(f"an array is needed, not {type(array).__name__}")
+    return tuple(map(int, shape))
+
+
+def parts_of(tree: Any, name: str) -> dict[str, Shard]:
+    """The parts in a tree of dicts, lists and tuples, by where they are in it. An array is the
+    whole of itself, a DTensor the part that its placements give this rank.
+
+    Raises TypeError, naming the place (`name` stands for the tree), for other leaves.
+    """
+    # The same place has the same name in what is held and in what is wanted, whatever that is
+    # called here: it is without the name of the tree.
+    return {str(where): _part(leaf, f"{name}{where}") for where, leaf in _leaves(tree, "")}
+
+
+def _leaves(tree: Any, where: Where) -> Iterator[tuple[Where, Any]]:
+    if isinstance(tree, dict):
+        for key, item in tree.items():
+            yield from _leaves(item, Path(where, key))
+    elif isinstance(tree, (list, tuple)):
+        for index, item in enumerate(tree):
+            yield from _leaves(item, Path(where, index))
+    elif tree is not None:
+        yield where, tree
+
+
+def _part(leaf: Any, where: str) -> Shard:
+    if isinstance(leaf, Shard):
+        return leaf
+    if hasattr(leaf, "__create_chunk_list__"):
+        return _part_of_dtensor(leaf, where)
+    if getattr(leaf, "shape", None) is None:
+        raise TypeError(
+            f"{where}: an array, an aiodist.Shard or a DTensor is needed, not {type(leaf).__name__}"
+        )
+    return Shard(leaf, (), leaf.shape)
+
+
+def _part_of_dtensor(leaf: Any, where: str) -> Shard:
+    """What this rank has of a DTensor, as torch tells it to those who write checkpoints."""
+    if any(placement.is_partial() for placement in leaf.placements):
+        raise TypeError(
+            f"{where}: the values of a DTensor with a Partial placement are sums that nobody has "
+            "yet: redistribute it first"
+        )
+    chunks = leaf.__create_chunk_list__()
+    if len(chunks) != 1:
+        raise TypeError(
+            f"{where}: a DTensor of which a rank has {len(chunks)} parts that do not lie side by "
+            "side: redistribute it first"
+        )
+    (chunk,) = chunks
+    index = tuple(
+        slice(start, start + length)
+        for start, length in zip(chunk.offsets, chunk.sizes, strict=True)
+    )
+    return Shard(leaf.to_local(), index, tuple(leaf.shape))
