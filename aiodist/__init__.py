@@ -38,6 +38,7 @@ from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
 
 if TYPE_CHECKING:
     from aiodist.blocking import BlockingGroup
+    from aiodist.collectives.shards import Shard
     from aiodist.coordinator.actor import Coordinator
     from aiodist.debugging import breakpoint
     from aiodist.group import Group
@@ -73,6 +74,7 @@ __all__ = [
     "ProtocolError",
     "RankTakenError",
     "ReduceOp",
+    "Shard",
     "SizeMismatchError",
     "View",
     "Work",
@@ -88,6 +90,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Coordinator": "aiodist.coordinator.actor",
     "Envelope": "aiodist.p2p.point_to_point",
     "Group": "aiodist.group",
+    "Shard": "aiodist.collectives.shards",
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",
     "connect": "aiodist.session",

@@ -55,6 +55,7 @@ class BlockingGroup:
     reduce = _waiting(Operations.reduce)
     broadcast = _waiting(Operations.broadcast)
     share = _waiting(Operations.share)
+    reshard = _waiting(Operations.reshard)
     all_gather = _waiting(Operations.all_gather)
     gather = _waiting(Operations.gather)
     scatter = _waiting(Operations.scatter)

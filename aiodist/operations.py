@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from aiodist.collectives import values
+from aiodist.collectives import resharding, values
 from aiodist.device_programs import loans
 from aiodist.device_programs import reductions as device_reductions
 from aiodist.engine import deadlines, failures
@@ -146,6 +146,25 @@ class Operations:
         `out` as for `all_gather`.
         """
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
+
+    def reshard(
+        self, x: Any, out: Any, *, tag: Tag = None, timeout: float | None = None
+    ) -> Work[Any]:
+        """Bring arrays that lie in parts on some ranks to where other parts of them are wanted:
+        the result is `out`, filled.
+
+        `x` is what this rank holds, `out` what it wants: a tree of dicts, lists and tuples whose
+        leaves are `aiodist.Shard`, DTensors, or arrays, which are the whole of themselves. What
+        has the same place in both trees is the same array. A rank that holds nothing gives None
+        for `x`, one that wants nothing None for `out`. Where several ranks hold the same part they
+        share the sending. Every byte that a rank wants and does not hold comes once, and no other.
+
+        All ranks that hold or want an array agree on its dtype and on the shape of the whole, and
+        what is wanted is held by somebody: otherwise it is a `MismatchError` on all, and nothing is
+        written. For arrays of the host. Raises TypeError for other leaves, and arrays on devices;
+        ValueError for an `out` in the memory of `x`.
+        """
+        return self._start("reshard", tag, timeout, resharding.reshard, x, out)
 
     def scan(
         self,

@@ -18,7 +18,7 @@ from aiodist_cli.bench_peers import Contender, PeerMissing, Site, aiodist_over, 
 from aiodist_cli.bench_report import Fact, Report
 from aiodist_cli.bench_run import Progress, report_on
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
-from benchmarks import asked, ddp
+from benchmarks import asked, ddp, resharding
 from benchmarks.namespaces import iperf3, namespaces
 
 AIODIST = aiodist_over("auto")
@@ -90,6 +90,16 @@ async def ddp_steps(report: Report, progress: Progress) -> None:
         progress("starting")
         async with teams([TORCH, *peers], [Site()] * ddp.SIZE) as started:
             await ddp.measure(report, started, progress)
+
+
+async def resharded(report: Report, progress: Progress) -> None:
+    """Rows on some ranks that others want by columns, beside gather and broadcast by Gloo."""
+    peers, report.notes = find_peers(["gloo"], [])
+    if peers:
+        progress("starting")
+        sites = [Site()] * (resharding.HOLDERS + resharding.TAKERS)
+        async with teams([AIODIST, *peers], sites) as started:
+            await resharding.measure(report, started, progress)
 
 
 async def citizen(report: Report, progress: Progress) -> None:
@@ -175,6 +185,7 @@ SUITES: Mapping[str, Callable[[Report, Progress], Awaitable[None]]] = {
     "two_by_two": two_hosts,
     "torch": torch_backends,
     "ddp": ddp_steps,
+    "resharding": resharded,
     "citizen": citizen,
     "memory": memory,
     "links": links,

@@ -26,6 +26,15 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return a is b or _span(a) == _span(b)
 
 
+def bounds(array: NDArray[Any]) -> tuple[int, int]:
+    """First and last address + 1 of what an array, which need not be contiguous, lies between."""
+    first = last = array.__array_interface__["data"][0]
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        reach = (length - 1) * stride
+        first, last = (first + reach, last) if reach < 0 else (first, last + reach)
+    return first, last + array.itemsize
+
+
 class Ranges:
     """The memory of contiguous arrays. `overlap`: whether two of them share some."""
 

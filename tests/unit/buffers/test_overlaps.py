@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.buffers.overlaps import Ranges, same
+from aiodist.buffers.overlaps import Ranges, bounds, same
 
 WHOLE = np.zeros(20, np.uint8)
 
@@ -41,3 +41,12 @@ def test_it_is_as_a_set_of_addresses_says(spans: list[list[int]], one: list[int]
     if not ranges.overlap:
         touched = any(each & set(range(*one)) for each in addresses)
         assert ranges.touch(WHOLE[slice(*one)]) == touched
+
+
+def test_bounds_are_those_of_all_elements():
+    x = np.arange(48.0).reshape(8, 6)
+    begin = x.ctypes.data
+    assert bounds(x) == (begin, begin + x.nbytes)
+    assert bounds(x[2:4, 1:3]) == (begin + 13 * 8, begin + 21 * 8)
+    assert bounds(x[::-1, ::-2]) == (begin + 8, begin + x.nbytes)
+    assert bounds(x[0, 0:1].reshape(())) == (begin, begin + 8)

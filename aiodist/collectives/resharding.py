@@ -1,0 +1,215 @@
+"""`reshard`: arrays that lie in parts on some ranks are brought to where other parts are wanted.
+
+All ranks tell what they hold and what they want, and make the same plan of that (see
+`aiodist.schedules.resharding`). What the plan has one rank send to another is then one value of an
+`all_to_all`: a list of views of the arrays that it holds, which arrive in views of those that are
+wanted. No array is put together anywhere, and no byte goes where it is not wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from aiodist.buffers import overlaps
+from aiodist.buffers.arrays import Array, view, writable
+from aiodist.collectives.shards import Shard, parts_of
+from aiodist.collectives.values import all_gather, all_to_all
+from aiodist.devices import device_of
+from aiodist.engine import failures
+from aiodist.engine.operation import Program
+from aiodist.errors import MismatchError, ProtocolError
+from aiodist.phases.base import Call, Place
+from aiodist.schedules import resharding
+from aiodist.schedules.resharding import Box, Layout, Transfer, Unheld
+from aiodist.schedules.teams import Teams
+
+
+class _Part(NamedTuple):
+    """What a rank tells of a part: the dtype, bytes of an element, the shape of the whole, and
+    which part of that it is."""
+
+    dtype: str
+    item: int
+    shape: tuple[int, ...]
+    box: Box
+
+    def __str__(self) -> str:
+        return f"{resharding.text(self.box)} of {self.dtype}{list(self.shape)}"
+
+
+_NOTHING: Box = ((0, 0),)
+_NO_NOTES: Mapping[int, str] = MappingProxyType({})
+
+_Parts = list[dict[str, _Part]]
+"""By rank; and by where it is in the tree."""
+
+
+def reshard(place: Place, x: Any, out: Any) -> Call:
+    """Parts of the arrays that `x` of all ranks hold, in those that `out` of each rank wants."""
+    held, wanted = parts_of(x, "x"), parts_of(out, "out")
+    sources = _viewed(held, "x", to_write=False)
+    targets = _viewed(wanted, "out", to_write=True)
+    _check_memory(held, wanted, sources, targets)
+    told = [_told(held, sources), _told(wanted, targets)]
+    telling = all_gather(place, told, None)
+
+    def program(on_lane: bool) -> Program:
+        everybody = yield from telling.start(on_lane)
+        holds, wants = _read(everybody, 0), _read(everybody, 1)
+        transfers = _planned(place, holds, wants)
+        xs = _views(place, held, transfers, sends=True)
+        outs = _views(place, wanted, transfers, sends=False)
+        yield from all_to_all(place, xs, outs).start(on_lane)
+        return out
+
+    nbytes = sum(array.base.nbytes for array in sources.values())
+    return Call("reshard", "reshard()", program, nbytes)
+
+
+def _viewed(parts: Mapping[str, Shard], name: str, *, to_write: bool) -> dict[str, Array]:
+    """The arrays of `parts`. Raises TypeError for those that are not on the host, and as `view` and
+    `writable` do."""
+    found = {}
+    for where, part in parts.items():
+        if device_of(part.array) is not None:
+            raise TypeError(
+                f"{name}{where} is on a device: reshard takes arrays of the host, so copy it there "
+                "first"
+            )
+        array = (writable if to_write else view)(part.array, f"{name}{where}")
+        if array is None:
+            raise TypeError(f"{name}{where} is no array: {type(part.array).__name__}")
+        found[where] = array
+    return found
+
+
+def _check_memory(
+    held: Mapping[str, Shard],
+    wanted: Mapping[str, Shard],
+    sources: Mapping[str, Array],
+    targets: Mapping[str, Array],
+) -> None:
+    """Raise ValueError where the ranks would write to what others have yet to read."""
+    spans: list[tuple[int, int, str, str, Box]] = []
+    for name, parts, found in (("x", held, sources), ("out", wanted, targets)):
+        for where, array in found.items():
+            if array.base.nbytes:
+                spans.append((*overlaps.bounds(array.base), name, where, parts[where].box))
+    # Sorted by where they begin, of two that overlap the later begins before the earlier ends. What
+    # is the same part in both stays what it is.
+    end, by = 0, ("", "", _NOTHING)
+    for first, last, name, where, box in sorted(spans):
+        if first < end and by[0] != name and by[1:] != (where, box):
+            one, other = sorted([f"{by[0]}{by[1]}", f"{name}{where}"], reverse=True)
+            raise ValueError(f"{other} shares memory with {one}: give reshard other memory for out")
+        if last > end:
+            end, by = last, (name, where, box)
+
+
+def _told(parts: Mapping[str, Shard], found: Mapping[str, Array]) -> dict[str, tuple[Any, ...]]:
+    return {
+        where: (found[where].name, found[where].base.itemsize, part.shape, part.box)
+        for where, part in parts.items()
+    }
+
+
+def _read(everybody: Sequence[Any], which: int) -> _Parts:
+    """What all ranks have told. It came from other ranks, so nothing of it is believed."""
+    try:
+        return [
+            {where: _checked(*part) for where, part in told[which].items()} for told in everybody
+        ]
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        text = f"a rank described its parts in a way that makes no sense: {error}"
+        raise ProtocolError(text) from None
+
+
+def _checked(dtype: str, item: int, shape: tuple[int, ...], box: Box) -> _Part:
+    if type(dtype) is not str or type(item) is not int:
+        raise TypeError(f"{dtype!r} of {item!r} bytes is no dtype")
+    for (start, stop), length in zip(box, shape, strict=True):
+        if not 0 <= start <= stop <= length:
+            raise ValueError(f"{box} is no part of {shape}")
+    return _Part(dtype, item, shape, box)
+
+
+def _planned(place: Place, holds: _Parts, wants: _Parts) -> dict[str, list[Transfer]]:
+    """The transfers of each array that somebody wants. The same on all ranks, and so are errors."""
+    layouts: dict[str, Layout] = {}
+    for where in dict.fromkeys(where for wanted in wants for where in wanted):
+        known = _alike(place, where, holds, wants)
+        layouts[where] = Layout(_boxes(holds, where), _boxes(wants, where), known.item)
+    hosts = _hosts(place.teams, place.size)
+    try:
+        return dict(zip(layouts, resharding.plan(layouts.values(), hosts), strict=True))
+    except Unheld:
+        for where, layout in layouts.items():
+            try:
+                resharding.plan([layout], hosts)
+            except Unheld as error:
+                note = f"no rank holds out{where}{resharding.text(error.box)}: "
+                raise _mismatch(place, where, holds, wants, {error.rank: note}) from None
+        raise
+
+
+def _boxes(parts: _Parts, where: str) -> tuple[Box | None, ...]:
+    return tuple(told[where].box if where in told else None for told in parts)
+
+
+def _alike(place: Place, where: str, holds: _Parts, wants: _Parts) -> _Part:
+    """What all who hold or want an array say of it. Raises MismatchError where they differ."""
+    told = [parts[where] for parts in (*holds, *wants) if where in parts]
+    if any((one.dtype, one.shape) != (told[0].dtype, told[0].shape) for one in told):
+        raise _mismatch(place, where, holds, wants)
+    return told[0]
+
+
+def _mismatch(
+    place: Place, where: str, holds: _Parts, wants: _Parts, notes: Mapping[int, str] = _NO_NOTES
+) -> Exception:
+    """What all ranks said of the array at `where`. All is in their calls, `notes` on them as well:
+    who hears of it from another rank, before it comes upon it itself, is told the same."""
+    calls = {}
+    for rank, (held, wanted) in enumerate(zip(holds, wants, strict=True)):
+        has, asks = (
+            f"{name}{where}={parts[where]}" if where in parts else f"no {name}{where}"
+            for name, parts in (("x", held), ("out", wanted))
+        )
+        calls[rank] = f"{notes.get(rank, '')}reshard({has}, {asks})"
+    return place.error(MismatchError, failures.mismatch_text(calls), calls=calls)
+
+
+def _hosts(teams: Teams, size: int) -> list[int]:
+    hosts = [0] * size
+    for host, team in enumerate(teams):
+        for rank in team:
+            hosts[rank] = host
+    return hosts
+
+
+def _views(
+    place: Place, parts: Mapping[str, Shard], transfers: Mapping[str, list[Transfer]], sends: bool
+) -> list[list[Any]]:
+    """For each rank the views that this rank sends it (or receives of it), in the order of the
+    plan, which both ends go by."""
+    views: list[list[Any]] = [[] for _ in range(place.size)]
+    for where, planned in transfers.items():
+        for one in planned:
+            here, other = (one.src, one.dst) if sends else (one.dst, one.src)
+            if here == place.rank:
+                views[other].append(_view(parts[where], one.box))
+    return views
+
+
+def _view(part: Shard, box: Box) -> Any:
+    """What `box`, a part of the whole array, is in the array of `part`."""
+    if box == part.box:
+        return part.array
+    return part.array[
+        tuple(
+            slice(start - origin, stop - origin)
+            for (start, stop), (origin, _) in zip(box, part.box, strict=True)
+        )
+    ]
