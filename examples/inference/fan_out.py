@@ -21,9 +21,8 @@ import itertools
 import random
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -63,6 +62,15 @@ async def work(group: aiodist.Group) -> None:
             answers.create_task(answer(*asked))
 
 
+async def asked_of(
+    group: aiodist.Group, worker: int, number: int, prompt: str, words: int
+) -> AsyncIterator[str]:
+    """The words that a worker makes, as they come. Each request has a tag of its own for them."""
+    await group.send((number, prompt, words), worker, tag="requests")
+    while (word := await group.recv(src=worker, tag=f"words of {number}")) is not None:
+        yield word
+
+
 class Front:
     """Rank 0: the web server, and which worker has how much to do."""
 
@@ -87,7 +95,7 @@ class Front:
         self._busy[worker] += 1
         try:
             there = True
-            async for word in self._words(worker, prompt, words):
+            async for word in asked_of(self._group, worker, next(self._numbers), prompt, words):
                 # Who asked may have gone. The worker goes on all the same: what it says is taken.
                 with contextlib.suppress(ConnectionResetError):
                     if there:
@@ -100,12 +108,6 @@ class Front:
         else:
             self._busy[worker] -= 1
         return response
-
-    async def _words(self, worker: int, prompt: str, words: int) -> Any:
-        number = next(self._numbers)
-        await self._group.send((number, prompt, words), worker, tag="requests")
-        while (word := await self._group.recv(src=worker, tag=f"words of {number}")) is not None:
-            yield word
 
     async def end(self) -> None:
         """No more requests will come."""
