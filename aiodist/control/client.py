@@ -32,6 +32,7 @@ from aiodist.errors import (
 )
 from aiodist.transports.surroundings import chooser_on
 from aiodist.wire.activity import Activity, Inquire
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY, MAX_TEXT
 from aiodist.wire.messages import (
@@ -51,8 +52,6 @@ from aiodist.wire.messages import (
     View,
     Withdraw,
     Withdrawn,
-    decode_message,
-    encode_message,
 )
 from aiodist.wire.recovery import NextView, WatchWaiting
 from aiodist.wire.returning import Later, Rejoined, ViewWanted

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aiodist.errors import AiodistError
+from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_BODY, MAX_WRITES
 from aiodist.wire.messages import (
     Message,
@@ -25,7 +26,6 @@ from aiodist.wire.messages import (
     StoreSet,
     StoreWait,
     StoreWatch,
-    encode_message,
 )
 from aiodist.wire.recovery import WatchWaiting
 

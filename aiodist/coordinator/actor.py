@@ -39,7 +39,8 @@ from aiodist.membership import (
 )
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.address import Address, parse_address
-from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
+from aiodist.wire.codec import encode_message
+from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest
 from aiodist.wire.proof import secret_of
 from aiodist.wire.returning import ViewWanted
 

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from aiodist.errors import AuthenticationError, ProtocolError
 from aiodist.transports.sparing import Sparing
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder, Frame
 from aiodist.wire.limits import (
     MAX_BODY,
@@ -19,18 +20,7 @@ from aiodist.wire.limits import (
     MAX_REPLY,
     PROTOCOL_VERSION,
 )
-from aiodist.wire.messages import (
-    MAGIC,
-    Challenge,
-    Failed,
-    Failure,
-    Hello,
-    Message,
-    Proof,
-    Welcome,
-    decode_message,
-    encode_message,
-)
+from aiodist.wire.messages import MAGIC, Challenge, Failed, Failure, Hello, Message, Proof, Welcome
 from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
 
 HANDSHAKE_SECONDS = 10.0

@@ -19,6 +19,7 @@ from aiodist.membership import (
     Send,
     Tick,
 )
+from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import (
     Evicted,
     Failed,
@@ -31,7 +32,6 @@ from aiodist.wire.messages import (
     View,
     Withdraw,
     Withdrawn,
-    encode_message,
 )
 
 GROUPS = st.sampled_from(["a", "a", "b"])

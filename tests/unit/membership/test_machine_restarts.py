@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aiodist.membership import Close, Disconnected, Event, Keep, Membership, Received, Send, Tick
 from aiodist.membership.records import decode_records, encode_record
+from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import (
     Evicted,
     Failed,
@@ -23,7 +24,6 @@ from aiodist.wire.messages import (
     StoreAdd,
     StoreGet,
     View,
-    encode_message,
 )
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
