@@ -27,7 +27,8 @@ from typing import Any, cast
 
 from aiodist.coordinator.connection import Connection
 from aiodist.coordinator.encoding import Encoder
-from aiodist.membership import Membership, Received, Send
+from aiodist.membership.effects import Received, Send
+from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder

@@ -24,19 +24,19 @@ from aiodist.coordinator.entrance import Entrance
 from aiodist.coordinator.journal import Journal
 from aiodist.coordinator.state_file import StateFile
 from aiodist.errors import CoordinatorLostError
-from aiodist.membership import (
+from aiodist.membership.effects import (
     Close,
     Disconnected,
     Drain,
     Effect,
     Event,
     Keep,
-    Membership,
     Note,
     Received,
     Send,
     Tick,
 )
+from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import encode_message
