@@ -503,13 +503,11 @@ class ControlClient:
         self._gone = CoordinatorGone("")
         self._welcome = greeted.welcome
         if not kept:
-            self._requests.fail_store(
-                CoordinatorLostError(
-                    f"the coordinator at {self.address} came back without the group's store (it "
-                    "was started without its state file): the store is empty now",
-                    group=self._group,
-                )
+            text = (
+                f"the coordinator at {self.address} came back without the group's store (it was "
+                "started without its state file): the store is empty now"
             )
+            self._requests.fail(CoordinatorLostError(text, group=self._group), only_store=True)
         self._requests.send = sock.send
         self._requests.say_again()
         if self._standing is not None:

@@ -145,10 +145,10 @@ class Recovery:
         self._tell_waiting(group, len(group.joiners))
         if (ballot := group.gathering) is None:
             return
-        least, most = self._bounds(group, ballot)
+        least, most = group.bounds(ballot)
         count = len(group.members) + len(group.joiners)
         if count >= most:
-            self._go_on(group, ballot, self._first(group, most))
+            self._take_in(group, ballot)
         elif count >= least:
             self._timers.set(Window(group.key), self._seating.now + group.size.window)
         else:
@@ -156,29 +156,26 @@ class Recovery:
 
     def window_over(self, group: Group) -> None:
         """Nobody has joined for the join window."""
-        if (ballot := group.gathering) is not None:
-            least, most = self._bounds(group, ballot)
-            if len(group.members) + len(group.joiners) >= least:
-                self._go_on(group, ballot, self._first(group, most))
+        if (ballot := group.gathering) is not None and self._are_enough(group, ballot):
+            self._take_in(group, ballot)
 
     def _gather(self, group: Group, ballot: Ballot) -> None:
         """All members have called rendezvous: take in who waits, or wait for more."""
         if group.gathering is ballot:
             return
-        least, most = self._bounds(group, ballot)
-        if len(group.members) + len(group.joiners) >= least:
-            self._go_on(group, ballot, self._first(group, most))
+        if self._are_enough(group, ballot):
+            self._take_in(group, ballot)
         else:
             group.gathering = ballot
 
-    def _bounds(self, group: Group, ballot: Ballot) -> tuple[int, int]:
-        """How many members the next epoch has, at least and at most."""
-        [(_, vote), *_] = ballot.votes.values()
-        return vote.least or group.size.least, vote.most or group.size.most
+    def _are_enough(self, group: Group, ballot: Ballot) -> bool:
+        least, _ = group.bounds(ballot)
+        return len(group.members) + len(group.joiners) >= least
 
-    def _first(self, group: Group, most: int) -> list[int]:
-        """The joiners for whom there is room, in order of arrival."""
-        return list(group.joiners)[: max(0, most - len(group.members))]
+    def _take_in(self, group: Group, ballot: Ballot) -> None:
+        """Go on with those who wait, in order of arrival, as far as there is room."""
+        _, most = group.bounds(ballot)
+        self._go_on(group, ballot, list(group.joiners)[: max(0, most - len(group.members))])
 
     def _tell_waiting(self, group: Group, count: int) -> None:
         message = Waiting(count)

@@ -9,7 +9,7 @@ from aiodist.membership.recovery import Recovery
 from aiodist.membership.returning import Refused, Way, check_view, judge
 from aiodist.membership.seating import BEFORE, Seating
 from aiodist.membership.seats import Seats
-from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberLeft, View
+from aiodist.wire.messages import Failed, Failure, JoinRequest, View
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 ANSWER_SECONDS = 2.0
@@ -47,7 +47,8 @@ class Rejoining:
             return
         way = judge(group, self._books.ended.get(key), claim)
         if isinstance(way, Refused):
-            self._refuse_claim(conn, claim, way.reason)
+            self._seating.refused("return refused", claim.ask, reason=way.reason)
+            self._seating.turn_away(conn, way.reason)
             return
         if way is Way.RESTORE:
             if not self._has_view(conn, request, claim, size):
@@ -68,10 +69,6 @@ class Rejoining:
             self._seating.send(conn, request, Rejoined((), ()))
         self._seating.judge_joiners(group)
         self._recovery.review(group)
-
-    def _refuse_claim(self, conn: int, claim: Rejoin, reason: str) -> None:
-        self._seating.refused("return refused", claim.ask, reason=reason)
-        self._seating.turn_away(conn, reason)
 
     def _has_view(self, conn: int, request: int, claim: Rejoin, size: Size) -> bool:
         """Whether a claim brings the view that it is about; else one member is asked for it."""
@@ -146,17 +143,6 @@ class Rejoining:
                 self._seating.give_up(group, {rank: BEFORE})
             elif (other := group.members.of_rank(rank)) is not None:
                 self._seating.evict(group, {other: BEFORE})
-        news = sorted({*claim.left} & {*group.absent})
-        if news:
-            assert group.view is not None
-            members = []
-            for rank in news:
-                member = self._books.take_absent(group, rank)
-                assert member is not None
-                members.append(member)
-                group.left.add(rank)
-            self._books.gone(group, members, None)
-            message = MemberLeft(group.view.epoch, tuple(news))
-            for other in group.members:
-                if other != conn:
-                    self._seating.send(other, 0, message)
+        news = [self._books.take_absent(group, rank) for rank in sorted({*claim.left})]
+        if left := [member for member in news if member is not None]:
+            self._seating.have_left(group, left, but=conn)

@@ -224,16 +224,22 @@ class Seating:
 
     def left(self, group: Group, conn: int) -> None:
         """A member has left in order."""
-        assert group.view is not None
         member = group.members.pop(conn)
-        group.left.add(member.rank)
         self.unseat(group, conn)
-        self.books.gone(group, [member], None)
         self.note("left", group, rank=member.rank)
-        told = MemberLeft(group.view.epoch, (member.rank,))
-        for other in group.members:
-            self.send(other, 0, told)
+        self.have_left(group, [member])
         self.settle(group)
+
+    def have_left(self, group: Group, members: Sequence[MemberInfo], but: int = -1) -> None:
+        """Members have left: write that down, and tell the others, `but` for one connection."""
+        assert group.view is not None
+        ranks = tuple([member.rank for member in members])
+        group.left.update(ranks)
+        self.books.gone(group, members, None)
+        told = MemberLeft(group.view.epoch, ranks)
+        for other in group.members:
+            if other != but:
+                self.send(other, 0, told)
 
     def settle(self, group: Group) -> None:
         """Delete the group if nobody is left, and let those who waited for that form it anew.

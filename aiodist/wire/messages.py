@@ -372,6 +372,10 @@ class StoreWatch(Message, code=36):
     again: Annotated[bool, schema.flag] = False
 
 
+StoreWrite = StoreSet | StoreAdd | StoreCompareSet | StoreDelete
+StoreRequest = StoreWrite | StoreGet | StoreWait | StoreWatch
+
+
 class StoreCancel(Message, code=37):
     """Ends the wait or watch with this request number. No reply."""
 

@@ -28,46 +28,38 @@ from aiodist.wire.limits import MAX_SECONDS
 Check = Callable[[Any], Any]
 
 
-def integer(low: int, high: int) -> Check:
+def expect(what: str, holds: Callable[[Any], bool]) -> Check:
+    """The check that takes a value for which `holds` is true, as it is."""
+
     def check(value: Any) -> Any:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"an integer from {low} to {high}")
+        if not holds(value):
+            raise ValueError(what)
         return value
 
     return check
+
+
+def integer(low: int, high: int) -> Check:
+    return expect(f"an integer from {low} to {high}", lambda v: type(v) is int and low <= v <= high)
 
 
 def seconds(low: float, high: float = MAX_SECONDS) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise ValueError(f"seconds from {low:g} to {high:g}")
-        return float(value)
-
-    return check
+    check = expect(
+        f"seconds from {low:g} to {high:g}", lambda v: type(v) in (int, float) and low <= v <= high
+    )
+    return lambda value: float(check(value))
 
 
 def text(longest: int, shortest: int = 0) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not str or not shortest <= len(value) <= longest:
-            raise ValueError(f"a text of {shortest} to {longest} characters")
-        return value
-
-    return check
+    what = f"a text of {shortest} to {longest} characters"
+    return expect(what, lambda v: type(v) is str and shortest <= len(v) <= longest)
 
 
 def blob(longest: int) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not bytes or len(value) > longest:
-            raise ValueError(f"at most {longest} bytes")
-        return value
-
-    return check
+    return expect(f"at most {longest} bytes", lambda v: type(v) is bytes and len(v) <= longest)
 
 
-def flag(value: Any) -> Any:
-    if type(value) is not bool:
-        raise ValueError("a boolean")
-    return value
+flag = expect("a boolean", lambda v: type(v) is bool)
 
 
 def optional(check: Check) -> Check:
