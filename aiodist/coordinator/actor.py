@@ -196,7 +196,8 @@ class Coordinator:
             self._step(Drain())
             try:
                 async with asyncio.timeout(drain):
-                    while self._address is not None and not self._machine.is_empty:
+                    # Not until time is over, where what the groups do cannot be written any more.
+                    while not (self._address is None or self._stopping or self._machine.is_empty):
                         self._changed.clear()
                         await self._changed.wait()
             except TimeoutError:
@@ -305,6 +306,7 @@ class Coordinator:
             extra={"event": "state not written", "error": str(error)},
         )
         self._stopping = True
+        self._changed.set()
         self._end_surveys(f"the coordinator cannot write its state: {error}")
         self._entrance.shut()
         for connection in list(self._connections.values()):
