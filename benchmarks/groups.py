@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aiodist.wire.messages import MemberLost, Message, encode_message
+from aiodist.wire.codec import encode_message
+from aiodist.wire.messages import MemberLost, Message
 from aiodist.wire.recovery import NextView, Purpose, Verdict, Vote
 from benchmarks.members import (
     AT_ONCE,

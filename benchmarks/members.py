@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiodist.errors import ProtocolError
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder
 from aiodist.wire.limits import MAX_CONTROL_HEADER, MAX_REPLY
 from aiodist.wire.messages import (
@@ -33,8 +34,6 @@ from aiodist.wire.messages import (
     Renew,
     View,
     Welcome,
-    decode_message,
-    encode_message,
 )
 from aiodist.wire.proof import NONCE_BYTES, make_proof
 

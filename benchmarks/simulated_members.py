@@ -27,21 +27,13 @@ from typing import Any, cast
 
 from aiodist.coordinator.connection import Connection
 from aiodist.coordinator.encoding import Encoder
-from aiodist.membership import Membership, Received, Send
+from aiodist.membership.effects import Received, Send
+from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder
 from aiodist.wire.limits import MAX_CONTROL_HEADER, MAX_REPLY
-from aiodist.wire.messages import (
-    Challenge,
-    Hello,
-    JoinRequest,
-    Message,
-    Proof,
-    View,
-    Welcome,
-    decode_message,
-    encode_message,
-)
+from aiodist.wire.messages import Challenge, Hello, JoinRequest, Message, Proof, View, Welcome
 from aiodist.wire.proof import NONCE_BYTES, make_proof
 from aiodist.wire.recovery import Purpose, Verdict, Vote
 

@@ -32,6 +32,7 @@ from aiodist.errors import (
 )
 from aiodist.transports.surroundings import chooser_on
 from aiodist.wire.activity import Activity, Inquire
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY, MAX_TEXT
 from aiodist.wire.messages import (
@@ -51,8 +52,6 @@ from aiodist.wire.messages import (
     View,
     Withdraw,
     Withdrawn,
-    decode_message,
-    encode_message,
 )
 from aiodist.wire.recovery import NextView, WatchWaiting
 from aiodist.wire.returning import Later, Rejoined, ViewWanted
@@ -504,13 +503,11 @@ class ControlClient:
         self._gone = CoordinatorGone("")
         self._welcome = greeted.welcome
         if not kept:
-            self._requests.fail_store(
-                CoordinatorLostError(
-                    f"the coordinator at {self.address} came back without the group's store (it "
-                    "was started without its state file): the store is empty now",
-                    group=self._group,
-                )
+            text = (
+                f"the coordinator at {self.address} came back without the group's store (it was "
+                "started without its state file): the store is empty now"
             )
+            self._requests.fail(CoordinatorLostError(text, group=self._group), only_store=True)
         self._requests.send = sock.send
         self._requests.say_again()
         if self._standing is not None:

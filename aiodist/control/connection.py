@@ -143,32 +143,28 @@ class ControlSocket:
         self._after_flush(error)
 
     def _readable(self) -> None:
-        # One read a turn. TLS gives at most one record at a time, which fits, so it keeps nothing
-        # back that no readiness event would tell of.
-        try:
-            with self._lock:
-                data = self._sock.recv(READ_BYTES)
-        except _NOT_NOW:
-            return
-        except OSError as error:
-            self._fail(error)
-            return
-        if not data:
-            self._fail(ConnectionResetError("the coordinator closed the connection"))
-            return
-        self._take(data)
-
-    def _last_words(self, error: Exception) -> None:
-        """Nothing can be sent any more. What the coordinator said last still counts."""
+        # All that is there, and not one read for each event. The coordinator may say that it evicts
+        # this member, and close the connection while words of ours are under way to it: then the
+        # system resets the connection behind its last words. uvloop tells of both by one event, and
+        # of that connection never again (libuv stops watching a socket that has an error). Whoever
+        # reads the words alone waits for an end that has come already.
         while self._is_open:
             try:
                 with self._lock:
                     data = self._sock.recv(READ_BYTES)
-            except OSError:  # there is no more, or not now
-                break
+            except _NOT_NOW:
+                return
+            except OSError as error:
+                self._fail(error)
+                return
             if not data:
-                break
+                self._fail(ConnectionResetError("the coordinator closed the connection"))
+                return
             self._take(data)
+
+    def _last_words(self, error: Exception) -> None:
+        """Nothing can be sent any more. What the coordinator said last still counts."""
+        self._readable()
         self._fail(error)
 
     def _take(self, data: bytes) -> None:

@@ -16,20 +16,10 @@ from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, Pro
 from aiodist.transports import inproc_names
 from aiodist.transports.surroundings import chooser_on, new_socket
 from aiodist.wire.address import Address, parse_address
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import PROTOCOL_VERSION
-from aiodist.wire.messages import (
-    MAGIC,
-    Challenge,
-    Failed,
-    Failure,
-    Hello,
-    Message,
-    Proof,
-    Welcome,
-    decode_message,
-    encode_message,
-)
+from aiodist.wire.messages import MAGIC, Challenge, Failed, Failure, Hello, Message, Proof, Welcome
 from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof, secret_of
 
 log = logging.getLogger("aiodist.control")

@@ -18,7 +18,8 @@ import time
 from typing import Protocol
 
 from aiodist.transports.surroundings import call_in_thread, is_virtual
-from aiodist.wire.messages import Renew, encode_message
+from aiodist.wire.codec import encode_message
+from aiodist.wire.messages import Renew
 
 log = logging.getLogger("aiodist.control")
 

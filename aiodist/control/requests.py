@@ -14,23 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aiodist.errors import AiodistError
+from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_BODY, MAX_WRITES
 from aiodist.wire.messages import (
     Message,
-    StoreAdd,
     StoreCancel,
-    StoreCompareSet,
-    StoreDelete,
-    StoreGet,
-    StoreSet,
+    StoreRequest,
     StoreWait,
     StoreWatch,
-    encode_message,
+    StoreWrite,
 )
 from aiodist.wire.recovery import WatchWaiting
-
-_WRITES = (StoreSet, StoreAdd, StoreCompareSet, StoreDelete)
-_STORE = (*_WRITES, StoreGet, StoreWait, StoreWatch)
 
 OnReply = Callable[[Message | AiodistError], None]
 
@@ -87,12 +81,12 @@ class Requests:
         """Send a request and return the reply. Raises TimeoutError, what the reply fails with, and
         as `encode_message`."""
         async with asyncio.timeout(timeout):
-            if isinstance(message, _WRITES):
+            if isinstance(message, StoreWrite):
                 await self._places.acquire()
             try:
                 number, reply = self.start(message)
             except BaseException:
-                if isinstance(message, _WRITES):
+                if isinstance(message, StoreWrite):
                     self._places.release()
                 raise
             try:
@@ -123,7 +117,7 @@ class Requests:
     def drop(self, number: int) -> None:
         """Nobody waits for the reply any more."""
         request = self._requests.pop(number, None)
-        if request is not None and isinstance(request.message, _WRITES):
+        if request is not None and isinstance(request.message, StoreWrite):
             self._places.release()
 
     def watch(self, message: StoreWatch | WatchWaiting, on_reply: OnReply) -> int:
@@ -179,23 +173,17 @@ class Requests:
         for data in told:
             self.send(data)
 
-    def fail_store(self, error: AiodistError) -> None:
-        """The store is not what it was."""
-        self._fail(error, lambda message: isinstance(message, _STORE))
-
-    def fail(self, error: AiodistError) -> None:
-        """No reply will come any more."""
-        self._fail(error, lambda message: True)
-
-    def _fail(self, error: AiodistError, which: Callable[[Message], bool]) -> None:
+    def fail(self, error: AiodistError, *, only_store: bool = False) -> None:
+        """No reply will come any more; or (`only_store`) the store is not what it was."""
+        which = StoreRequest if only_store else Message
         for number, request in list(self._requests.items()):
-            if which(request.message):
+            if isinstance(request.message, which):
                 self.drop(number)
                 if not request.reply.done():
                     request.reply.set_exception(copy.copy(error))
                     request.reply.exception()  # seen: whoever waits gets it, nobody else has to
         for number, watch in list(self._watches.items()):
-            if which(watch.message):
+            if isinstance(watch.message, which):
                 del self._watches[number]
                 watch.on_reply(copy.copy(error))
 
@@ -208,5 +196,5 @@ class Requests:
         # A write that was sent may be carried out, and its answer is remembered there until this
         # member has more writes under way than are remembered. So its place is taken until the
         # answer comes, though nobody waits for it.
-        if not (request.sent and isinstance(request.message, _WRITES)):
+        if not (request.sent and isinstance(request.message, StoreWrite)):
             self.drop(number)

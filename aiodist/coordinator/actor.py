@@ -24,22 +24,23 @@ from aiodist.coordinator.entrance import Entrance
 from aiodist.coordinator.journal import Journal
 from aiodist.coordinator.state_file import StateFile
 from aiodist.errors import CoordinatorLostError
-from aiodist.membership import (
+from aiodist.membership.effects import (
     Close,
     Disconnected,
     Drain,
     Effect,
     Event,
     Keep,
-    Membership,
     Note,
     Received,
     Send,
     Tick,
 )
+from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.address import Address, parse_address
-from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest, encode_message
+from aiodist.wire.codec import encode_message
+from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest
 from aiodist.wire.proof import secret_of
 from aiodist.wire.returning import ViewWanted
 
@@ -195,7 +196,8 @@ class Coordinator:
             self._step(Drain())
             try:
                 async with asyncio.timeout(drain):
-                    while self._address is not None and not self._machine.is_empty:
+                    # Not until time is over, where what the groups do cannot be written any more.
+                    while not (self._address is None or self._stopping or self._machine.is_empty):
                         self._changed.clear()
                         await self._changed.wait()
             except TimeoutError:
@@ -304,6 +306,7 @@ class Coordinator:
             extra={"event": "state not written", "error": str(error)},
         )
         self._stopping = True
+        self._changed.set()
         self._end_surveys(f"the coordinator cannot write its state: {error}")
         self._entrance.shut()
         for connection in list(self._connections.values()):

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from aiodist.errors import AuthenticationError, ProtocolError
 from aiodist.transports.sparing import Sparing
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder, Frame
 from aiodist.wire.limits import (
     MAX_BODY,
@@ -19,19 +20,9 @@ from aiodist.wire.limits import (
     MAX_REPLY,
     PROTOCOL_VERSION,
 )
-from aiodist.wire.messages import (
-    MAGIC,
-    Challenge,
-    Failed,
-    Failure,
-    Hello,
-    Message,
-    Proof,
-    Welcome,
-    decode_message,
-    encode_message,
-)
+from aiodist.wire.messages import MAGIC, Challenge, Failed, Failure, Hello, Message, Proof, Welcome
 from aiodist.wire.proof import NONCE_BYTES, check_proof, make_proof
+from aiodist.wire.returning import Rejoin
 
 HANDSHAKE_SECONDS = 10.0
 """A connection that has not said and proved who it is by then is closed."""
@@ -154,7 +145,7 @@ class Connection(asyncio.Protocol):
             self._deadline = loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def expect_view(self) -> None:
-        """The member was asked for its view: take it, whatever its size."""
+        """The member was asked for its view: take it, whatever its size, and that message only."""
         # A view may have thousands of members. Who was not asked stays within the smaller limit: a
         # member must not choose how much of the memory here it takes.
         self._decoder.max_payload = MAX_REPLY
@@ -196,6 +187,8 @@ class Connection(asyncio.Protocol):
 
     def _take(self, frame: Frame) -> None:
         request, message = decode_message(frame, rows=False)
+        if isinstance(message, Rejoin):  # with the view, if it was to bring one
+            self._decoder.max_payload = MAX_BODY
         if self._welcomed:
             self._owner.received(self, request, message)
         elif self._hello is None:

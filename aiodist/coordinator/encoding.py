@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aiodist.wire.codec import encode_body, frame_of
 from aiodist.wire.limits import MAX_REPLY
-from aiodist.wire.messages import Message, encode_body, frame_of
+from aiodist.wire.messages import Message
 
 
 class Encoder:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiodist.coordinator.state_file import NoFilesError, StateFile
-from aiodist.membership import Effect, Keep
+from aiodist.membership.effects import Effect, Keep
 from aiodist.membership.records import Record
 
 log = logging.getLogger("aiodist.coordinator")

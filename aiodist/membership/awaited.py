@@ -48,8 +48,8 @@ def _joiners_text(group: Group, ballot: Ballot) -> str:
     """How many have to join a rendezvous that all members have called; else ""."""
     if ballot.purpose is not Purpose.RENDEZVOUS or _not_voted(group, ballot):
         return ""
-    [(_, vote), *_] = ballot.votes.values()
-    more = (vote.least or group.size.least) - len(group.members) - len(group.joiners)
+    least, _ = group.bounds(ballot)
+    more = least - len(group.members) - len(group.joiners)
     if more < 1:  # the join window is open
         return ""
     return f"{more} more {'has' if more == 1 else 'have'} to join"

@@ -106,10 +106,14 @@ class Ballot:
         return True
 
     @property
+    def vote(self) -> Vote:
+        """What is called, as any one voter says it: the others have called the same."""
+        return next(iter(self.votes.values()))[1]
+
+    @property
     def purpose(self) -> Purpose:
         """What is voted on."""
-        [(_, vote), *_] = self.votes.values()
-        return vote.purpose
+        return self.vote.purpose
 
     @property
     def flag(self) -> bool:
@@ -130,7 +134,7 @@ class Ballots:
 
     def __init__(self) -> None:
         self._ballots: dict[BallotKey, Ballot] = {}
-        self._voted: dict[int, dict[BallotKey, Ballot]] = {}
+        self.voted: dict[int, dict[BallotKey, Ballot]] = {}
         """Those of them in which a connection has voted."""
         self._outcomes: dict[BallotKey, tuple[tuple[str, ...] | None, Outcome]] = {}
         """With the voters of each; None: not known, it was heard of from a member."""
@@ -156,7 +160,7 @@ class Ballots:
             vote = replace(vote, members=ballot.voters)
         ballot.votes[conn] = (request, vote)
         ballot.since.setdefault(conn, now)
-        self._voted.setdefault(conn, {})[key] = ballot
+        self.voted.setdefault(conn, {})[key] = ballot
         # All votes in a ballot call the same, or it would be void: so one text stands for all. A
         # voter that is alone in it may have voted before, over this connection, for something else.
         if len(ballot.votes) == 1:
@@ -190,7 +194,7 @@ class Ballots:
 
     def of(self, conn: int) -> list[Ballot]:
         """The ballots in which it has voted, and that are not decided."""
-        return list(self._voted.get(conn, {}).values())
+        return list(self.voted.get(conn, {}).values())
 
     def missing(self, members: Members, key: BallotKey) -> list[int]:
         """The living voters that have not voted."""
@@ -201,7 +205,7 @@ class Ballots:
 
     def gone(self, conn: int) -> None:
         """Nothing comes over `conn` any more: its member is lost, or votes again over another."""
-        for key, ballot in self._voted.pop(conn, {}).items():
+        for key, ballot in self.voted.pop(conn, {}).items():
             del ballot.votes[conn]
             del ballot.since[conn]
             ballot.passed = 0  # its voter may be alive, and is waited for again
@@ -235,7 +239,7 @@ class Ballots:
         """The ballot is over, with this outcome (None: a view, which is the group's)."""
         del self._ballots[ballot.key]
         for conn in ballot.votes:
-            del self._voted[conn][ballot.key]
+            del self.voted[conn][ballot.key]
         if outcome is None:
             return []
         self._remember(ballot.key, ballot.voters, outcome)
@@ -261,6 +265,6 @@ class Ballots:
             return Failed(Failure.INVALID, "a vote among others: the sender is none of the voters")
         if vote.purpose is Purpose.RENDEZVOUS and vote.members:
             return Failed(Failure.INVALID, "a rendezvous is of the whole group")
-        if len(self._voted.get(conn, ())) >= MAX_BALLOTS:
+        if len(self.voted.get(conn, ())) >= MAX_BALLOTS:
             return Failed(Failure.INVALID, f"{MAX_BALLOTS} votes are under way, the limit")
         return None

@@ -241,6 +241,11 @@ class Group:
         """The members by connection, in the order of their ranks."""
         return dict(sorted(self.members.items(), key=lambda item: item[1].rank))
 
+    def bounds(self, rendezvous: Ballot) -> tuple[int, int]:
+        """How many members the next epoch has, at least and at most."""
+        vote = rendezvous.vote
+        return vote.least or self.size.least, vote.most or self.size.most
+
     def remove(self, conn: int, *, gave_up: bool) -> Joiner:
         """A joiner waits no more. Of those who gave up, the others are told that they had come."""
         joiner = self.joiners.pop(conn)
@@ -283,20 +288,9 @@ class Group:
             "epoch": self.epoch,
             "size": None if self.view is None else len(self.view.members),
             "members": [
-                {
-                    "rank": member.rank,
-                    "id": member.id,
-                    "host": member.host,
-                    "pid": member.pid,
-                    "name": member.name,
-                    "joined_at": member.joined_at,
-                }
-                for member in self.ranked.values()
+                {**_who(member), "joined_at": member.joined_at} for member in self.ranked.values()
             ],
-            "waiting": [
-                {"rank": ask.rank, "id": ask.id, "host": ask.host, "pid": ask.pid, "name": ask.name}
-                for ask in (joiner.ask for joiner in self.joiners.values())
-            ],
+            "waiting": [_who(joiner.ask) for joiner in self.joiners.values()],
             "lost": {str(rank): reason for rank, reason in sorted(self.lost.items())},
             "left": sorted(self.left),
             "absent": sorted(self.absent),
@@ -360,6 +354,10 @@ def _member(joiner: Joiner, rank: int) -> MemberInfo:
         addresses=ask.addresses,
         lease=ask.lease,
     )
+
+
+def _who(one: JoinRequest | MemberInfo) -> dict[str, Any]:
+    return {key: getattr(one, key) for key in ("rank", "id", "host", "pid", "name")}
 
 
 def refusal(kind: Failure, text: str) -> Failed:

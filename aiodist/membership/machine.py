@@ -25,7 +25,7 @@ from aiodist.membership.effects import (
 )
 from aiodist.membership.group import Group, GroupKey, Joiner
 from aiodist.membership.records import Record
-from aiodist.membership.recovery import RecoveryMessage
+from aiodist.membership.recovery import Recovery, RecoveryMessage
 from aiodist.membership.rejoining import Rejoining
 from aiodist.membership.seating import DRAINING, Seating
 from aiodist.membership.silence import RETURN_SECONDS
@@ -68,15 +68,15 @@ class Membership:
     def __init__(
         self, *, wall_offset: float = 0.0, keep: bool = False, form_after: float = -inf
     ) -> None:
-        # Has the state; the next five are parts of it.
+        # Has the state; the next three, and the survey, are parts of it.
         self._seating = Seating(wall_offset, keep, form_after)
         self._books = self._seating.books  # what is kept over restarts, and the timers
         self._groups = self._books.groups  # by name and run id
         self._places = self._seating.places  # the group of each connection that has one
-        self._recovery = self._seating.recovery  # going on after a loss: ballots, and epochs
+        self._recovery = Recovery(self._seating)  # going on after a loss: ballots, and epochs
         self._survey = self._seating.survey  # what members say that they are doing
         # Claims to be a member still.
-        self._rejoining = Rejoining(self._seating, self._books, self._recovery)
+        self._rejoining = Rejoining(self._seating, self._recovery)
         # Of each message that a connection may send; called with (connection, request, message).
         self._handlers: dict[type[Message], Callable[[int, int, Any], None]] = {
             JoinRequest: self._on_join,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from aiodist.membership.ballots import Answer, Ballot, BallotKey
 from aiodist.membership.books import Ruling, Window
 from aiodist.membership.group import Group, ranks_text
 from aiodist.membership.rulings import losers
-from aiodist.wire.messages import Message
+from aiodist.membership.seating import Seating
 from aiodist.wire.recovery import (
     Cause,
     GiveUpVote,
@@ -32,36 +31,14 @@ MOST_WATCHING = 64
 RecoveryMessage = Vote | GiveUpVote | WatchWaiting | Unreachable
 
 
-class Owner(Protocol):
-    """What the machine does for recovery."""
-
-    @property
-    def now(self) -> float: ...
-
-    def send(self, conn: int, request: int, message: Message) -> None: ...
-
-    def go_on(
-        self, group: Group, survivors: Mapping[int, int], admitted: Sequence[int]
-    ) -> None: ...
-
-    def give_view(self, group: Group, conn: int, request: int) -> None: ...
-
-    def next_epoch(self, group: Group) -> int: ...
-
-    def evict(self, group: Group, reasons: dict[int, str]) -> None: ...
-
-    def give_up(self, group: Group, reasons: dict[int, str]) -> None: ...
-
-    def set_timer(self, timer: Window | Ruling, seconds: float) -> None: ...
-
-    def cancel_timer(self, timer: Window | Ruling) -> None: ...
-
-
 class Recovery:
     """The part of the state machine that keeps no state of its own: that is the groups'."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, seating: Seating) -> None:
+        self._seating = seating
+        self._timers = seating.books.timers
+        # Whoever comes or goes may be what a ballot, or a rendezvous, has waited for.
+        seating.review, seating.joiners_changed = self.review, self.joiners_changed
 
     def handle(
         self,
@@ -74,7 +51,8 @@ class Recovery:
         """A member of `group` says something. `seen`: what members are doing, by id."""
         match message:
             case Vote():
-                self._tell(self._cast(group, conn, request, message))
+                now = self._seating.now
+                self._tell(group.ballots.cast(group.members, conn, request, message, now))
                 self.review(group, (message.context, message.number))
             case GiveUpVote(context, number, cause, text):
                 key = (context, number)
@@ -85,19 +63,16 @@ class Recovery:
                 # must not decide it any more.
                 if group.gathering is not None and group.gathering.key == key:
                     group.gathering = None
-                    self._owner.cancel_timer(Window(group.key))
+                    self._timers.cancel(Window(group.key))
             case WatchWaiting():
                 watches = group.watchers.setdefault(conn, set())
                 if len(watches) < MOST_WATCHING:
                     watches.add(request)
-                self._owner.send(conn, request, Waiting(len(group.joiners)))
+                self._seating.send(conn, request, Waiting(len(group.joiners)))
             case _:
                 self._report(group, conn, message)
 
     # Ballots.
-
-    def _cast(self, group: Group, conn: int, request: int, vote: Vote) -> list[Answer]:
-        return group.ballots.cast(group.members, conn, request, vote, self._owner.now)
 
     def review(self, group: Group, key: BallotKey | None = None) -> None:
         """Somebody has voted in the ballot with this `key`; or (None) somebody is back, or gone:
@@ -126,7 +101,7 @@ class Recovery:
             if ballot.purpose is not Purpose.AGREE:
                 group.ballots.close(ballot, None)
                 for conn, (request, _) in ballot.votes.items():
-                    self._owner.give_view(group, conn, request)
+                    self._seating.give_view(group, conn, request)
             elif not group.absent:  # who may know the verdict
                 self._void(group, ballot, "the group went on")
 
@@ -140,7 +115,7 @@ class Recovery:
             epoch = group.view.epoch
             ids: tuple[str, ...] = ()
             if ballot.purpose is Purpose.SHRINK:
-                epoch = self._owner.next_epoch(group)
+                epoch = self._seating.next_epoch(group)
                 voters = ballot.electorate(group.members)
                 ids = tuple([group.members[conn].id for conn in voters])
             self._tell(group.ballots.close(ballot, Verdict(ballot.flag, ids, epoch)))
@@ -155,7 +130,7 @@ class Recovery:
             self._void(group, other, over)
         if admitted:  # before the view: who has that sees only those who wait for the next one
             self._tell_waiting(group, len(group.joiners) - len(admitted))
-        self._owner.go_on(group, survivors, admitted)
+        self._seating.go_on(group, survivors, admitted)
 
     def _void(self, group: Group, ballot: Ballot, text: str) -> None:
         by = group.members[next(iter(ballot.votes))].id
@@ -170,46 +145,43 @@ class Recovery:
         self._tell_waiting(group, len(group.joiners))
         if (ballot := group.gathering) is None:
             return
-        least, most = self._bounds(group, ballot)
+        least, most = group.bounds(ballot)
         count = len(group.members) + len(group.joiners)
         if count >= most:
-            self._go_on(group, ballot, self._first(group, most))
+            self._take_in(group, ballot)
         elif count >= least:
-            self._owner.set_timer(Window(group.key), group.size.window)
+            self._timers.set(Window(group.key), self._seating.now + group.size.window)
         else:
-            self._owner.cancel_timer(Window(group.key))
+            self._timers.cancel(Window(group.key))
 
     def window_over(self, group: Group) -> None:
         """Nobody has joined for the join window."""
-        if (ballot := group.gathering) is not None:
-            least, most = self._bounds(group, ballot)
-            if len(group.members) + len(group.joiners) >= least:
-                self._go_on(group, ballot, self._first(group, most))
+        if (ballot := group.gathering) is not None and self._are_enough(group, ballot):
+            self._take_in(group, ballot)
 
     def _gather(self, group: Group, ballot: Ballot) -> None:
         """All members have called rendezvous: take in who waits, or wait for more."""
         if group.gathering is ballot:
             return
-        least, most = self._bounds(group, ballot)
-        if len(group.members) + len(group.joiners) >= least:
-            self._go_on(group, ballot, self._first(group, most))
+        if self._are_enough(group, ballot):
+            self._take_in(group, ballot)
         else:
             group.gathering = ballot
 
-    def _bounds(self, group: Group, ballot: Ballot) -> tuple[int, int]:
-        """How many members the next epoch has, at least and at most."""
-        [(_, vote), *_] = ballot.votes.values()
-        return vote.least or group.size.least, vote.most or group.size.most
+    def _are_enough(self, group: Group, ballot: Ballot) -> bool:
+        least, _ = group.bounds(ballot)
+        return len(group.members) + len(group.joiners) >= least
 
-    def _first(self, group: Group, most: int) -> list[int]:
-        """The joiners for whom there is room, in order of arrival."""
-        return list(group.joiners)[: max(0, most - len(group.members))]
+    def _take_in(self, group: Group, ballot: Ballot) -> None:
+        """Go on with those who wait, in order of arrival, as far as there is room."""
+        _, most = group.bounds(ballot)
+        self._go_on(group, ballot, list(group.joiners)[: max(0, most - len(group.members))])
 
     def _tell_waiting(self, group: Group, count: int) -> None:
         message = Waiting(count)
         for conn, requests in group.watchers.items():
             for request in sorted(requests):
-                self._owner.send(conn, request, message)
+                self._seating.send(conn, request, message)
 
     # Broken links.
 
@@ -222,19 +194,19 @@ class Recovery:
         # Half a second later there are the reports of others, too, and most of them name one rank.
         if not report.ended:
             if not group.broken:
-                self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
+                self._timers.set(Ruling(group.key), self._seating.now + RULING_SECONDS)
             group.broken[min(own, report.id), max(own, report.id)] = report.reason
         elif (other := group.members.of_rank(rank)) is not None:
-            self._owner.evict(group, {other: report.reason})
+            self._seating.evict(group, {other: report.reason})
         else:
-            self._owner.give_up(group, {rank: report.reason})
+            self._seating.give_up(group, {rank: report.reason})
 
     def rule(self, group: Group) -> None:
         """Turn out as few as can be, so that the rest can reach each other."""
         if group.absent:  # who may be gone, and may have more to report
-            self._owner.set_timer(Ruling(group.key), RULING_SECONDS)
+            self._timers.set(Ruling(group.key), self._seating.now + RULING_SECONDS)
             return
-        self._owner.cancel_timer(Ruling(group.key))
+        self._timers.cancel(Ruling(group.key))
         # Links of those who are gone meanwhile are nobody's concern any more.
         broken, group.broken = group.broken, {}
         here = group.members.of_id
@@ -250,10 +222,10 @@ class Recovery:
             why = next(iter(links[one].values()))
             reasons[conn] = f"no link between it and {ranks_text(links[one])} ({why})"
         if reasons:
-            self._owner.evict(group, reasons)
+            self._seating.evict(group, reasons)
         else:
             self.review(group)
 
     def _tell(self, answers: list[Answer]) -> None:
         for answer in answers:
-            self._owner.send(answer.conn, answer.request, answer.reply)
+            self._seating.send(answer.conn, answer.request, answer.reply)

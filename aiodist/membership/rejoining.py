@@ -3,14 +3,13 @@ coordinator takes them in."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from aiodist.membership.books import Books, Window
+from aiodist.membership.books import Window
 from aiodist.membership.group import Group, GroupKey, Size, describe
 from aiodist.membership.recovery import Recovery
 from aiodist.membership.returning import Refused, Way, check_view, judge
+from aiodist.membership.seating import BEFORE, Seating
 from aiodist.membership.seats import Seats
-from aiodist.wire.messages import Failed, Failure, JoinRequest, MemberLeft, Message, View
+from aiodist.wire.messages import Failed, Failure, JoinRequest, View
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 
 ANSWER_SECONDS = 2.0
@@ -19,41 +18,13 @@ ANSWER_SECONDS = 2.0
 MAX_ASKED = 4096
 """Most groups at once whose view a member was asked for."""
 
-BEFORE = "it was ruled lost before it came back, or before the coordinator did"
-
-
-class Machine(Protocol):
-    """What the machine does for members that come back."""
-
-    def has_seat(self, conn: int) -> bool: ...
-
-    def take_seat(self, group: Group, conn: int, rank: int, lease: float) -> None: ...
-
-    def unseat(self, group: Group, conn: int) -> None: ...
-
-    def give_view(self, group: Group, conn: int, request: int) -> None: ...
-
-    def judge_joiners(self, group: Group) -> None: ...
-
-    def give_up(self, group: Group, reasons: dict[int, str]) -> None: ...
-
-    def evict(self, group: Group, reasons: dict[int, str]) -> None: ...
-
-    def turn_away(self, conn: int, reason: str) -> None: ...
-
-    def send(self, conn: int, request: int, message: Message) -> None: ...
-
-    def note(self, event: str, group: Group, **fields: object) -> None: ...
-
-    def refused(self, event: str, ask: JoinRequest, **fields: object) -> None: ...
-
 
 class Rejoining:
     """The part of the state machine that judges claims to be a member."""
 
-    def __init__(self, machine: Machine, books: Books, recovery: Recovery) -> None:
-        self._machine = machine
-        self._books = books
+    def __init__(self, seating: Seating, recovery: Recovery) -> None:
+        self._seating = seating
+        self._books = seating.books
         self._recovery = recovery
         self._asked: dict[GroupKey, tuple[int, float]] = {}
 
@@ -67,16 +38,17 @@ class Rejoining:
         key = (claim.ask.group, claim.ask.run_id)
         group = self._books.groups.get(key)
         size = Size.of(claim.ask)
-        if self._machine.has_seat(conn):
+        if conn in self._seating.places:
             failed = Failed(Failure.INVALID, "this connection has joined already")
-            self._machine.send(conn, request, failed)
+            self._seating.send(conn, request, failed)
             return
         if isinstance(size, Failed):
-            self._machine.send(conn, request, size)
+            self._seating.send(conn, request, size)
             return
         way = judge(group, self._books.ended.get(key), claim)
         if isinstance(way, Refused):
-            self._refuse_claim(conn, claim, way.reason)
+            self._seating.refused("return refused", claim.ask, reason=way.reason)
+            self._seating.turn_away(conn, way.reason)
             return
         if way is Way.RESTORE:
             if not self._has_view(conn, request, claim, size):
@@ -88,19 +60,15 @@ class Rejoining:
         assert rank is not None
         # What it was told counts before its vote does: the outcome of a ballot may be among it.
         self._recovery.learn(group, claim.heard)
-        self._machine.take_seat(group, conn, rank, claim.ask.lease)
+        self._seating.take_seat(group, conn, rank, claim.ask.lease)
         if claim.epoch == group.view.epoch:
             self._learn(group, conn, claim)
             lost, left = tuple(sorted(group.lost)), tuple(sorted(group.left))
-            self._machine.send(conn, request, Rejoined(lost, left))
+            self._seating.send(conn, request, Rejoined(lost, left))
         else:  # it votes to go on, and gets the view that it missed
-            self._machine.send(conn, request, Rejoined((), ()))
-        self._machine.judge_joiners(group)
+            self._seating.send(conn, request, Rejoined((), ()))
+        self._seating.judge_joiners(group)
         self._recovery.review(group)
-
-    def _refuse_claim(self, conn: int, claim: Rejoin, reason: str) -> None:
-        self._machine.refused("return refused", claim.ask, reason=reason)
-        self._machine.turn_away(conn, reason)
 
     def _has_view(self, conn: int, request: int, claim: Rejoin, size: Size) -> bool:
         """Whether a claim brings the view that it is about; else one member is asked for it."""
@@ -108,7 +76,7 @@ class Rejoining:
         if claim.view is not None:
             wrong = check_view(claim, claim.view)
             if wrong is not None:
-                self._machine.send(conn, request, Failed(Failure.INVALID, wrong))
+                self._seating.send(conn, request, Failed(Failure.INVALID, wrong))
             return wrong is None
         # All members of a group come back at once, each with the same view of up to 60 MiB: one is
         # asked for it, and the others come again when it is there. Should that one not say it, the
@@ -118,9 +86,9 @@ class Rejoining:
             self._asked[key] = (conn, self._books.now + ANSWER_SECONDS)
             if len(self._asked) > MAX_ASKED:
                 del self._asked[next(iter(self._asked))]
-            self._machine.send(conn, request, ViewWanted())
+            self._seating.send(conn, request, ViewWanted())
         else:
-            self._machine.send(conn, request, Later())
+            self._seating.send(conn, request, Later())
         return False
 
     def _adopt(self, key: GroupKey, size: Size, view: View, ask: JoinRequest) -> Group:
@@ -136,18 +104,18 @@ class Rejoining:
         group.size = size
         self._books.formed(group, view)
         self._books.expect(group, view)
-        self._machine.note("restored", group, epoch=view.epoch, size=len(view.members))
+        self._seating.note("restored", group, epoch=view.epoch, size=len(view.members))
         for member in view.members:
             if member.id in stay:
                 conn, lease = stay[member.id]
-                self._machine.take_seat(group, conn, member.rank, lease)
+                self._seating.take_seat(group, conn, member.rank, lease)
         # Joiners who asked this coordinator, while another one, or the one before, had let them in.
         for joiner in list(group.joiners.values()):
             rank = group.place_of(joiner.ask.id)
             if rank is not None:  # it missed that it was let in
                 del group.joiners[joiner.conn]
-                self._machine.take_seat(group, joiner.conn, rank, joiner.ask.lease)
-                self._machine.give_view(group, joiner.conn, joiner.request)
+                self._seating.take_seat(group, joiner.conn, rank, joiner.ask.lease)
+                self._seating.give_view(group, joiner.conn, joiner.request)
         return group
 
     def _part(self, group: Group, view: View) -> dict[str, tuple[int, float]]:
@@ -161,8 +129,8 @@ class Rejoining:
             if member.id in ids:
                 stay[member.id] = (conn, group.leases[conn])
             else:
-                self._machine.turn_away(conn, reason)
-                self._machine.unseat(group, conn)
+                self._seating.turn_away(conn, reason)
+                self._seating.unseat(group, conn)
         # Nobody of the newer view was here: what is in the store was written by others.
         if not stay:
             group.store.clear()
@@ -172,20 +140,9 @@ class Rejoining:
         """Take over what a member knows of others that are gone: it was told by a coordinator."""
         for rank in sorted({*claim.lost} - {*group.lost} - group.left - {claim.rank}):
             if rank in group.absent:
-                self._machine.give_up(group, {rank: BEFORE})
+                self._seating.give_up(group, {rank: BEFORE})
             elif (other := group.members.of_rank(rank)) is not None:
-                self._machine.evict(group, {other: BEFORE})
-        news = sorted({*claim.left} & {*group.absent})
-        if news:
-            assert group.view is not None
-            members = []
-            for rank in news:
-                member = self._books.take_absent(group, rank)
-                assert member is not None
-                members.append(member)
-                group.left.add(rank)
-            self._books.gone(group, members, None)
-            message = MemberLeft(group.view.epoch, tuple(news))
-            for other in group.members:
-                if other != conn:
-                    self._machine.send(other, 0, message)
+                self._seating.evict(group, {other: BEFORE})
+        news = [self._books.take_absent(group, rank) for rank in sorted({*claim.left})]
+        if left := [member for member in news if member is not None]:
+            self._seating.have_left(group, left, but=conn)

@@ -7,15 +7,13 @@ who comes back). Each change ends with `settle`, for it may be what others waite
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiodist.membership.books import Books, Lease, Ruling, Window
+from aiodist.membership.books import Books, Lease, Window
 from aiodist.membership.effects import Close, Effect, Keep, Note, Send
 from aiodist.membership.group import Group, Joiner, Size, describe
 from aiodist.membership.records import Record
-from aiodist.membership.recovery import Recovery
-from aiodist.membership.rejoining import BEFORE
 from aiodist.membership.seats import Seats
 from aiodist.membership.survey import Survey
 from aiodist.wire.limits import MAX_TEXT
@@ -36,6 +34,8 @@ DRAINING = Failed(
     "the coordinator is shutting down and takes no joins: join the one that follows it",
 )
 
+BEFORE = "it was ruled lost before it came back, or before the coordinator did"
+
 
 class Seating:
     """The groups, and who is in them.
@@ -51,8 +51,10 @@ class Seating:
         self.places: dict[int, Group] = {}
         self.effects: list[Effect] = []
         self.draining = False
-        self.recovery = Recovery(self)  # told of all who come and go
-        self.survey = Survey(self, self.books)  # what members say that they are doing
+        # What is done of members who have come or gone, and of joiners: both by `Recovery`.
+        self.review: Callable[[Group], None]
+        self.joiners_changed: Callable[[Group], None]
+        self.survey = Survey(self.send, self.books)  # what members say that they are doing
         self._groups = self.books.groups  # those of the books
         self._timers = self.books.timers  # those of the books
         self._form_after = form_after
@@ -102,7 +104,7 @@ class Seating:
             window = 0.0 if group.is_full else group.size.window
             self._timers.set(Window(group.key), max(self.now + window, self._form_after))
         else:
-            self.recovery.joiners_changed(group)
+            self.joiners_changed(group)
 
     def _joins_again(self, group: Group, joiner: Joiner) -> bool:
         """Whether it had joined over a connection that broke, maybe with the coordinator before:
@@ -119,7 +121,7 @@ class Seating:
         self.take_seat(group, joiner.conn, rank, joiner.ask.lease)
         self.give_view(group, joiner.conn, joiner.request)
         self.judge_joiners(group)
-        self.recovery.review(group)
+        self.review(group)
         return True
 
     def give_view(self, group: Group, conn: int, request: int) -> None:
@@ -148,7 +150,7 @@ class Seating:
         The survivors have the view that was: the context of the vote that they have cast is its
         digest. So they are told what has changed, and only the joiners the view itself.
         """
-        self.cancel_timer(Window(group.key))
+        self._timers.cancel(Window(group.key))
         before = group.view
         assert before is not None
         requests = {conn: group.joiners[conn].request for conn in admitted}
@@ -170,7 +172,7 @@ class Seating:
         self.unseat(group, conn)
         self.note("withdrawn", group, who=describe(joiner.ask), reason=reason)
         self.settle(group)
-        self.recovery.joiners_changed(group)
+        self.joiners_changed(group)
 
     def evict(self, group: Group, reasons: dict[int, str]) -> None:
         """Rule connections of one group lost, and close them."""
@@ -222,16 +224,22 @@ class Seating:
 
     def left(self, group: Group, conn: int) -> None:
         """A member has left in order."""
-        assert group.view is not None
         member = group.members.pop(conn)
-        group.left.add(member.rank)
         self.unseat(group, conn)
-        self.books.gone(group, [member], None)
         self.note("left", group, rank=member.rank)
-        told = MemberLeft(group.view.epoch, (member.rank,))
-        for other in group.members:
-            self.send(other, 0, told)
+        self.have_left(group, [member])
         self.settle(group)
+
+    def have_left(self, group: Group, members: Sequence[MemberInfo], but: int = -1) -> None:
+        """Members have left: write that down, and tell the others, `but` for one connection."""
+        assert group.view is not None
+        ranks = tuple([member.rank for member in members])
+        group.left.update(ranks)
+        self.books.gone(group, members, None)
+        told = MemberLeft(group.view.epoch, ranks)
+        for other in group.members:
+            if other != but:
+                self.send(other, 0, told)
 
     def settle(self, group: Group) -> None:
         """Delete the group if nobody is left, and let those who waited for that form it anew.
@@ -240,17 +248,11 @@ class Seating:
         if group.view is None and not group.may_form:
             self._timers.cancel(Window(group.key))
         if group.members or group.absent or (group.view is None and group.joiners):
-            self.recovery.review(group)
+            self.review(group)
             return
         self.books.end(group)
         self.note("deleted", group)
-        # All are unseated before the first is admitted: the same name is a new group from here on,
-        # and none of them may be found in the old one.
-        waiting = list(group.joiners.values())
-        for joiner in waiting:
-            self.unseat(group, joiner.conn)
-        for joiner in waiting:
-            self.admit(joiner)
+        self._admit_again(group)
 
     def unseat(self, group: Group, conn: int) -> None:
         del self.places[conn]
@@ -300,8 +302,13 @@ class Seating:
 
     def judge_joiners(self, group: Group) -> None:
         """Once it is clear who has come back: may those who waited for that still wait?"""
-        if group.absent or not group.joiners:
-            return
+        if not group.absent:
+            self._admit_again(group)
+
+    def _admit_again(self, group: Group) -> None:
+        """Whoever waits asks anew."""
+        # All are unseated before the first is admitted: the same name may be a new group from here
+        # on, and none of them may be found in the old one.
         waiting, group.joiners = list(group.joiners.values()), Seats()
         for joiner in waiting:
             self.unseat(group, joiner.conn)
@@ -310,12 +317,6 @@ class Seating:
 
     # Small things.
 
-    def set_timer(self, timer: Window | Ruling, seconds: float) -> None:
-        self._timers.set(timer, self.now + seconds)
-
-    def cancel_timer(self, timer: Window | Ruling) -> None:
-        self._timers.cancel(timer)
-
     def renew(self, conn: int) -> None:
         group = self.places.get(conn)
         if group is not None:
@@ -323,10 +324,6 @@ class Seating:
 
     def _keep(self, record: Record) -> None:
         self.effects.append(Keep(record))
-
-    def has_seat(self, conn: int) -> bool:
-        """Whether a connection is of a group."""
-        return conn in self.places
 
     def turn_away(self, conn: int, reason: str) -> None:
         """Tell who came over a connection that it is a member no more, and close it."""

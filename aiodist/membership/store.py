@@ -31,23 +31,14 @@ from aiodist.wire.messages import (
     StoreCompareSet,
     StoreDelete,
     StoreGet,
+    StoreRequest,
     StoreSet,
     StoreWait,
     StoreWatch,
+    StoreWrite,
 )
 
-StoreMessage = (
-    StoreGet
-    | StoreSet
-    | StoreWait
-    | StoreAdd
-    | StoreCompareSet
-    | StoreDelete
-    | StoreWatch
-    | StoreCancel
-)
-
-StoreWrite = StoreSet | StoreAdd | StoreCompareSet | StoreDelete
+StoreMessage = StoreRequest | StoreCancel
 
 _NUMBER = re.compile(rb"-?[0-9]{1,19}")
 

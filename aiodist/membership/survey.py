@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from aiodist.membership import culprits
 from aiodist.membership.awaited import waits_of
@@ -37,12 +37,6 @@ MOST_ASKERS = 64
 """Most askers that wait for answers at a time; the oldest is given what there is for a new one."""
 
 
-class Machine(Protocol):
-    """What the machine does for a survey."""
-
-    def send(self, conn: int, request: int, message: Message) -> None: ...
-
-
 @dataclass(slots=True)
 class _Asker:
     """`then` is called once the connections in `waiting` have answered, or at `due`; not if the
@@ -65,8 +59,8 @@ class _Known(NamedTuple):
 class Survey:
     """The part of the state machine that asks members what they are doing."""
 
-    def __init__(self, machine: Machine, books: Books) -> None:
-        self._machine = machine
+    def __init__(self, send: Callable[[int, int, Message], None], books: Books) -> None:
+        self._send = send  # to a connection, in reply to a request
         self._books = books
         self._askers: list[_Asker] = []
         self._said: dict[int, tuple[Activity, float]] = {}
@@ -82,7 +76,7 @@ class Survey:
         self.ask(
             conn,
             members,
-            lambda: self._machine.send(conn, request, Status(self._detailed(status()))),
+            lambda: self._send(conn, request, Status(self._detailed(status()))),
         )
 
     def ask_some(self, conn: int, request: int, group: Group, message: SeenRequest) -> None:
@@ -94,7 +88,7 @@ class Survey:
         def reply() -> None:
             conns = {member.rank: one for one, member in group.members.items()}
             texts = tuple([self._words(group, conns.get(rank)) for rank in wanted])
-            self._machine.send(conn, request, Seen(wanted, texts))
+            self._send(conn, request, Seen(wanted, texts))
 
         self.ask(conn, members, reply, message.seconds)
 
@@ -148,7 +142,7 @@ class Survey:
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)
         for one in sorted(waiting - asked):
-            self._machine.send(one, 0, _INQUIRE)
+            self._send(one, 0, _INQUIRE)
         # An asker costs memory until its time is over. The oldest has waited longest: its answer is
         # what is known by now.
         if len(self._askers) >= MOST_ASKERS:

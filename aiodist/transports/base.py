@@ -191,15 +191,9 @@ class Transport(Protocol):
 
     kind: str
 
-    async def listen(
-        self,
-        accept: Callable[[Link], None],
-        *,
-        host: str,
-        port: int = 0,
-    ) -> Listener:
-        """Listen. `accept(link)` sets `link.receiver` before it returns. Limits of a new link are
-        those of a peer that has not said hello."""
+    async def listen(self, accept: Callable[[Link], None], *, host: str) -> Listener:
+        """Listen, where nobody else does. `accept(link)` sets `link.receiver` before it returns.
+        Limits of a new link are those of a peer that has not said hello."""
         ...
 
     async def dial(self, address: str, receiver: Receiver) -> Link:

@@ -21,7 +21,7 @@ from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Landing, Receiver, wrong_size
 from aiodist.transports.kept import JOINED, OWN_PAYLOAD, OWN_SIZE, Kept, read_own
 from aiodist.transports.link import TURN, BaseLink
-from aiodist.transports.outbox import Outbox, Outgoing
+from aiodist.transports.outbox import Outgoing
 from aiodist.wire.frames import parse_prefix, prefix
 
 BYE = prefix(b"", 0)
@@ -33,7 +33,7 @@ class FramedLink(BaseLink):
 
     __slots__ = (
         "_accepts", "_again", "_arrived", "_broken", "_busy", "_came", "_direct", "_header",
-        "_kept", "_landing", "_outbox", "_peer_ended", "_polling", "_to_come",
+        "_kept", "_landing", "_to_come",
     )  # fmt: skip
 
     def __init__(
@@ -41,14 +41,12 @@ class FramedLink(BaseLink):
     ) -> None:
         super().__init__(loop, kind, peer_name, receiver)
         # Sending. `_direct`: nothing is queued and nothing forbids a write right inside `send`.
-        self._outbox = Outbox()
         self._direct = True  # what is sent may be written at once
         self._accepts = True  # what cannot be sent now is queued
         self._busy = False  # inside a write or a `done`
         self._broken: OSError | None = None  # writing failed; what has arrived is still read
         self._kept: Kept | None = None  # what may have to be sent again; None: nothing will be
         # Receiving.
-        self._polling = False
         self._landing: Landing | None = None  # of the payload under way; None: it is skipped
         self._arrived = 0  # payload bytes of the frame under way that are here
         self._to_come = 0  # and those that are not
@@ -56,7 +54,6 @@ class FramedLink(BaseLink):
         self._came = 0  # frames
         # A frame that was under way when the connection before broke, and comes again.
         self._again: tuple[bytes, int, Landing | None] | None = None
-        self._peer_ended = False  # nothing more comes over this connection
 
     @abstractmethod
     def start(self) -> None:
@@ -79,18 +76,6 @@ class FramedLink(BaseLink):
     @abstractmethod
     def _arm(self) -> None:
         """Have `_flush` called by the loop, once there is room."""
-
-    @abstractmethod
-    def _read(self) -> bool:
-        """Take in what is there, a turn's worth at most. True: something happened."""
-
-    @property
-    def backlog(self) -> int:
-        return self._outbox.backlog
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._outbox.sent_bytes
 
     # ---- sending ----
 
@@ -284,9 +269,6 @@ class FramedLink(BaseLink):
         if self._broken is not None:
             self._lost(self._broken)
 
-    def discard(self, token: object) -> None:
-        self._outbox.discard(token)
-
     def _send_bye(self) -> None:
         self._direct = False
         self._accepts = False
@@ -306,21 +288,6 @@ class FramedLink(BaseLink):
             return False
         moved = self._flush() if self._outbox.backlog else False
         return self._receive() or moved
-
-    def _receive(self) -> bool:
-        """Read until nothing is there or a turn's worth is in. True: something happened."""
-        moved = False
-        if not (self._closed or self._peer_ended):
-            self._polling = True
-            try:
-                moved = self._read()
-            except Exception as error:
-                self._failed(error)
-            self._polling = False
-        if self._closed and not self._told:
-            self._tell()
-            return True
-        return moved
 
     def _parse(
         self, data: bytes | bytearray | memoryview, view: memoryview, start: int, stop: int

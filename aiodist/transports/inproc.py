@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Done, Link, Listener, Receiver, deliver
 from aiodist.transports.link import FRAME, TURN, BaseLink, log
-from aiodist.transports.outbox import Outbox, Outgoing
+from aiodist.transports.outbox import Outgoing
 from aiodist.wire.frames import OVERHEAD
 
 SCHEME = "inproc://"
@@ -30,7 +30,7 @@ _numbers = itertools.count(1)
 class InprocLink(BaseLink):
     """One end of a pair. Frames stay with the sending end until the other end takes them."""
 
-    __slots__ = ("_outbox", "_peer", "_polling", "_scheduled")
+    __slots__ = ("_peer", "_scheduled")
 
     _peer: InprocLink
 
@@ -38,8 +38,6 @@ class InprocLink(BaseLink):
         self, loop: asyncio.AbstractEventLoop, peer_name: str, receiver: Receiver | None
     ) -> None:
         super().__init__(loop, "inproc", peer_name, receiver)
-        self._outbox = Outbox()  # frames that the other end has not taken
-        self._polling = False  # a callback that polls again is to find nothing to do
         self._scheduled = False  # the loop will look at what the other end has sent
 
     @classmethod
@@ -51,14 +49,6 @@ class InprocLink(BaseLink):
         accepted = cls(loop, f"{SCHEME}{name}#{next(_numbers)}", None)
         dialled._peer, accepted._peer = accepted, dialled
         return dialled, accepted
-
-    @property
-    def backlog(self) -> int:
-        return self._outbox.backlog
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._outbox.sent_bytes
 
     def send(
         self,
@@ -86,9 +76,6 @@ class InprocLink(BaseLink):
     def _send_bye(self) -> None:
         self._queue(Outgoing(b"", (), 0, None, None), urgent=False)
 
-    def discard(self, token: object) -> None:
-        self._outbox.discard(token)
-
     # ---- receiving ----
 
     def _schedule(self) -> None:
@@ -105,22 +92,9 @@ class InprocLink(BaseLink):
             self._schedule()
 
     def poll(self) -> bool:
-        if self._polling:
-            return False
-        moved = False
-        if not self._closed:
-            self._polling = True
-            try:
-                moved = self._take()
-            except Exception as error:
-                self._failed(error)
-            self._polling = False
-        if self._closed and not self._told:
-            self._tell()
-            return True
-        return moved
+        return False if self._polling else self._receive()
 
-    def _take(self) -> bool:
+    def _read(self) -> bool:
         peer = self._peer
         budget = TURN
         while peer._outbox.backlog and budget > 0 and not self._closed:
@@ -220,10 +194,8 @@ class InprocTransport:
 
     kind = "inproc"
 
-    async def listen(
-        self, accept: Callable[[Link], None], *, host: str = "", port: int = 0
-    ) -> Listener:
-        """Listen under a new name; `host` and `port` say nothing here."""
+    async def listen(self, accept: Callable[[Link], None], *, host: str = "") -> Listener:
+        """Listen under a new name; `host` says nothing here."""
         return InprocListener(asyncio.get_running_loop(), accept)
 
     async def dial(self, address: str, receiver: Receiver) -> Link:

@@ -15,6 +15,7 @@ from abc import abstractmethod
 
 from aiodist.errors import ProtocolError
 from aiodist.transports.base import Landing, Link, Receiver
+from aiodist.transports.outbox import Outbox
 from aiodist.wire.frames import MAX_HEADER_BEFORE_HELLO
 
 log = logging.getLogger("aiodist.transport")
@@ -43,8 +44,9 @@ class BaseLink(Link):
     """
 
     __slots__ = (
-        "_closed", "_error", "_finishing", "_loop", "_over", "_peer_name", "_received_bytes",
-        "_told", "kind", "max_header", "max_payload", "receiver",
+        "_closed", "_error", "_finishing", "_loop", "_outbox", "_over", "_peer_ended",
+        "_peer_name", "_polling", "_received_bytes", "_told", "kind", "max_header", "max_payload",
+        "receiver",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +61,9 @@ class BaseLink(Link):
         self._received_bytes = 0  # of payloads, over all connections of the link
         self._loop = loop
         self._peer_name = peer_name
+        self._outbox = Outbox()  # what is to be sent
+        self._polling = False  # a callback that polls again is to find nothing to do
+        self._peer_ended = False  # nothing more comes over this connection
         self._closed = False  # nothing moves any more
         self._told = False  # and the receiver knows
         self._finishing = False  # `finish` was called: nothing more is accepted
@@ -74,12 +79,24 @@ class BaseLink(Link):
         return self._peer_name
 
     @property
+    def backlog(self) -> int:
+        return self._outbox.backlog
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._outbox.sent_bytes
+
+    @property
     def received_bytes(self) -> int:
         return self._received_bytes
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "finishing" if self._finishing else "open"
         return f"<{type(self).__name__} {self.kind} to {self._peer_name} {state}>"
+
+    @abstractmethod
+    def _read(self) -> bool:
+        """Take in what is there, a turn's worth at most. True: something happened."""
 
     @abstractmethod
     def _release(self) -> None:
@@ -89,7 +106,25 @@ class BaseLink(Link):
     def _send_bye(self) -> None:
         """Send the end-of-stream marker behind all that is queued."""
 
+    def discard(self, token: object) -> None:
+        self._outbox.discard(token)
+
     def settle(self, token: object) -> None: ...
+
+    def _receive(self) -> bool:
+        """Read until nothing is there or a turn's worth is in. True: something happened."""
+        moved = False
+        if not (self._closed or self._peer_ended):
+            self._polling = True
+            try:
+                moved = self._read()
+            except Exception as error:
+                self._failed(error)
+            self._polling = False
+        if self._closed and not self._told:
+            self._tell()
+            return True
+        return moved
 
     def close(self, error: BaseException | None = None) -> None:
         if self._closed:

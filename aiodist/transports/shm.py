@@ -36,10 +36,8 @@ class ShmTransport:
 
     kind = "shm"
 
-    async def listen(
-        self, accept: Callable[[Link], None], *, host: str = "", port: int = 0
-    ) -> Listener:
-        """Listen at a new random name; `host` and `port` say nothing here."""
+    async def listen(self, accept: Callable[[Link], None], *, host: str = "") -> Listener:
+        """Listen at a new random name; `host` says nothing here."""
         loop = asyncio.get_running_loop()
         return ShmListener(loop, bound_socket("aiodist", SCHEME), accept)
 

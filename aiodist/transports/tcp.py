@@ -60,10 +60,10 @@ class TcpTransport:
         self._patience = patience
         self._scheme = "tcp" if tls is None else "tls"
 
-    async def listen(self, accept: Callable[[Link], None], *, host: str, port: int = 0) -> Listener:
-        """Listen at `host` (a name or address; its first address is taken) and `port` (0: any)."""
+    async def listen(self, accept: Callable[[Link], None], *, host: str) -> Listener:
+        """Listen at `host` (a name or address; its first address is taken), at any port."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _name, where = found[0]
         sock = new_socket(family, kind, proto)
         try:

@@ -31,10 +31,8 @@ class UnixTransport:
 
     kind = "unix"
 
-    async def listen(
-        self, accept: Callable[[Link], None], *, host: str = "", port: int = 0
-    ) -> Listener:
-        """Listen at a new random name; `host` and `port` say nothing here."""
+    async def listen(self, accept: Callable[[Link], None], *, host: str = "") -> Listener:
+        """Listen at a new random name; `host` says nothing here."""
         loop = asyncio.get_running_loop()
         user = os.geteuid()
         sock, address = bound_socket("aiodist", SCHEME)

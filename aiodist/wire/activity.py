@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated
 
 from aiodist.wire import schema
 from aiodist.wire.limits import MAX_MEMBERS, MAX_NAME, MAX_PLACES, MAX_WAITS
-from aiodist.wire.messages import Epoch, Message, Name, Ranks, control_message
-from aiodist.wire.schema import blob, checked, integer, optional, sequence, struct, text
+from aiodist.wire.messages import Epoch, Message, Name, Ranks
 
-Places = Annotated[tuple[str, ...], sequence(text(MAX_NAME), MAX_PLACES)]
+Places = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_PLACES)]
 
 
-@checked
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(schema.Struct):
     """An operation of `group` in `epoch` that is pending. `context` names that for all its ranks.
 
     `tag`, as Python writes it, and `seq` tell it apart there; messages have no `seq`. `missing`:
     the ranks of the view that it waits for, as far as known there: see `packed`.
     """
 
-    context: Annotated[bytes, blob(8)]
+    context: Annotated[bytes, schema.blob(8)]
     group: Name
     epoch: Epoch
     op: Name
     tag: Name
-    seq: Annotated[int | None, optional(integer(0, 2**62))]
+    seq: Annotated[int | None, schema.optional(schema.integer(0, 2**62))]
     seconds: Annotated[float, schema.seconds(0.0)]
-    missing: Annotated[bytes, blob(MAX_MEMBERS // 8)]
+    missing: Annotated[bytes, schema.blob(MAX_MEMBERS // 8)]
 
 
-@control_message(70)
-@dataclass(frozen=True, slots=True)
-class Inquire(Message):
+class Inquire(Message, code=70):
     """Asks a member what it is doing. Answer: Activity, as a message of its own."""
 
 
-@control_message(71)
-@dataclass(frozen=True, slots=True)
-class Activity(Message):
+class Activity(Message, code=71):
     """What the sender is doing. No reply; also said unasked by whose event loop does not turn.
 
     `busy`: for so many seconds its loop has had no turn (0: it has). `places`: the lines of its
@@ -54,15 +46,13 @@ class Activity(Message):
     busy: Annotated[float, schema.seconds(0.0)] = 0.0
     places: Places = ()
     last: Name = ""
-    waits: Annotated[tuple[Wait, ...], sequence(struct(Wait), MAX_WAITS)] = ()
-    collectives: Annotated[int, integer(0, 2**62)] = 0
-    sent: Annotated[int, integer(0, 2**62)] = 0
-    received: Annotated[int, integer(0, 2**62)] = 0
+    waits: Annotated[tuple[Wait, ...], schema.sequence(schema.struct(Wait), MAX_WAITS)] = ()
+    collectives: Annotated[int, schema.integer(0, 2**62)] = 0
+    sent: Annotated[int, schema.integer(0, 2**62)] = 0
+    received: Annotated[int, schema.integer(0, 2**62)] = 0
 
 
-@control_message(72)
-@dataclass(frozen=True, slots=True)
-class SeenRequest(Message):
+class SeenRequest(Message, code=72):
     """Asks what others of the sender's view are doing. The sender has so many `seconds` to wait for
     those that do not say so at once. Reply: Seen."""
 
@@ -70,13 +60,11 @@ class SeenRequest(Message):
     seconds: Annotated[float, schema.seconds(0.0)] = 1.0
 
 
-@control_message(73)
-@dataclass(frozen=True, slots=True)
-class Seen(Message):
+class Seen(Message, code=73):
     """The answer to SeenRequest: what `ranks` are doing, in words, one text for each."""
 
     ranks: Ranks
-    texts: Annotated[tuple[str, ...], sequence(text(MAX_NAME), MAX_MEMBERS)]
+    texts: Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME), MAX_MEMBERS)]
 
 
 def bits_of(ranks: Iterable[int]) -> int:

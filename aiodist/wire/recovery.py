@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 from aiodist.wire import schema
@@ -19,26 +19,14 @@ from aiodist.wire.messages import (
     Ranks,
     Text,
     View,
-    control_message,
-)
-from aiodist.wire.schema import (
-    blob,
-    checked,
-    integer,
-    one_of,
-    optional,
-    sequence,
-    struct,
-    text,
-    tree,
 )
 
 MAX_BALLOTS = 256
 """Most ballots that one member may have under way."""
 
-Ids = Annotated[tuple[str, ...], sequence(text(MAX_NAME, 1), MAX_MEMBERS)]
-ContextId = Annotated[bytes, blob(8)]
-Number = Annotated[int, integer(0, 2**62)]
+Ids = Annotated[tuple[str, ...], schema.sequence(schema.text(MAX_NAME, 1), MAX_MEMBERS)]
+ContextId = Annotated[bytes, schema.blob(8)]
+Number = Annotated[int, schema.integer(0, 2**62)]
 
 
 class Purpose(enum.StrEnum):
@@ -57,9 +45,7 @@ class Cause(enum.StrEnum):
     MISMATCH = "mismatch"
 
 
-@control_message(50)
-@dataclass(frozen=True, slots=True)
-class Vote(Message):
+class Vote(Message, code=50):
     """A vote in the ballot `number` of `context`: a group in one epoch, or one made of it.
 
     `members`: the ids of all who vote (empty: all members of the sender's group). `least` and
@@ -70,7 +56,7 @@ class Vote(Message):
 
     context: ContextId
     number: Number
-    purpose: Annotated[Purpose, one_of(Purpose)]
+    purpose: Annotated[Purpose, schema.one_of(Purpose)]
     flag: Annotated[bool, schema.flag] = True
     members: Ids = ()
     least: OptionalSize = None
@@ -84,20 +70,16 @@ class Vote(Message):
         return f"{self.purpose}()"
 
 
-@control_message(51)
-@dataclass(frozen=True, slots=True)
-class GiveUpVote(Message):
+class GiveUpVote(Message, code=51):
     """Makes the ballot void, if it is not decided yet. No reply but that to the vote."""
 
     context: ContextId
     number: Number
-    cause: Annotated[Cause, one_of(Cause)]
+    cause: Annotated[Cause, schema.one_of(Cause)]
     text: Text = ""
 
 
-@control_message(52)
-@dataclass(frozen=True, slots=True)
-class Verdict(Message):
+class Verdict(Message, code=52):
     """The answer to Vote where the ballot is decided: the AND of the flags of all who are alive. Of
     a shrink also `members`, who are alive, in the order of the vote, and `epoch`, the next of the
     group's name; of an agreement none, and that of the group."""
@@ -107,9 +89,7 @@ class Verdict(Message):
     epoch: Epoch
 
 
-@control_message(57, rows="joined")
-@dataclass(frozen=True)
-class NextView(Message):
+class NextView(Message, code=57, rows="joined"):
     """The answer to Vote where it began the next epoch, for those who were in the one before: what
     is not as it was in their view, which has the digest `before`.
 
@@ -118,11 +98,13 @@ class NextView(Message):
     them is lost. `digest`: that of the next view, so that no mistake stays unnoticed.
     """
 
-    before: Annotated[bytes, blob(16)]
+    before: Annotated[bytes, schema.blob(16)]
     epoch: Epoch
-    digest: Annotated[bytes, blob(16)]
+    digest: Annotated[bytes, schema.blob(16)]
     gone: Ranks
-    joined: Annotated[tuple[MemberInfo, ...], sequence(struct(MemberInfo), MAX_MEMBERS)]
+    joined: Annotated[
+        tuple[MemberInfo, ...], schema.sequence(schema.struct(MemberInfo), MAX_MEMBERS)
+    ]
 
     @staticmethod
     def between(before: View, after: View) -> NextView:
@@ -160,51 +142,41 @@ def _nothing() -> None:
     """What has not been made yet."""
 
 
-@control_message(53)
-@dataclass(frozen=True, slots=True)
-class Void(Message):
+class Void(Message, code=53):
     """The answer to Vote where the ballot is not decided, and never will be. `by`: the id of the
     member because of whom. `details`, by member id: who is missing, or what each called."""
 
-    cause: Annotated[Cause, one_of(Cause)]
+    cause: Annotated[Cause, schema.one_of(Cause)]
     text: Text
     by: NonEmptyName
-    details: Annotated[Mapping[str, Any], tree(None)] = field(default_factory=dict)
+    details: Annotated[Mapping[str, Any], schema.tree(None)] = field(default_factory=dict)
 
 
-@checked
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(schema.Struct):
     """What came of a ballot, as a member was told."""
 
     context: ContextId
     number: Number
-    verdict: Annotated[Verdict | None, optional(struct(Verdict))] = None
-    void: Annotated[Void | None, optional(struct(Void))] = None
+    verdict: Annotated[Verdict | None, schema.optional(schema.struct(Verdict))] = None
+    void: Annotated[Void | None, schema.optional(schema.struct(Void))] = None
 
     @property
     def outcome(self) -> Verdict | Void | None:
         return self.verdict or self.void
 
 
-@control_message(54)
-@dataclass(frozen=True, slots=True)
-class WatchWaiting(Message):
+class WatchWaiting(Message, code=54):
     """Asks how many joiners wait for the next rendezvous. Replies: Waiting at once, and again for
     every change, until StoreCancel."""
 
 
-@control_message(55)
-@dataclass(frozen=True, slots=True)
-class Waiting(Message):
+class Waiting(Message, code=55):
     """The answer to WatchWaiting: how many joiners wait for the next rendezvous."""
 
-    count: Annotated[int, integer(0, MAX_MEMBERS)]
+    count: Annotated[int, schema.integer(0, MAX_MEMBERS)]
 
 
-@control_message(56)
-@dataclass(frozen=True, slots=True)
-class Unreachable(Message):
+class Unreachable(Message, code=56):
     """Says that the sender's link to member `id` of its group broke, and could not be made again.
     No reply; the coordinator rules who of the two is lost. `ended`: the process of that member has
     ended, so that there is nothing to weigh."""

@@ -1,12 +1,11 @@
 """Checks of the fields of messages: each gives the value as the message holds it, or raises
 ValueError saying what was expected.
 
-A message is a dataclass, and each of its fields is annotated with its check::
+What travels is a `Struct`, and each of its fields is annotated with its check::
 
     Epoch = Annotated[int, integer(1, 2**62)]
 
-    @control_message(17)
-    class MemberLost(Message):
+    class MemberLost(Message, code=17):  # a Message is a Struct
         epoch: Epoch
         …
 
@@ -19,8 +18,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, TypeVar, cast, get_type_hints
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar, cast, dataclass_transform, get_type_hints
 
 import msgpack
 
@@ -29,46 +28,38 @@ from aiodist.wire.limits import MAX_SECONDS
 Check = Callable[[Any], Any]
 
 
-def integer(low: int, high: int) -> Check:
+def expect(what: str, holds: Callable[[Any], bool]) -> Check:
+    """The check that takes a value for which `holds` is true, as it is."""
+
     def check(value: Any) -> Any:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"an integer from {low} to {high}")
+        if not holds(value):
+            raise ValueError(what)
         return value
 
     return check
+
+
+def integer(low: int, high: int) -> Check:
+    return expect(f"an integer from {low} to {high}", lambda v: type(v) is int and low <= v <= high)
 
 
 def seconds(low: float, high: float = MAX_SECONDS) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise ValueError(f"seconds from {low:g} to {high:g}")
-        return float(value)
-
-    return check
+    check = expect(
+        f"seconds from {low:g} to {high:g}", lambda v: type(v) in (int, float) and low <= v <= high
+    )
+    return lambda value: float(check(value))
 
 
 def text(longest: int, shortest: int = 0) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not str or not shortest <= len(value) <= longest:
-            raise ValueError(f"a text of {shortest} to {longest} characters")
-        return value
-
-    return check
+    what = f"a text of {shortest} to {longest} characters"
+    return expect(what, lambda v: type(v) is str and shortest <= len(v) <= longest)
 
 
 def blob(longest: int) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not bytes or len(value) > longest:
-            raise ValueError(f"at most {longest} bytes")
-        return value
-
-    return check
+    return expect(f"at most {longest} bytes", lambda v: type(v) is bytes and len(v) <= longest)
 
 
-def flag(value: Any) -> Any:
-    if type(value) is not bool:
-        raise ValueError("a boolean")
-    return value
+flag = expect("a boolean", lambda v: type(v) is bool)
 
 
 def optional(check: Check) -> Check:
@@ -128,21 +119,23 @@ def struct(kind: type[Any]) -> Check:
 
 
 _CHECKS: dict[type[Any], tuple[tuple[str, Check], ...]] = {}
-_M = TypeVar("_M")
 
 
-def checked(cls: type[_M]) -> type[_M]:
-    """Note the checks of a dataclass, in the order of its fields."""
-    hints = get_type_hints(cls, include_extras=True)
-    _CHECKS[cls] = tuple(
-        (one.name, hints[one.name].__metadata__[0])
-        for one in fields(cls)  # type: ignore[arg-type]
-    )
-    return cls
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Struct:
+    """What travels as an array of its fields, in their order. To derive from this is all that it
+    takes: it makes a frozen dataclass of the class, and notes the checks of its fields."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # for `dataclasses.replace`
+
+    def __init_subclass__(cls, *, kw_only: bool = False) -> None:
+        dataclass(frozen=True, kw_only=kw_only)(cls)
+        hints = get_type_hints(cls, include_extras=True)
+        _CHECKS[cls] = tuple([(one.name, hints[one.name].__metadata__[0]) for one in fields(cls)])
 
 
 def field_names(cls: type[Any]) -> tuple[str, ...]:
-    """The fields of a checked dataclass, in the order in which they are sent."""
+    """The fields of a struct, in the order in which they are sent."""
     return tuple([name for name, _ in _CHECKS[cls]])
 
 
@@ -160,7 +153,7 @@ def build(cls: type[Any], values: list[Any]) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """`value`, which may be or hold a checked dataclass, as msgpack."""
+    """`value`, which may be or hold a struct, as msgpack."""
     return cast(bytes, msgpack.packb(value, default=plain))
 
 

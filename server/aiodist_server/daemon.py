@@ -74,30 +74,31 @@ async def _until_stopped(
     coordinator: Coordinator, signals: asyncio.Queue[str], drain_seconds: float
 ) -> int:
     failing = asyncio.create_task(coordinator.failed())
-    first_signal = asyncio.create_task(signals.get())
-    await asyncio.wait({failing, first_signal}, return_when=asyncio.FIRST_COMPLETED)
-    if failing.done():
-        first_signal.cancel()
-        return EXIT_CANNOT_WRITE
+    signal_came = asyncio.create_task(signals.get())
+    await asyncio.wait({failing, signal_came}, return_when=asyncio.FIRST_COMPLETED)
+    if not failing.done():
+        first, signal_came = signal_came.result(), asyncio.create_task(signals.get())
+        groups = len(coordinator.status()["groups"])
+        logger.info(
+            "%s: waiting for %d groups to end, at most %g s; a second signal stops at once",
+            first,
+            groups,
+            drain_seconds,
+            extra={"event": "draining", "signal": first, "groups": groups},
+        )
+        draining = asyncio.create_task(coordinator.stop(drain=drain_seconds))
+        await asyncio.wait({draining, signal_came}, return_when=asyncio.FIRST_COMPLETED)
+        # After a second signal this closes all connections, and with that ends the drain; else it
+        # does nothing.
+        await coordinator.stop()
+        await draining
+        # What failed in the drain, up to its last write, counts as much as what failed before: the
+        # next start must not be told that all was well. The task hears of it a moment later.
+        await asyncio.wait({failing}, timeout=0)
+    failed = failing.done()
     failing.cancel()
-    first = first_signal.result()
-    groups = len(coordinator.status()["groups"])
-    logger.info(
-        "%s: waiting for %d groups to end, at most %g s; a second signal stops at once",
-        first,
-        groups,
-        drain_seconds,
-        extra={"event": "draining", "signal": first, "groups": groups},
-    )
-    draining = asyncio.create_task(coordinator.stop(drain=drain_seconds))
-    second = asyncio.create_task(signals.get())
-    await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
-    second.cancel()
-    # After a second signal this closes all connections, and with that ends the drain; else it does
-    # nothing.
-    await coordinator.stop()
-    await draining
-    return EXIT_OK
+    signal_came.cancel()
+    return EXIT_CANNOT_WRITE if failed else EXIT_OK
 
 
 def _on_signals(tell: Callable[[str], None]) -> None:

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from corpus import CONTROL, PEER, Corpus
 from hostile import FLOODS, QUIET, Hostile, Wire, show_token
 
-from aiodist.wire import kinds, messages
+from aiodist.wire import codec, kinds, messages
 from aiodist.wire.frames import encode, pack_fields
 from aiodist.wire.messages import JoinRequest
 from aiodist.wire.proof import make_proof
@@ -224,15 +224,15 @@ class Fuzzer:
             attacked.tell("dial", address=address, token=token and token.decode())
             with contextlib.suppress(OSError), listener.accept()[0] as sock:
                 wire = Wire(sock)
-                hello = messages.decode_message(wire.frame())[1]
+                hello = codec.decode_message(wire.frame())[1]
                 assert isinstance(hello, messages.Hello)
                 if rng.random() < 0.8:
                     nonce = rng.randbytes(32)
-                    wire.send(messages.encode_message(messages.Challenge(nonce, token is not None)))
+                    wire.send(codec.encode_message(messages.Challenge(nonce, token is not None)))
                     wire.frame()
                     mac = make_proof(token or b"", "coordinator", hello.nonce, nonce)
                     welcome = messages.Welcome("h", mac if token else b"", "c", 1, False)
-                    wire.send(messages.encode_message(welcome))
+                    wire.send(codec.encode_message(welcome))
                 frames = [corpus.control(corpus.pick(CONTROL)) for _ in range(30)]
                 frames += [corpus.damaged(self._any()) for _ in range(3)]
                 for frame in frames:

@@ -30,8 +30,9 @@ from aiodist.engine.tags import SETUP_TAG
 from aiodist.p2p import frames as p2p_frames
 from aiodist.transports import kept
 from aiodist.wire import kinds, limits
+from aiodist.wire.codec import encode_message
 from aiodist.wire.frames import encode, pack_fields, prefix, unpack_fields
-from aiodist.wire.messages import Message, encode_message, message_types
+from aiodist.wire.messages import Message, message_types
 from aiodist.wire.schema import build, field_names
 
 T = TypeVar("T")

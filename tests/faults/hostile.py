@@ -21,7 +21,7 @@ from aiodist.membership.machine import Membership
 from aiodist.p2p import frames as p2p_frames
 from aiodist.rank import deriving
 from aiodist.transports.kept import ACK, ASK, own_frame, read_own
-from aiodist.wire import kinds, messages
+from aiodist.wire import codec, kinds, messages
 from aiodist.wire.frames import Decoder, Frame, encode, pack_fields, unpack_fields
 from aiodist.wire.messages import Leave, MemberInfo, View
 from aiodist.wire.proof import make_proof
@@ -111,11 +111,11 @@ class Wire:
 def show_token(wire: Wire, token: bytes) -> None:
     """The greeting of a member, up to its proof."""
     nonce = secrets.token_bytes(32)
-    wire.send(messages.encode_message(messages.Hello(nonce)))
-    found = messages.decode_message(wire.frame())[1]
+    wire.send(codec.encode_message(messages.Hello(nonce)))
+    found = codec.decode_message(wire.frame())[1]
     assert isinstance(found, messages.Challenge)
     mac = make_proof(token, "member", nonce, found.nonce)
-    wire.send(messages.encode_message(messages.Proof(mac)))
+    wire.send(codec.encode_message(messages.Proof(mac)))
 
 
 class Hostile:
@@ -145,14 +145,14 @@ class Hostile:
         ask = messages.JoinRequest(
             group=group, id=self._id, size=size, addresses=(f"tcp://127.0.0.1:{port}",), host_id="h"
         )
-        self._control.send(messages.encode_message(ask, 1))
+        self._control.send(codec.encode_message(ask, 1))
         self._identity = Identity(group, self._id, token)
 
     def join(self) -> None:
         """Wait until all are there."""
         found: object = None
         while not isinstance(found, View):
-            found = messages.decode_message(self._control.frame())[1]
+            found = codec.decode_message(self._control.frame())[1]
         corpus = self._corpus
         corpus.learn(found.context, found.digest, found.epoch, found.group)
         current = [found.context] * 10

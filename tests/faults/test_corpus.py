@@ -17,8 +17,9 @@ from aiodist.engine import tags
 from aiodist.p2p import frames as p2p_frames
 from aiodist.transports import kept
 from aiodist.wire import kinds
+from aiodist.wire.codec import decode_message
 from aiodist.wire.frames import Decoder, unpack_fields
-from aiodist.wire.messages import Message, decode_message
+from aiodist.wire.messages import Message
 
 SOURCES = sorted(Path(aiodist.__file__).parent.rglob("*.py"))
 
@@ -32,17 +33,12 @@ def constants(module: types.ModuleType) -> dict[str, int]:
 
 
 def test_all_control_messages_are_known() -> None:
-    defined = set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            calls = [
-                one for one in getattr(node, "decorator_list", ()) if isinstance(one, ast.Call)
-            ]
-            if any(
-                isinstance(one.func, ast.Name) and one.func.id == "control_message" for one in calls
-            ):
-                assert isinstance(node, ast.ClassDef)
-                defined.add(node.name)
+    defined = {
+        node.name
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and any(one.arg == "code" for one in node.keywords)
+    }
     assert {cls.__name__ for cls in corpus.CONTROL} == defined
 
 

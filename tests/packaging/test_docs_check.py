@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +158,7 @@ def test_messages_say_what_they_are_for_and_somebody_takes_them(
     monkeypatch.setattr(messages, "_CLASSES", dict(messages._CLASSES))
     monkeypatch.setattr(kinds, "LATEST", 99, raising=False)
 
-    @messages.control_message(99)
-    @dataclass(frozen=True, slots=True)
-    class Nobodys:
+    class Nobodys(messages.Message, code=99):
         pass
 
     row = "| rank | `Nobodys` | the coordinator, as an answer |  |\n"

@@ -15,16 +15,9 @@ from aiodist.control.client import ControlClient
 from aiodist.control.events import ControlEvent
 from aiodist.control.store import Store
 from aiodist.coordinator.actor import Coordinator
+from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Decoder
-from aiodist.wire.messages import (
-    Hello,
-    JoinRequest,
-    Message,
-    Proof,
-    View,
-    decode_message,
-    encode_message,
-)
+from aiodist.wire.messages import Hello, JoinRequest, Message, Proof, View
 
 PATIENCE = 30.0
 """Seconds after which a test that waits for something fails."""

@@ -27,6 +27,7 @@ from aiodist.errors import (
     SizeMismatchError,
 )
 from aiodist.membership.effects import Received
+from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Draining,
@@ -39,7 +40,6 @@ from aiodist.wire.messages import (
     StoreGet,
     StoreSet,
     View,
-    encode_message,
 )
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]

@@ -12,6 +12,7 @@ import pytest
 
 from aiodist.coordinator import connection as coordinator_connection
 from aiodist.coordinator.actor import Coordinator
+from aiodist.wire.codec import encode_message
 from aiodist.wire.frames import encode, pack_fields, prefix
 from aiodist.wire.messages import (
     Challenge,
@@ -24,7 +25,6 @@ from aiodist.wire.messages import (
     Renew,
     StoreGet,
     View,
-    encode_message,
 )
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]

@@ -22,14 +22,8 @@ from aiodist.coordinator import entrance
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
 from aiodist.launching.spawn import free_port
-from aiodist.wire.messages import (
-    Challenge,
-    Failed,
-    Failure,
-    Goodbye,
-    Welcome,
-    encode_message,
-)
+from aiodist.wire.codec import encode_message
+from aiodist.wire.messages import Challenge, Failed, Failure, Goodbye, Welcome
 
 Play = Callable[[Callable[..., Coroutine[Any, Any, None]]], None]
 

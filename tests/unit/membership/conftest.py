@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership import (
+from aiodist.membership.effects import (
     Close,
     Disconnected,
     Drain,
     Event,
     Keep,
-    Membership,
     Note,
     Received,
     Send,
     Tick,
 )
+from aiodist.membership.machine import Membership
 from aiodist.membership.records import encode_record
 from aiodist.wire.messages import JoinRequest, Message, View
 from aiodist.wire.recovery import NextView

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership import Disconnected, Event, Received, Tick
+from aiodist.membership.effects import Disconnected, Event, Received, Tick
 from aiodist.wire.messages import JoinRequest, View
 from aiodist.wire.recovery import Purpose, Unreachable, Vote, WatchWaiting
 from aiodist.wire.returning import Rejoin

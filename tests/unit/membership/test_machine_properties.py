@@ -9,16 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aiodist.membership import (
-    Close,
-    Disconnected,
-    Drain,
-    Event,
-    Membership,
-    Received,
-    Send,
-    Tick,
-)
+from aiodist.membership.effects import Close, Disconnected, Drain, Event, Received, Send, Tick
+from aiodist.membership.machine import Membership
+from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import (
     Evicted,
     Failed,
@@ -31,7 +24,6 @@ from aiodist.wire.messages import (
     View,
     Withdraw,
     Withdrawn,
-    encode_message,
 )
 
 GROUPS = st.sampled_from(["a", "a", "b"])

@@ -8,8 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiodist.membership import Close, Disconnected, Event, Keep, Membership, Received, Send, Tick
+from aiodist.membership.effects import Close, Disconnected, Event, Keep, Received, Send, Tick
+from aiodist.membership.machine import Membership
 from aiodist.membership.records import decode_records, encode_record
+from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import (
     Evicted,
     Failed,
@@ -23,7 +25,6 @@ from aiodist.wire.messages import (
     StoreAdd,
     StoreGet,
     View,
-    encode_message,
 )
 from aiodist.wire.returning import Later, Rejoin, Rejoined, ViewWanted
 

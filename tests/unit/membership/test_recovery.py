@@ -9,6 +9,7 @@ import pytest
 
 from aiodist.membership import ballots
 from aiodist.wire.activity import Activity, Inquire
+from aiodist.wire.codec import encode_message
 from aiodist.wire.limits import MAX_TEXT
 from aiodist.wire.messages import (
     Evicted,
@@ -20,7 +21,6 @@ from aiodist.wire.messages import (
     View,
     Withdraw,
     Withdrawn,
-    encode_message,
 )
 from aiodist.wire.recovery import (
     MAX_BALLOTS,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership import Membership, Received
+from aiodist.membership.effects import Received
+from aiodist.membership.machine import Membership
 from aiodist.membership.records import decode_records
 from aiodist.wire.messages import Evicted, JoinRequest, MemberLost, StoreGet, StoreSet, View
 from aiodist.wire.recovery import (

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership import Membership, Received, books, rejoining
+from aiodist.membership import books, rejoining
+from aiodist.membership.effects import Received
+from aiodist.membership.machine import Membership
 from aiodist.membership.records import Ended, Gone, decode_records, encode_record
 from aiodist.wire.messages import (
     Evicted,

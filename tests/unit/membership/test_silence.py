@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.membership import Received
+from aiodist.membership.effects import Received
 from aiodist.membership.silence import RETURN_SECONDS, is_cut_off
 from aiodist.wire.messages import (
     Evicted,

@@ -19,7 +19,6 @@ from aiodist.transports.sockets import SocketListener
 from aiodist.transports.stream import StreamLink
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.unix import UnixTransport
-from aiodist.wire.address import parse_address
 
 
 async def test_bad_addresses_of_the_others() -> None:
@@ -77,17 +76,6 @@ async def test_tcp_over_ipv6() -> None:
     await link.finish(20.0)
     await ends.until(lambda: bool(ends.at_b.ends))
     listener.close()
-
-
-async def test_tcp_listens_at_the_port_it_is_given() -> None:
-    first = await TcpTransport().listen(lambda link: None, host="127.0.0.1")
-    port = parse_address(first.address).port
-    with pytest.raises(OSError, match="in use"):
-        await TcpTransport().listen(lambda link: None, host="127.0.0.1", port=port)
-    first.close()
-    again = await TcpTransport().listen(lambda link: None, host="127.0.0.1", port=port)
-    assert again.address == first.address
-    again.close()
 
 
 async def test_unix_leaves_nothing_behind() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist.wire.columns import pack_rows, unpack_rows
@@ -57,6 +57,7 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(tables())
 def test_what_is_packed_comes_back(rows: list[list[Any]]) -> None:
     assert unpack_rows(pack_rows(rows)) == [[plain(value) for value in row] for row in rows]

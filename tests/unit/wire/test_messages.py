@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import MessageTooLargeError, ProtocolError
-from aiodist.wire import activity, returning
+from aiodist.wire import activity, codec, returning
 from aiodist.wire import messages as m
 from aiodist.wire import recovery as r
 from aiodist.wire.columns import pack_rows
@@ -186,12 +186,12 @@ def test_every_message_is_tried() -> None:
     st.lists(st.integers(0, 10_000), max_size=10),
 )
 def test_what_is_sent_arrives(sent: list[tuple[int, m.Message]], cuts: list[int]) -> None:
-    data = b"".join(m.encode_message(message, request) for request, message in sent)
+    data = b"".join(codec.encode_message(message, request) for request, message in sent)
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     decoder = Decoder()
     got = []
     for start, stop in pairwise(edges):
-        got += [m.decode_message(frame) for frame in decoder.feed(data[start:stop])]
+        got += [codec.decode_message(frame) for frame in decoder.feed(data[start:stop])]
     assert got == sent
     assert [type(message) for _, message in got] == [type(message) for _, message in sent]
 
@@ -201,14 +201,14 @@ def test_what_is_sent_arrives(sent: list[tuple[int, m.Message]], cuts: list[int]
 @given(st.data())
 def test_each_type_survives(cls: type[m.Message], data: st.DataObject) -> None:
     message = data.draw(BY_TYPE[cls])
-    [frame] = Decoder().feed(m.encode_message(message, 1))
-    assert m.decode_message(frame) == (1, message)
+    [frame] = Decoder().feed(codec.encode_message(message, 1))
+    assert codec.decode_message(frame) == (1, message)
 
 
 @pytest.mark.parametrize("value", [None, True, False, 0, -7, b"", b"bytes"])
 def test_results_keep_their_type(value: Any) -> None:
-    [frame] = Decoder().feed(m.encode_message(m.Result(value)))
-    _, result = m.decode_message(frame)
+    [frame] = Decoder().feed(codec.encode_message(m.Result(value)))
+    _, result = codec.decode_message(frame)
     assert isinstance(result, m.Result)
     assert result.value == value
     assert type(result.value) is type(value)
@@ -217,7 +217,7 @@ def test_results_keep_their_type(value: Any) -> None:
 @given(st.binary(max_size=40), st.binary(max_size=200))
 def test_garbage_raises_protocol_error_and_nothing_else(header: bytes, payload: bytes) -> None:
     with pytest.raises(ProtocolError):
-        m.decode_message(Frame(header, payload))
+        codec.decode_message(Frame(header, payload))
 
 
 @given(
@@ -226,10 +226,10 @@ def test_garbage_raises_protocol_error_and_nothing_else(header: bytes, payload: 
 )
 def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields: list[Any]) -> None:
     try:
-        _, message = m.decode_message(Frame(pack_fields(cls.code, 0), msgpack.packb(fields)))
+        _, message = codec.decode_message(Frame(pack_fields(cls.code, 0), msgpack.packb(fields)))
     except ProtocolError:
         return
-    m.encode_message(message, max_body=MAX_REPLY)
+    codec.encode_message(message, max_body=MAX_REPLY)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_fields_of_other_types_are_refused_or_hold(cls: type[m.Message], fields:
 )
 def test_each_field_is_checked(frame: Frame, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
-        m.decode_message(frame)
+        codec.decode_message(frame)
 
 
 @pytest.mark.parametrize(
@@ -290,33 +290,33 @@ def test_each_field_is_checked(frame: Frame, why: str) -> None:
 )
 def test_forged_lengths_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="not msgpack"):
-        m.decode_message(Frame(pack_fields(23, 0), body))
+        codec.decode_message(Frame(pack_fields(23, 0), body))
 
 
 def test_metadata_is_bounded() -> None:
     join = m.JoinRequest(group="g", id="i", size=1, metadata={"blob": bytes(9000)})
     with pytest.raises(ValueError, match="JoinRequest message needs a map of at most 8192 bytes"):
-        m.encode_message(join)
+        codec.encode_message(join)
 
 
 def test_what_the_other_side_would_refuse_is_not_sent() -> None:
     with pytest.raises(ValueError, match="1 to 1024 characters in key"):
-        m.encode_message(m.StoreGet(""))
+        codec.encode_message(m.StoreGet(""))
     with pytest.raises(ValueError, match="not msgpack"):
-        m.encode_message(m.Status({"list": list(range(5000))}))
+        codec.encode_message(m.Status({"list": list(range(5000))}))
     with pytest.raises(TypeError, match=r"object .* cannot be sent"):
-        m.encode_message(m.Status({"thing": object()}))
+        codec.encode_message(m.Status({"thing": object()}))
 
 
 def test_the_size_of_a_message_is_bounded() -> None:
     with pytest.raises(MessageTooLargeError, match=r"StoreSet message of 2[0-9]* bytes"):
-        m.encode_message(m.StoreSet("k", bytes(200)), max_body=100)
+        codec.encode_message(m.StoreSet("k", bytes(200)), max_body=100)
 
 
 def test_the_largest_request_fits() -> None:
     whole = m.StoreCompareSet("k" * 1024, bytes(MAX_VALUE), bytes(MAX_VALUE))
-    [frame] = Decoder(max_payload=10**7).feed(m.encode_message(whole, 7))
-    assert m.decode_message(frame) == (7, whole)
+    [frame] = Decoder(max_payload=10**7).feed(codec.encode_message(whole, 7))
+    assert codec.decode_message(frame) == (7, whole)
 
 
 def test_a_view_knows_ranks_by_id() -> None:
@@ -329,17 +329,17 @@ def test_a_view_knows_ranks_by_id() -> None:
 
 def test_who_shares_a_process_shares_the_view() -> None:
     info = m.MemberInfo(0, "me", "", 0, "", {}, 0.0, "", ())
-    frames = [m.encode_message(m.View("g", 7, (info,)), request) for request in (1, 2)]
-    first, second = (m.decode_message(frame)[1] for frame in Decoder().feed(b"".join(frames)))
+    frames = [codec.encode_message(m.View("g", 7, (info,)), request) for request in (1, 2)]
+    first, second = (codec.decode_message(frame)[1] for frame in Decoder().feed(b"".join(frames)))
     assert first is second
-    other = m.encode_message(m.View("g", 8, (info,)), 1)
-    assert m.decode_message(Decoder().feed(other)[0])[1] != first
+    other = codec.encode_message(m.View("g", 8, (info,)), 1)
+    assert codec.decode_message(Decoder().feed(other)[0])[1] != first
 
 
 def test_rows_are_unpacked_only_where_they_are_wanted() -> None:
-    [frame] = Decoder().feed(m.encode_message(m.View("g", 1, ()), 1))
+    [frame] = Decoder().feed(codec.encode_message(m.View("g", 1, ()), 1))
     with pytest.raises(ProtocolError, match="View is no message for here, or not yet"):
-        m.decode_message(frame, rows=False)
+        codec.decode_message(frame, rows=False)
 
 
 def info_of(rank: int, name: str) -> m.MemberInfo:

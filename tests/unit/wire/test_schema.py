@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgpack
@@ -19,9 +18,7 @@ class Color(enum.StrEnum):
     BLUE = "blue"
 
 
-@schema.checked
-@dataclass(frozen=True)
-class Pair:
+class Pair(schema.Struct):
     first: Annotated[int, schema.integer(0, 9)]
     second: Annotated[str, schema.text(3)]
 
