@@ -21,8 +21,7 @@ from aiodist.engine.operation import Operation
 from aiodist.engine.roll_call import marked, unmarked
 from aiodist.engine.tags import SETUP_TAG
 from aiodist.errors import ProtocolError
-from aiodist.recorder import Recorder, name_of
-from aiodist.trace import Scope
+from aiodist.recorder import Records, name_of
 from aiodist.transports.base import Landing, deliver
 from aiodist.wire import kinds
 
@@ -41,8 +40,7 @@ goes, and who calls that late has to wait for its deadline."""
 class Calling(Called, Protocol):
     """The collectives of a group, and what is said of them."""
 
-    recorder: Recorder
-    scope: Scope
+    records: Records
 
     @property
     def ends(self) -> Ends: ...
@@ -308,4 +306,4 @@ def _doing(calls: Calling) -> str:
         if op.tag == SETUP_TAG:
             continue
         return f"in {name_of(op.work.op, op.tag, op.seq)} for {op.work.elapsed:.1f} s"
-    return f"in no collective (last: {calls.recorder.last(calls.scope)})"
+    return f"in no collective (last: {calls.records.last()})"

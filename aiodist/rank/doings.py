@@ -52,7 +52,7 @@ class RankDoings:
 
     def _last(self) -> str:
         context = self._actor.context
-        return "" if context is None else shortened(context.recorder.last(context.scope))
+        return "" if context is None else shortened(context.calls.records.last())
 
 
 class _Pending(NamedTuple):
@@ -65,11 +65,11 @@ class _Pending(NamedTuple):
 
 
 def _pending(context: Context) -> Iterator[_Pending]:
-    for op in context.ops.values():
+    for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield _Pending(op.work, context, op, op.seq)
-    upcoming = count(context.upcoming())
-    for op in context.deferred:
+    upcoming = count(context.calls.tags.upcoming(None))
+    for op in context.calls.deferred:
         # A tag that is not free may count anew.
         yield _Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
     for work in context.p2p.pending:

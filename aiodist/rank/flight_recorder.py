@@ -241,9 +241,9 @@ def _waiting(actor: Observed) -> dict[tuple[bytes, str], list[int]]:
         contexts: Iterable[Any] = list(actor.endpoint.contexts.values())
         for context in contexts:
             one: Context = context
-            for op in list(one.ops.values()):
+            for op in list(one.calls.ops.values()):
                 name = name_of(op.work.op, op.tag, op.seq)
-                found[one.scope.id, name] = deadlines.missing(one.calls, op)
+                found[one.id, name] = deadlines.missing(one.calls, op)
     return found
 
 

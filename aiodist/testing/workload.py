@@ -166,9 +166,9 @@ class Run:
         await asyncio.sleep(5.0)  # credit of messages is returned late
         context = group._context
         left = {
-            "operations": context.ops,
-            "frames that came early": context.arrivals.early,
-            "verdicts": context.arrivals.verdicts,
+            "operations": context.calls.ops,
+            "frames that came early": context.calls.arrivals.early,
+            "verdicts": context.calls.arrivals.verdicts,
             "bytes nobody wanted": any(context.calls._unsolicited),
             "messages": not context.p2p.idle,
         }
