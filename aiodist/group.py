@@ -313,7 +313,7 @@ class Group(Operations):
 
     def _pending(self) -> list[Work[Any]]:
         is_root = self._context is self._actor.context
-        contexts = self._actor.endpoint.contexts.values() if is_root else [self._context]
+        contexts = self._actor.contexts if is_root else [self._context]
         return [work for context in contexts for work in context.pending if not work.done()]
 
     def abort(self, reason: str = "aborted") -> None:

@@ -44,6 +44,18 @@ def another(
     )
 
 
+def _child(parent: Context, group: str, kind: str, ranks: Sequence[int], layout: Layout) -> Context:
+    """The context of a group of some ranks of `parent`, the next one of this kind and ranks."""
+    return another(
+        parent,
+        id=_id_of(parent, kind, ranks),
+        group=group,
+        epoch=parent.epoch,
+        ranks=[parent.ranks[rank] for rank in ranks],
+        layout=layout,
+    )
+
+
 async def derive(
     parent: Context,
     group: str,
@@ -54,14 +66,7 @@ async def derive(
 ) -> Context:
     """The context of a group of some ranks of `parent`, once all of them have called this. It may
     have been revoked by then: by a rank that has it already, as all will."""
-    context = another(
-        parent,
-        id=_id_of(parent, kind, ranks),
-        group=group,
-        epoch=parent.epoch,
-        ranks=[parent.ranks[rank] for rank in ranks],
-        layout=layout,
-    )
+    context = _child(parent, group, kind, ranks, layout)
     call = base.barrier(context)
     try:
         await context.calls.launch(
@@ -164,14 +169,7 @@ def decline(
     """Tell the others of a group that is being made that this rank will not be in it: its call
     raises `error`."""
     if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
-        context = another(
-            parent,
-            id=_id_of(parent, kind, ranks),
-            group=group,
-            epoch=parent.epoch,
-            ranks=[parent.ranks[rank] for rank in ranks],
-            layout=layout,
-        )
+        context = _child(parent, group, kind, ranks, layout)
         context.calls.forgo("subgroup", _MADE, error)
         context.close(GroupClosedError("the group was not made", group=group))
 
