@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinArray, StandinDevice
 
 import aiodist
-from aiodist.testing.standin import StandinArray, StandinDevice
 
 pytestmark = pytest.mark.strength(2)
 

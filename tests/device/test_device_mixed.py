@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinArray, StandinDevice, hold
 
 import aiodist
 from aiodist import (
@@ -22,7 +23,6 @@ from aiodist import (
 )
 from aiodist.devices import sections
 from aiodist.engine.roll_call import marked
-from aiodist.testing.standin import StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 
