@@ -132,8 +132,8 @@ def test_what_shrinks_while_it_is_looked_at_is_refused(monkeypatch: pytest.Monke
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return found
 
-    monkeypatch.setattr(os, "fstat", shrinks)
-    with pytest.raises(ProtocolError, match="SIGBUS"):
+    with monkeypatch.context() as during, pytest.raises(ProtocolError, match="SIGBUS"):
+        during.setattr(os, "fstat", shrinks)
         Segment.attach(os.dup(fd), SIZE)
     os.close(fd)
 
