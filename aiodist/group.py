@@ -15,7 +15,6 @@ from aiodist.rank import deriving
 from aiodist.rank.actor import RankActor, as_member
 from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
-from aiodist.rank.revoking import revoke
 from aiodist.rank.views import views
 from aiodist.types import Member, View
 from aiodist.wire.recovery import Purpose
@@ -183,7 +182,7 @@ class Group(Operations):
         `rendezvous` are for revoked groups, too. Idempotent.
         """
         self._check_loop()
-        revoke(self._context, self.rank)
+        self._context.revoke(self.rank)
 
     async def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
         """The AND of `flag` over the ranks that are alive: the same on all, whoever dies meanwhile.
@@ -314,7 +313,7 @@ class Group(Operations):
 
     def _pending(self) -> list[Work[Any]]:
         is_root = self._context is self._actor.context
-        contexts = self._actor.endpoint.contexts.values() if is_root else [self._context]
+        contexts = self._actor.contexts if is_root else [self._context]
         return [work for context in contexts for work in context.pending if not work.done()]
 
     def abort(self, reason: str = "aborted") -> None:

@@ -359,9 +359,9 @@ class Operations:
             deadlines.check_timeout(timeout)
             call = make(context, *args)
         except BaseException as error:
-            context.forgo(op, tag, error)
+            context.calls.forgo(op, tag, error)
             raise
-        return context.launch(
+        return context.calls.launch(
             call.op,
             call.text,
             call.start,
@@ -376,7 +376,7 @@ class Operations:
         uses up its number here, unless a method of this class raised that, and has seen to it. For
         who calls collectives for others."""
         if not (self.closed or failures.is_forgone(error)):
-            self._context.forgo("collective", tag, error)
+            self._context.calls.forgo("collective", tag, error)
 
     def _deadline(
         self, work: Work[Any], timeout: float | None, default: float, missing: Sequence[int]

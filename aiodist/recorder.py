@@ -1,7 +1,8 @@
 """The last operations of one rank, in fixed memory: what the flight recorder shows.
 
 An operation that has to wait is noted when it starts, and again when it ends. What is done within
-its call is noted once, as a plain tuple.
+its call is noted once, as a plain tuple. `Records` is how one group says what goes on in it: to the
+recorder of its rank, which all groups share, and to a hook, if one was installed when it was made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aiodist.errors import (
     PeerLostError,
     ProtocolError,
 )
-from aiodist.trace import Scope
+from aiodist.trace import Scope, bound
 from aiodist.work import Work
 
 KEPT = 500
@@ -159,6 +160,31 @@ class Recorder:
                 if op not in MESSAGES:
                     return f"{name_of(op, tag, seq)} {state}"
         return "nothing yet" if len(self._ring) < KEPT else f"none of the last {KEPT} operations"
+
+
+class Records:
+    """Those who hear of the operations of one group, which they know by its `scope`."""
+
+    def __init__(self, recorder: Recorder, scope: Scope) -> None:
+        self.scope = scope
+        self.trace = bound(scope)  # hears of each operation; None: nobody listens
+        self.add = recorder.add  # see `Recorder`
+        self._recorder = recorder
+
+    def begin(self, work: Work[Any], call: bytes = b"", peer: int | None = None) -> None:
+        """`work` was started, and says itself when it ends."""
+        self._recorder.begin(self.scope, work, call, peer)
+        self.started(work)
+
+    def started(self, work: Work[Any]) -> None:
+        """`work` begins: let who traces know."""
+        if self.trace is not None:
+            work.trace = self.trace
+            self.trace("start", work, None)
+
+    def last(self) -> str:
+        """What became of the last collective of this group; safe to call from any thread."""
+        return self._recorder.last(self.scope)
 
 
 def name_of(op: str, tag: Any, seq: int | None) -> str:

@@ -26,8 +26,10 @@ from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
+from aiodist.rank import flight_recorder
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
+from aiodist.rank.doings import RankDoings
 from aiodist.reach import Reach, endpoint_of, memory_of
 from aiodist.transports import registry
 from aiodist.transports.base import Listener
@@ -310,7 +312,7 @@ async def _join(
             own, people[root], coordinator_host, receiver, patience
         ),
     )
-    return RankActor(
+    actor = RankActor(
         people=people,
         memory_of=memory_of,
         address=address,
@@ -322,6 +324,9 @@ async def _join(
         op_timeout=options.op_timeout,
         events=events,
     )
+    control.doings = RankDoings(actor)
+    flight_recorder.watch(actor)
+    return actor
 
 
 def _meeting_key(token: bytes | None, run_id: str, group: str) -> str:

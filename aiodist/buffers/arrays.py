@@ -100,6 +100,8 @@ def view(value: Any, where: Where) -> Array | None:
     if isinstance(value, np.generic):
         scalar = np.asarray(value)
         return Array(value, "scalar", _name(scalar, where), scalar, "is a numpy scalar")
+    # Last, as it is the least of them: an array of another library is read where it lies, but by a
+    # view that knows nothing of that library's streams or locks, so it is never written.
     if hasattr(value, "__dlpack__") and not isinstance(value, type):
         try:
             base = np.from_dlpack(value)
@@ -111,6 +113,15 @@ def view(value: Any, where: Where) -> Array | None:
         frozen = f"is a {type(value).__name__}, neither a numpy array nor a torch tensor"
         return Array(value, "other", _name(base, where), base, frozen)
     return None
+
+
+# Three short ways to the memory of an array, for calls that take microseconds as a whole. `view`
+# looks at whatever may be an array, and can say what is wrong with it; these say None for anything
+# that is out of the ordinary, and the caller takes the long way, which finds the words. They differ
+# in what the caller knows already: nothing (`plain`), the dtype and the length, since it keeps
+# something by these (`flat`), or the size in bytes (`window`).
+#
+# A subclass of ndarray is none of theirs: it may have another idea of `reshape`.
 
 
 def plain(value: Any) -> Flat | None:

@@ -66,6 +66,9 @@ class CustomKernel:
 
     def combine(self, into: Flat, a: Flat, b: Flat) -> None:
         """``into = f(a, b)``, `a` from lower ranks. `into` may be `a` or `b`."""
+        # The function may do with its arguments what it likes: write into the first and return it,
+        # keep the second. Both are copies, so neither the user's array nor what is about to be sent
+        # to another rank changes by that.
         for kind, shape, start, stop in self._pieces(len(into)):
             first = self._call(kind, shape, a[start:stop].copy(), b[start:stop].copy())
             into[start:stop] = first.reshape(-1)

@@ -75,6 +75,9 @@ _LONG: Final[dict[str, DType]] = {
     LONG_DOUBLE: _little(np.dtype(np.longdouble)),
     LONG_COMPLEX: _little(np.dtype(np.clongdouble)),
 }
+# By dtype of either byte order, since both travel under one name: an array of the other order is
+# turned when it is read, and what comes is stored little-endian. `np.dtype` objects are hashed by
+# what they are, so "=i8", "<i8" and, where C's long has 8 bytes, "l" are one key.
 _NAMES: Final[dict[DType, str]] = {
     order: name
     for name, dtype in [*_LONG.items(), *_PLAIN.items()]

@@ -74,6 +74,16 @@ class Encoded:
 
     def filled(self, copies: Sequence[memoryview]) -> list[memoryview]:
         """All buffers, with copies of the foreign arrays in their places."""
+        # Nothing on the wire says where the bytes of one array end and those of the next begin: the
+        # receiver cuts them by the sizes in the metadata, in the order of the tree. So arrays that
+        # were left out, because they are on a device, have to come back where they stood. `gaps`
+        # says where: for a tree with arrays of the host (h) and of a device (d),
+        #
+        #     tree       h0   d0   h1   d1   d2
+        #     buffers    h0        h1               gaps = (1, 2, 2)
+        #     filled     h0   d0   h1   d1   d2
+        #
+        # Empty arrays have no buffer, so a gap counts buffers, not arrays.
         joined: list[memoryview] = []
         start = 0
         for gap, data in zip(self.gaps, copies, strict=True):
@@ -92,7 +102,8 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
     """
     array: Any = value
     # One plain array is what nearly all values are. Its metadata depends on dtype and shape alone,
-    # and to look it up takes far less time than to make it.
+    # and to look it up takes far less time than to make it. Trees are not looked up: a key for one
+    # would take a walk over it, and that is most of what encoding it costs.
     flat = arrays.plain(array)
     if flat is not None:
         found = _described.get((array.dtype, array.shape))
@@ -104,6 +115,8 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
     meta, specs = tokens.pack(encoder.tokens), tuple(encoder.specs)
     encoded = Encoded(meta, encoder.buffers, specs, encoder.gaps)
     if flat is not None and encoder.direct:
+        # Only what travels as it lies in memory: an array of the other byte order has the same
+        # dtype name, but its bytes have to be turned each time.
         if len(_described) >= _KEPT:
             del _described[next(iter(_described))]
         _described[array.dtype, array.shape] = encoded.meta, encoded.specs

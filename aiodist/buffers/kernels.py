@@ -105,6 +105,7 @@ class Kernel:
         self._lone = self._ufunc if self._new is None else _elsewhere(self._new)
         if op.name == "PRODUCT" and name in COMPLEX:
             # numpy rounds otherwise (with or without fused multiply-add) when `out` is an operand.
+            # Ranks reduce into different operands, and have to come to the same bits.
             self._ufunc = self._lone
         self.op = op
         self.name = name
@@ -308,7 +309,13 @@ def _elsewhere(function: Callable[..., Any]) -> Callable[..., None]:
 def _round_to_bfloat16(acc: Flat, out: Flat) -> None:
     """float32 → the upper 16 bits, to nearest, ties to even; NaN stays NaN."""
     bits = acc.view("<u4")
-    # Half a unit in the last place that stays, less one if that place is even: the carry rounds.
+    #     float32    s eeeeeeee mmmmmmm mmmmmmmmmmmmmmmm
+    #     bfloat16   s eeeeeeee mmmmmmm|<- these 16 go ->
+    #
+    # What is added has the lower half carry into the upper one where it is over a half (0x8000):
+    # up. Where it is just that half, 0x7FFF is one too little to carry, and the last bit that stays
+    # adds the one if it is set: so the result is even either way. A carry out of the fraction goes
+    # into the exponent, which is right too: the next larger number, or infinity beyond the largest.
     rounded = bits >> 16
     rounded &= 1
     rounded += 0x7FFF
@@ -322,7 +329,8 @@ def _round_to_bfloat16(acc: Flat, out: Flat) -> None:
 
 @lru_cache(maxsize=1024)
 def _kernel(op_name: str, factor: float | int | None, _exact: str, name: str) -> Kernel:
-    # The text of the factor tells 1 from 1.0 and 0.0 from -0.0.
+    # The text of the factor tells 1 from 1.0 and 0.0 from -0.0, which are equal, and so would be
+    # one key: but a float factor is refused for integers, and -0.0 gives other signs.
     return Kernel(ReduceOp(op_name, factor=factor), name)
 
 

@@ -50,6 +50,8 @@ class Ranges:
 
     def touch(self, flat: NDArray[Any]) -> bool:
         """Whether `flat` shares memory with one of the arrays, which don't overlap."""
+        # They are sorted and apart, so only one of them can reach into [start, end): the last one
+        # that begins before `end`. All before that one end before it begins.
         start, end = _span(flat)
         index = bisect_left(self._starts, end) - 1
         return flat.nbytes > 0 and index >= 0 and self._ends[index] > start

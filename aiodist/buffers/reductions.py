@@ -74,6 +74,8 @@ class Operand:
         naming the place, for what cannot be reduced, for a read-only array where the result goes
         in place, and for an `out` that does not fit.
         """
+        # Nearly every call is of one array, in place. The way below makes a list of it, and parts,
+        # and groups by dtype, which one array needs none of.
         if in_place and out is None and op.function is None:
             simple = Operand._of_one_flat(x, op)
             if simple is not None:
@@ -196,6 +198,14 @@ class _Part:
 
 def _separate(parts: list[_Part], own: list[_Part], slots: int) -> None:
     """Copy inputs that lie in memory which the result is written to, other than their own."""
+    # The plan of a reduction writes parts of the result while other ranks still wait for parts of
+    # the input, of whichever array. Where an input is also where the result of another one goes, as
+    # in `reduce([a, b], out=[b, a])`, what is sent of it would depend on which frame came first.
+    # Such an input is copied beforehand: it is rare, and the alternative would be to refuse it.
+    #
+    # An array that is its own target needs none of that: this is what plans are made for. Nor do
+    # targets that are staged, for these are new memory. But two results in one place have no right
+    # answer, in whatever order.
     targets = overlaps.Ranges([part.target for part in own if part.staged is None])
     if targets.overlap:
         raise ValueError(
@@ -220,6 +230,9 @@ def _group(op: ReduceOp, name: str, parts: list[_Part], own: int, slots: int) ->
     else:
         given = [part.item for part in (parts if op.elementwise else mine)]
         kernel = CustomKernel(op, name, [(item.kind, item.shape) for item in given])
+    # A function that may not be given slices gets each array whole, in its own shape. So its arrays
+    # are copied side by side (`CustomKernel` knows where each begins), and the plan is one that
+    # does not cut. That costs a copy of everything, which `elementwise=True` spares.
     if not kernel.sliceable and len(parts) > 1:
         xs = [np.concatenate(xs)]
     if not kernel.sliceable and len(mine) > 1:

@@ -35,6 +35,9 @@ def check_scalar(value: Any, op: ReduceOp) -> Scalar:
     Raises TypeError where the operator has no meaning for it, OverflowError for an int of more
     than 64 bits.
     """
+    # The order of `_DTYPES` matters: a bool is an int, too. What comes out is of that very type,
+    # for a subclass (an `enum.IntEnum`) would be sent as a number, and be one on the other ranks
+    # alone.
     kind = next(kind for kind in _DTYPES if isinstance(value, kind))
     value = kind(value)
     if op.function is None:

@@ -93,7 +93,18 @@ class Segment:
             raise ValueError(f"a segment has at least 1 byte, not {nbytes}")
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            # Mapped before it is sealed: the seal on future writes leaves this one mapping.
+            # Mapped before it is sealed: the seal on future writes leaves this one mapping. Who can
+            # do what from then on, until the memory is gone:
+            #
+            #                      this mapping   another of ours   one of a peer
+            #     read             yes            yes               yes
+            #     write            yes            no                no (`all_write`: yes)
+            #     shrink, grow     no             no                no
+            #     seal, unseal     no             no                no
+            #
+            # Ranks of one host trust each other no further than that: a rank that is broken, or
+            # hostile, can write nonsense into its own memory, and its readers check what they read.
+            # But it can neither change what others have written nor have a reader die of SIGBUS.
             os.ftruncate(fd, nbytes)
             memory = _map(fd, nbytes, writes=True)
             sizes = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -114,11 +125,6 @@ class Segment:
         Raises ProtocolError for what is no sealed memory of that size, OSError where it cannot be
         mapped."""
         try:
-            size = os.fstat(fd).st_size
-            if size != nbytes or nbytes < 1:
-                raise ProtocolError(
-                    f"a peer passed on a segment of {size} bytes: expected {nbytes}"
-                )
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError as error:
@@ -129,6 +135,14 @@ class Segment:
                 raise ProtocolError(
                     "a peer passed on a segment that it could shrink, which would kill its readers"
                     " (SIGBUS): expected one sealed by F_SEAL_SHRINK"
+                )
+            # The size last: from here on it cannot change, for the seal is there, and cannot be
+            # taken off. Looked at before that, it could be that of a file which shrinks until it is
+            # sealed.
+            size = os.fstat(fd).st_size
+            if size != nbytes or nbytes < 1:
+                raise ProtocolError(
+                    f"a peer passed on a segment of {size} bytes: expected {nbytes}"
                 )
             return cls(_map(fd, nbytes, writes=writes), -1)
         finally:

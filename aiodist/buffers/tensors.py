@@ -109,6 +109,8 @@ def memory(tensor: Any) -> tuple[str, NDArray[Any], str | None]:
     frozen = None
     cls = type(tensor)
     try:
+        # Such classes (DTensor, fake and functional tensors) pretend to be dense: what they have at
+        # `data_ptr()` is a part of their elements, or nothing.
         if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise TypeError("its class computes in a way of its own")
         if tensor.is_conj() or tensor.is_neg():
@@ -158,6 +160,19 @@ def _memory_of(tensor: Any, nbytes: int) -> Any:
     Raises ValueError if its storage was freed or made too small, and what torch raises if it has
     none.
     """
+    # A tensor is a window on a storage, which other tensors may look at, too:
+    #
+    #     storage   [ start ................................... start + held )
+    #     tensor               [ address ...... address + nbytes )
+    #
+    # What numpy is given is the address alone, so nothing but this check stands between us and
+    # memory that belongs to somebody else by now. A storage that shrinks is no exotic case: sharded
+    # training (FSDP) frees the parameters of a layer by `storage.resize_(0)` after each use, while
+    # their tensors live on, and has them grow again before the next one, perhaps at another
+    # address.
+    #
+    # `owner` keeps the storage alive for as long as the array is there, not its memory. So arrays
+    # are made anew for each operation, and nobody keeps one beyond its end.
     storage = tensor.untyped_storage()
     start, held, address = storage.data_ptr(), storage.nbytes(), tensor.data_ptr()
     if nbytes and (not start or address + nbytes > start + held):
@@ -187,6 +202,9 @@ def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
 
 def _ask_for_huge_pages(address: int, nbytes: int) -> None:
     """Of new memory, for the pages that are wholly in it. A system that has none goes without."""
+    # The first write to a page has the kernel find and clear one: of 4 KiB each, that is what a
+    # receive into new memory spends much of its time on. It is advice: nobody looks at what it
+    # returns.
     advise = _advise()
     if advise is not None:
         start = -(-address // _PAGE) * _PAGE
@@ -212,6 +230,9 @@ def wrap(array: NDArray[Any], name: str) -> Any:
 
 def mark_written(tensor: Any) -> None:
     """Tell autograd that the memory was written behind its back."""
+    # What autograd has saved for the backward pass it has saved by reference. The version counter
+    # of a tensor is how it notices that the memory is not the same any more, and raises, rather
+    # than give a wrong gradient. numpy, and a socket, write without counting.
     if not tensor.is_inference():  # these have no version counter
         _increment_version()(tensor)
 

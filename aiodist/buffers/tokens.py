@@ -97,7 +97,9 @@ def container(code: int, count: int) -> Any:
 
 
 def big_int(value: int) -> Any:
-    # One byte more than the bits need, at times: there has to be room for the sign.
+    # One byte more than the bits need, at times: there has to be room for the sign. Little-endian,
+    # as all else on the wire, and of any length: the whole metadata is bounded, and so are its
+    # parts.
     return Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
@@ -138,6 +140,9 @@ def read_scalar(data: bytes) -> Any:
     return np.frombuffer(body, dtype)[0]
 
 
+# What is kept here was sent by peers, under keys of their choice. So the keys are short (a longer
+# one names no dtype, and errors are not kept), and there is an end to their number: whoever sends
+# ever new shapes has everybody parse them, and takes no memory by it.
 @lru_cache(maxsize=1024)
 def read_array(data: bytes) -> Spec:
     """Raises ProtocolError for what `array` does not make."""

@@ -175,6 +175,11 @@ def _only_arrays(tree: Any) -> bool:
     return isinstance(tree, _Leaf)
 
 
+# An `out` need not be of the kind that was sent: a list takes a tuple, a numpy array takes a
+# tensor, as long as both have an array in the same places. So trees are compared by their shape,
+# and only leaves by dtype. Where the value has something else than an array (a number, a string),
+# `out` may have anything but an array there: it is not used, but an array would look as if it had
+# been written.
 def _walk(tree: Any, out: Any, where: Where) -> Iterator[tuple[Where, Any, Any]]:
     """(place, leaf, what `out` has there) of each leaf. `out` None: nothing is matched."""
     if isinstance(tree, dict):

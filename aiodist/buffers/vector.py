@@ -125,6 +125,13 @@ def align(operands: Sequence[Sequence[Flat]]) -> Iterator[list[Flat]]:
     if all(len(pieces) == 1 for pieces in operands):
         yield [pieces[0] for pieces in operands]
         return
+    # A cut of any operand is a cut of all:
+    #
+    #     one        |--- 5 ---|-- 3 --|
+    #     another    |- 2 -|---- 6 ----|
+    #     yielded    | 2   | 3 |   3   |
+    #
+    # `at` is where each of them is: the number of its piece, and the element in that.
     at = [(0, 0)] * len(operands)
     while all(index < len(pieces) for (index, _), pieces in zip(at, operands, strict=True)):
         n = min(

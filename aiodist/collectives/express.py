@@ -59,17 +59,14 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.reductions import phases_of_all_reduce
-from aiodist.engine.arrivals import Arrivals
+from aiodist.engine.calls import Calls
 from aiodist.engine.executor import ALL, Executor, all_at_once, area_for
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
-from aiodist.engine.tags import TagCounts
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Place
-from aiodist.recorder import Recorder
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
-from aiodist.trace import Scope, Trace
 from aiodist.types import ReduceOp
 from aiodist.work import Work
 
@@ -98,33 +95,11 @@ class Recipe:
 
 
 class ExpressGroup(Place, Protocol):
-    """A group whose collectives are done within the call. `trace` hears of operations, where
-    somebody traces. `arrivals` has what came of collectives that were not called here yet, and
-    `deferred` are those that were called and wait for their numbers."""
+    """A group whose collectives are done within the call. `calls` takes over those for which that
+    does not do, and has the numbers of all."""
 
     endpoint: Endpoint
-    tags: TagCounts
-    recorder: Recorder
-    scope: Scope
-    trace: Trace | None
-    arrivals: Arrivals
-    deferred: list[Any]
-
-    def started(self, work: Work[Any]) -> None:
-        """Tells whoever traces that `work` begins."""
-        ...
-
-    def take_over(
-        self,
-        work: Work[Any],
-        call: bytes,
-        executor: Executor | None,
-        rest: Program,
-        seconds: float,
-    ) -> None:
-        """Goes on, as an operation, with the collective of which `executor` has the first phase
-        under way, and then with `rest`. It may take `seconds`."""
-        ...
+    calls: Calls
 
 
 G = TypeVar("G", bound=ExpressGroup)
@@ -140,7 +115,8 @@ class Express(ABC, Generic[G, R]):
         self._context = context
         self._loop = context.loop  # that of the group, which all calls are made from
         self._progress = context.endpoint.progress  # says when the loop is due for a turn
-        self._add = context.recorder.add  # takes an entry of the flight recorder
+        self._calls = context.calls  # the ordinary way
+        self._records = context.calls.records  # hear of what was done
         self._recipes: dict[tuple[Any, ...], R | None] = {}  # None: not to be prepared
         self._weight = 0  # of all of them
 
@@ -213,14 +189,14 @@ class Express(ABC, Generic[G, R]):
 
     def _done(self, work: Work[Any], recipe: Recipe, x: Any) -> None:
         """The collective is done, its result is in `x`."""
-        context = self._context
-        context.tags.pass_over(None)
-        self._add(
-            (context.scope, recipe.op, None, work.seq, recipe.call, None, recipe.nbytes,
+        records = self._records
+        self._calls.tags.pass_over(None)
+        records.add(
+            (records.scope, recipe.op, None, work.seq, recipe.call, None, recipe.nbytes,
              work._started)
         )  # fmt: skip
-        if context.trace is not None:
-            context.started(work)
+        if records.trace is not None:
+            records.started(work)
         if type(x) is not np.ndarray:
             tensors.mark_written(x)
         if self._progress.is_due():
@@ -272,17 +248,17 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe]):
         return LaneRecipe(op, call, phase, vector, keeps) if phase.shared is not None else None
 
     def _run(self, recipe: LaneRecipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
-        context = self._context
+        calls = self._calls
         lane = self._lane
         phase = recipe.phase
-        arrivals = context.arrivals
+        arrivals = calls.arrivals
         # Something has come for collectives that were not called here yet, perhaps a verdict on
         # this one; or calls before this one wait for their numbers. The ordinary way sees to both.
-        if arrivals.early or arrivals.verdicts or context.deferred:
+        if arrivals.early or arrivals.verdicts or calls.deferred:
             return None
-        seq = context.tags.upcoming(None)
+        seq = calls.tags.upcoming(None)
         area = area_for(phase.shared or 0, seq, 0)
-        place = 0 if phase.direct is None else context.heap.place_of((flat,))
+        place = 0 if phase.direct is None else self._context.heap.place_of((flat,))
         if not lane.try_enter(seq, area, recipe.digest, recipe.call, place):
             return None
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
@@ -298,7 +274,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe]):
         except Exception as error:
             if executor is not None:
                 executor.close()
-            context.take_over(work, recipe.call, None, rest_of(x, error), seconds)
+            calls.take_over(work, recipe.call, None, rest_of(x, error), seconds)
             return work
         if done == ALL:
             if executor is not None:
@@ -308,5 +284,5 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe]):
         else:
             if executor is None:
                 executor = recipe.executor(flat, lane, area, place, done)
-            context.take_over(work, recipe.call, executor, rest_of(x), seconds)
+            calls.take_over(work, recipe.call, executor, rest_of(x), seconds)
         return work

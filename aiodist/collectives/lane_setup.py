@@ -21,38 +21,28 @@ from typing import Any, Protocol
 import msgpack
 
 from aiodist.buffers.segment import unsupported_reason
-from aiodist.engine.operation import Program, Start
+from aiodist.engine.calls import Calls
+from aiodist.engine.operation import Program
 from aiodist.engine.tags import SETUP_TAG
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Place, share
+from aiodist.schedules.teams import post
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Sharing
 from aiodist.transports.handover import Offer, take
-from aiodist.work import Work
 
 log = logging.getLogger("aiodist.group")
 
 
 class Sharers(Place, Protocol):
-    """The group that is to share memory. `mates` are the other ranks of this host; `ended` is what
-    has ended the group here, and `lane` the one that it has, if any."""
+    """The group that is to share memory. `ended` is what has ended it here, and `calls` are its
+    collectives, which tell all ranks what each has, and then have the lane."""
 
     group: str
-    mates: tuple[int, ...]
     endpoint: Endpoint
     ended: AiodistError | None
-
-    @property
-    def lane(self) -> Lane | None: ...
-
-    def launch(self, op: str, call: str, start: Start, *, tag: object, timeout: float) -> Work[Any]:
-        """Starts the collective `call`, in which all ranks tell each other what they have."""
-        ...
-
-    def upcoming(self) -> int:
-        """Returns the number of the next collective without a tag."""
-        ...
+    calls: Calls
 
     def kick(self, peer: int) -> None:
         """Wakes `peer`, which waits for this rank in shared memory."""
@@ -66,10 +56,6 @@ class Sharers(Place, Protocol):
         """Has all collectives go over links, for good."""
         ...
 
-    def undefer(self) -> None:
-        """Lets in the collectives that have waited for the end of the set-up."""
-        ...
-
 
 class LaneSetup:
     """The set-up of one context. `settling`: untagged collectives have to wait for its end."""
@@ -78,6 +64,7 @@ class LaneSetup:
         self.settling = False
         self._sharing = sharing
         self._context = context
+        self._mates = post(context.teams, context.rank).mates  # the other ranks of this host
         self._task: asyncio.Task[None] | None = None
         self._over = False
 
@@ -104,20 +91,20 @@ class LaneSetup:
             self._over = True
             self.settling = False
             if self._context.ended is None:
-                if self._context.lane is None:
+                if self._context.calls.lane is None:
                     self._context.use_links()
-                self._context.undefer()
+                self._context.calls.undefer()
 
     async def _establish(self) -> Lane | None:
         context = self._context
-        offer, problem = _offer(context.loop) if context.mates else (None, "")
+        offer, problem = _offer(context.loop) if self._mates else (None, "")
         try:
             words = await self._share(None if offer is None else offer.words)
             others, problem = await self._fetch(words, problem)
             # From here on no untagged call takes a number, until all answers are known: the number
             # that is told now must still be the next one when the lane is begun with the highest.
             self.settling = True
-            answers = await self._share((not problem, context.upcoming()))
+            answers = await self._share((not problem, context.calls.tags.upcoming(None)))
             # A rank that is alone on its host shows nobody what it has there.
             memory = memoryview(bytearray(SEGMENT)) if offer is None else offer.segment.memory
         finally:
@@ -148,7 +135,7 @@ class LaneSetup:
 
     async def _fetch(self, words: list[Any], problem: str) -> tuple[dict[int, memoryview], str]:
         """The others' memory, of which they have sent words; or what is wrong, if not `problem`."""
-        peers = self._context.mates
+        peers = self._mates
         refused = [rank for rank in peers if words[rank] is None]
         if refused or problem:
             return {}, problem or f"rank {refused[0]} offers none"
@@ -174,7 +161,7 @@ class LaneSetup:
 
         # It has no deadline of its own. The calls that wait for it have theirs, and name who is
         # missing in it (`engine.deadlines`).
-        blobs = await context.launch(
+        blobs = await context.calls.launch(
             "shared memory", "shared memory()", program, tag=SETUP_TAG, timeout=math.inf
         )
         try:

@@ -62,7 +62,7 @@ class LinkRecipe(Recipe):
         super().__init__(op, call, phase, vector, keeps)
         assert isinstance(phase.memory, SmallReductions)
         self._context = context
-        self._arrivals = context.arrivals  # has the frames of peers that are ahead of this rank
+        self._arrivals = context.calls.arrivals  # frames of peers that are ahead
         self._progress = context.endpoint.progress  # looks for frames within the call
         self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._memory = phase.memory  # the cells with the partial results of the plan
@@ -195,11 +195,11 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
         return LinkRecipe(self._context, op, call, phase, vector, keeps)
 
     def _run(self, recipe: LinkRecipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
-        context = self._context
-        if context.arrivals.early:
+        context, calls = self._context, self._calls
+        if calls.arrivals.early:
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             context.endpoint.poll()
-        seq = context.tags.upcoming(None)
+        seq = calls.tags.upcoming(None)
         if not (context.is_idle and recipe.begin(seq)):
             return None
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
@@ -213,16 +213,16 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
         except Exception as error:
             if executor is not None:
                 executor.close()
-            context.take_over(work, recipe.call, None, rest_of(x, error), seconds)
+            calls.take_over(work, recipe.call, None, rest_of(x, error), seconds)
             return work
         # Links were read in the call, and what came of this number was kept. A verdict may be among
         # it: then the result is not to be had here either, though it is complete.
-        if done == ALL and context.arrivals.is_quiet((None, seq)):
+        if done == ALL and calls.arrivals.is_quiet((None, seq)):
             if executor is not None:
                 executor.close()
             self._done(work, recipe, x)
         else:  # it has to wait, or was given up by another rank
             if executor is None:
                 executor = recipe.executor(flat, recipe.weight if done == ALL else done)
-            context.take_over(work, recipe.call, executor, rest_of(x), seconds)
+            calls.take_over(work, recipe.call, executor, rest_of(x), seconds)
         return work

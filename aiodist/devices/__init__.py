@@ -3,7 +3,7 @@ read each other's.
 
 `base` says what is asked of a device, so that another kind is one more module beside `cuda`. Beside
 that there is a stand-in for tests, over shared memory, whose streams are queues that a thread works
-off (`aiodist.testing.standin`). What an operation queues is in `work`; what ranks tell each other
+off (`tests/shared/standin.py`). What an operation queues is in `work`; what ranks tell each other
 of their arrays, once, in `handles`; who may read what, and until when it is kept, in `memory`.
 
 Collectives and messages of arrays on devices are like all others: they have the same matching,

@@ -1,4 +1,4 @@
-"""What collectives need of a device. There is a stand-in for tests: `aiodist.testing.standin`.
+"""What collectives need of a device. There is a stand-in for tests: `tests/shared/standin.py`.
 
 Memory of a device is seen through *arrays* of its own kind, and read by work that is queued on
 *streams*, which the host never waits for. *Events* order streams, those of other processes, too.

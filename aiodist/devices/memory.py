@@ -17,12 +17,11 @@ has said that what it had queued till then is complete (FLUSH, answered by FLUSH
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from aiodist import devices
 from aiodist.devices.base import Device, Event, Stream
@@ -30,7 +29,8 @@ from aiodist.devices.handles import Found, Handles
 from aiodist.devices.shares import Shares
 from aiodist.devices.waiting import Looks
 from aiodist.devices.work import EVENTS, DeviceWork, Mark
-from aiodist.errors import AiodistError, ProtocolError
+from aiodist.errors import ProtocolError
+from aiodist.links.party import Party
 from aiodist.wire import kinds
 
 FLUSH, FLUSHED, DROP = range(3)
@@ -43,42 +43,10 @@ say any more whether they do."""
 log = logging.getLogger("aiodist.group")
 
 
-class Reading(Protocol):
-    """Says whether this rank may read the devices of others, and they its own."""
-
-    reads_devices: bool
-
-
-class DeviceGroup(Protocol):
-    """The group whose ranks read each other's devices. `group` names it in the log; `ended` is what
-    has ended it here, if anything did."""
-
-    rank: int
-    size: int
-    group: str
-    loop: asyncio.AbstractEventLoop
-    ended: AiodistError | None
-
-    @property
-    def endpoint(self) -> Reading: ...
-
-    def lost(self) -> Mapping[int, str]:
-        """Returns the ranks that are lost, and why."""
-        ...
-
-    def has_lost(self, peer: int) -> bool:
-        """Says whether `peer` is lost."""
-        ...
-
-    def tell(self, peer: int, kind: int, *fields: Any) -> None:
-        """Sends `peer` a frame of that kind, which belongs to no operation."""
-        ...
-
-
 class DeviceMemory:
     """The devices of one group, as seen by one rank."""
 
-    def __init__(self, context: DeviceGroup) -> None:
+    def __init__(self, context: Party) -> None:
         self._context = context
         self._used: dict[str, Device] = {}  # of each kind, the one that was used last
         self._streams: dict[int, tuple[Device, Stream]] = {}  # aiodist's own, by `id` of the device

@@ -21,8 +21,7 @@ from aiodist.engine.operation import Operation
 from aiodist.engine.roll_call import marked, unmarked
 from aiodist.engine.tags import SETUP_TAG
 from aiodist.errors import ProtocolError
-from aiodist.recorder import Recorder, name_of
-from aiodist.trace import Scope
+from aiodist.recorder import Records, name_of
 from aiodist.transports.base import Landing, deliver
 from aiodist.wire import kinds
 
@@ -41,8 +40,7 @@ goes, and who calls that late has to wait for its deadline."""
 class Calling(Called, Protocol):
     """The collectives of a group, and what is said of them."""
 
-    recorder: Recorder
-    scope: Scope
+    records: Records
 
     @property
     def ends(self) -> Ends: ...
@@ -61,6 +59,7 @@ class Arrivals:
         self.verdicts: OrderedDict[Key, failures.Verdict] = OrderedDict()
         # Verdicts on frozen tags, to be heard when the round about tags is over, and who told them.
         self._held: list[tuple[int, Key, failures.Verdict]] = []
+        self._held_bytes = 0  # of these, see MAX_VERDICT_BYTES
         self._ahead_bytes: Counter[int] = Counter()  # by rank, see MAX_AHEAD_BYTES
         self._verdict_bytes = 0  # of `verdicts`, see MAX_VERDICT_BYTES
 
@@ -200,7 +199,7 @@ class Arrivals:
 
     def thaw(self) -> None:
         """Tags are no longer frozen: hear the verdicts that had to wait."""
-        held, self._held = self._held, []
+        held, self._held, self._held_bytes = self._held, [], 0
         for src, key, verdict in held:
             self._aborted(src, key, verdict)
 
@@ -274,8 +273,9 @@ class Arrivals:
             self._calls.ends.end(op, verdict)
         elif key[0] in tags.frozen:
             # It is of the number before, or after, the round.
-            if sum([_size(held, other) for _, held, other in self._held]) < MAX_VERDICT_BYTES:
+            if self._held_bytes < MAX_VERDICT_BYTES:
                 self._held.append((src, key, verdict))
+                self._held_bytes += _size(key, verdict)
         elif tags.is_ahead(*key):
             if key not in self.verdicts:
                 self.verdicts[key] = verdict
@@ -306,4 +306,4 @@ def _doing(calls: Calling) -> str:
         if op.tag == SETUP_TAG:
             continue
         return f"in {name_of(op.work.op, op.tag, op.seq)} for {op.work.elapsed:.1f} s"
-    return f"in no collective (last: {calls.recorder.last(calls.scope)})"
+    return f"in no collective (last: {calls.records.last()})"

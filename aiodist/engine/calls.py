@@ -23,11 +23,11 @@ from aiodist.engine.operation import Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
 from aiodist.errors import AiodistError, CollectiveAbortedError, PeerLostError
 from aiodist.links.party import Party
+from aiodist.recorder import Records
 from aiodist.schedules.plan import Send
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
-from aiodist.trace import Scope, Trace
 from aiodist.transports.base import Link
 from aiodist.wire import kinds
 from aiodist.work import Work
@@ -51,13 +51,10 @@ class Setup(Protocol):
 class Calls:
     """The collectives of one group: the `Host` of its operations."""
 
-    def __init__(
-        self, party: Party, *, teams: Teams, scope: Scope, trace: Trace | None, op_timeout: float
-    ) -> None:
+    def __init__(self, party: Party, *, teams: Teams, records: Records, op_timeout: float) -> None:
         self.party = party
         self.teams = teams  # the ranks of each host
-        self.scope = scope  # names the group in records
-        self.recorder = party.endpoint.recorder  # the flight recorder
+        self.records = records  # hear of each of them
         self.tags = TagCounts(party.rank, party.size)  # the numbers of collectives
         self.ops: dict[Key, Operation] = {}
         """The collectives that are pending and have a number."""
@@ -67,7 +64,6 @@ class Calls:
         self.setup: Setup | None = None  # has that made, beside the first of them; None: nothing
         self.ends = Ends(self)  # how they end, here and elsewhere
         self.arrivals = Arrivals(self)  # takes what comes for them
-        self._trace = trace  # hears of each; None: nobody listens
         self._op_timeout = op_timeout  # seconds for one that was given no timeout
         self._unsolicited = [0] * party.size  # bytes by peer, see MAX_UNSOLICITED
         # The rest of what an operation needs of its host:
@@ -191,14 +187,9 @@ class Calls:
 
     def _begun(self, op: Operation) -> None:
         if op.tag != SETUP_TAG:
-            self.recorder.begin(self.scope, op.work, op.call)
-        self.started(op.work)
-
-    def started(self, work: Work[Any]) -> None:
-        """`work` begins: let who traces know."""
-        if self._trace is not None:
-            work.trace = self._trace
-            self._trace("start", work, None)
+            self.records.begin(op.work, op.call)
+        else:  # aiodist's own, of which the user knows nothing
+            self.records.started(op.work)
 
     def _link_of(self, peer: int | None) -> Link | None:
         return None if peer is None else self.party.link(peer)
@@ -215,8 +206,8 @@ class Calls:
         the caller is to have it go on, and reviewed. (So it does not run below this.)"""
         tag = operation.tag
         operation.seq = operation.work.seq = seq = self.tags.take(tag)
-        if self._trace is not None:
-            self._trace("entered", operation.work, None)
+        if operation.work.trace is not None:
+            operation.work.trace("entered", operation.work, None)
         key = (tag, seq)
         # It is listed before what came early is handed to it. That may end it, and only what is
         # listed can be ended (`Ends.failed`).
@@ -256,11 +247,9 @@ class Calls:
 
     def undefer(self) -> None:
         """Let those in whose tag is free again."""
-        # The list itself stays the same one: the context, and who calls within it, have it too. And
-        # it is emptied first, since an operation that enters may end, and by that let the program
-        # call the next one.
-        deferred = self.deferred[:]
-        self.deferred.clear()
+        # Emptied first, since an operation that enters may end, and by that let the program call
+        # the next one.
+        deferred, self.deferred = self.deferred, []
         for operation in deferred:
             if self._is_frozen(operation.tag):
                 self.deferred.append(operation)

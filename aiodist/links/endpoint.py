@@ -280,7 +280,7 @@ class Endpoint:
         """The coordinator has spoken, of `ranks` if of any; or it never will."""
         self.doubted.difference_update(ranks)
         for context in list(self.contexts.values()):
-            context.hearsay.review()
+            context.ruled()
 
     def blame(self, rank: int, error: ProtocolError) -> None:
         """What `rank` sent makes no sense, which only shows now that its link has moved on: it is

@@ -75,14 +75,6 @@ IN_VAIN = 4
 """So many of those, one after the other: then the link is given up."""
 
 
-class Rulings(Protocol):
-    """What of a group waits for the coordinator to rule who is lost."""
-
-    def review(self) -> None:
-        """Looks again who is lost: that is known better now, or never will be."""
-        ...
-
-
 class Inbox(Protocol):
     """Takes the frames of one group: a context."""
 
@@ -95,8 +87,9 @@ class Inbox(Protocol):
     @property
     def pending(self) -> list[Work[Any]]: ...
 
-    @property
-    def hearsay(self) -> Rulings: ...
+    def ruled(self) -> None:
+        """Looks again who is lost: that is known better now, or never will be."""
+        ...
 
     def frame(self, root: int, fields: list[Any], nbytes: int) -> Landing | None: ...
 

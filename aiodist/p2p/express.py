@@ -21,8 +21,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, Key, MessageTag, cost
 from aiodist.p2p.point_to_point import PointToPoint, as_tag
-from aiodist.recorder import Recorder
-from aiodist.trace import Scope, Trace
+from aiodist.recorder import Records
 from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.polling import cores
@@ -41,8 +40,7 @@ KEPT: Final = 1024
 
 
 class MessageGroup(Protocol):
-    """The group whose messages are sent and received within the call. `trace` hears of operations,
-    where somebody traces."""
+    """The group whose messages are sent and received within the call; `records` hear of them."""
 
     id: bytes
     size: int
@@ -50,13 +48,7 @@ class MessageGroup(Protocol):
     max_message_bytes: int
     endpoint: Endpoint
     p2p: PointToPoint
-    recorder: Recorder
-    scope: Scope
-    trace: Trace | None
-
-    def started(self, work: Work[Any]) -> None:
-        """Tells whoever traces that `work` begins."""
-        ...
+    records: Records
 
     def link(self, peer: int) -> Link | None:
         """Returns the link to rank `peer`, if there is one."""
@@ -97,8 +89,7 @@ class P2PExpress:
         self._p2p = context.p2p  # the ordinary way: its books are kept up here
         self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._progress = context.endpoint.progress  # looks for a frame within the call
-        self._scope = context.scope  # names the group in records
-        self._add = context.recorder.add  # takes an entry of the flight recorder
+        self._records = context.records  # hear of what was done
         # Most bytes of a message that travels eagerly, metadata included.
         self._most = min(EAGER, context.max_message_bytes)
         # By dtype and shape. None: the fast path does not take such arrays.
@@ -137,8 +128,6 @@ class P2PExpress:
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
         self._note(work, dst)
-        if self._context.trace is not None:
-            self._context.started(work)
         if self._progress.is_due():
             # The loop gets its turn now, while the message is on its way, rather than when the
             # answer is there.
@@ -206,13 +195,14 @@ class P2PExpress:
             tensors.mark_written(out)
         work.source = src
         self._note(work, src)
-        if self._context.trace is not None:
-            self._context.started(work)
         work.finish(value)
         return work
 
     def _note(self, work: Work[Any], peer: int) -> None:
-        self._add((self._scope, work.op, work.tag, None, b"", peer, work.nbytes, work._started))
+        records = self._records
+        records.add((records.scope, work.op, work.tag, None, b"", peer, work.nbytes, work._started))
+        if records.trace is not None:
+            records.started(work)
 
     def _link(self, peer: Any) -> FramedLink | None:
         """The link to another rank; None where the fast path cannot use it."""

@@ -59,7 +59,7 @@ from aiodist.p2p.frames import Channel
 from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
 from aiodist.p2p.sender import Sender, Sending
-from aiodist.trace import Trace
+from aiodist.recorder import Records
 from aiodist.transports.base import Landing, deliver
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
 from aiodist.work import Work
@@ -72,14 +72,11 @@ class PointToPoint:
         self,
         channel: Channel,
         loop: asyncio.AbstractEventLoop,
-        trace: Trace | None = None,
-        record: Callable[[Work[Any], int | None], None] = lambda work, peer: None,
+        records: Records | None = None,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """`record`: takes note of an operation with a rank (None: any)."""
         self._channel = channel
-        self._trace = trace
-        self._record = record
+        self._records = records  # hear of each operation; None: nobody does
         self._device_memory = device_memory
         self._loop = loop
         self._rank = channel.rank  # this one
@@ -294,10 +291,8 @@ class PointToPoint:
         return work, source, key
 
     def _started(self, work: Work[Any], peer: int | None) -> None:
-        self._record(work, peer)
-        if self._trace is not None:
-            work.trace = self._trace
-            self._trace("start", work, None)
+        if self._records is not None:
+            self._records.begin(work, peer=peer)
 
     def _withdraw(self, work: Work[Any]) -> None:
         operation = self._pending.pop(work, None)

@@ -12,16 +12,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.control.client import ControlClient
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.control.store import Store
 from aiodist.errors import CollectiveTimeoutError, GroupClosedError
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
-from aiodist.rank import flight_recorder
 from aiodist.rank.context import Context
-from aiodist.rank.doings import RankDoings
 from aiodist.schedules.teams import parted, teams_of
 from aiodist.shared_memory.lane import Layout, Sharing
 from aiodist.transports.base import Listener
@@ -111,14 +109,12 @@ class RankActor:
         for event in events:
             self._on_event(event)
         control.on_event = self._on_event
-        control.doings = RankDoings(self)
         endpoint.on_broken = self._on_broken
         endpoint.ask = self._ask
         endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
         """That of the loop."""
         _actors.add(self)
-        flight_recorder.watch(self)
 
     def adopt(self, view: View) -> tuple[int, ...]:
         """`view` is the newest: the roots of its members, by rank."""
@@ -135,7 +131,7 @@ class RankActor:
                 self.endpoint.lose(root, f"epoch {view.epoch} began without it")
         # Groups of former epochs go on beside this one, and say of their lost ranks who they were.
         # Only who is in none of them is forgotten.
-        used = stay.union(*[context.ranks for context in self.endpoint.contexts.values()])
+        used = stay.union(*[context.ranks for context in self.contexts])
         for root in [root for root in self.endpoint.lost if root not in used]:
             self.endpoint.forget(root)
             del self.people[root], self._memories[root]
@@ -233,6 +229,12 @@ class RankActor:
             call()
 
     @property
+    def contexts(self) -> list[Context]:
+        """Those of all groups of this rank, of all epochs that go on."""
+        contexts: list[Any] = list(self.endpoint.contexts.values())
+        return contexts
+
+    @property
     def is_over(self) -> bool:
         """Whether this rank has left, or is about to."""
         return self._leaving is not None
@@ -249,7 +251,7 @@ class RankActor:
         self.abort("evicted")
 
     def _close_contexts(self, error: GroupClosedError) -> None:
-        for context in list(self.endpoint.contexts.values()):
+        for context in self.contexts:
             context.close(error)
 
     def _end_with(self) -> GroupClosedError:
@@ -357,7 +359,7 @@ class RankActor:
             "the group was inherited over a fork; connect in the child instead",
             group=self.view.group,
         )
-        for context in self.endpoint.contexts.values():
+        for context in self.contexts:
             context.ended = error
         for listener in self._listeners:  # else peers could still connect to it, after our death
             listener.close_in_child()

@@ -12,22 +12,22 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiodist import trace
 from aiodist.collectives.express import Express, LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Operation
-from aiodist.errors import AiodistError, ProtocolError
+from aiodist.errors import AiodistError, GroupRevokedError, ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
-from aiodist.rank import revoking
-from aiodist.schedules.teams import post, spans_hosts
+from aiodist.recorder import Records
+from aiodist.schedules.teams import spans_hosts
 from aiodist.shared_memory.heap import Heap
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
+from aiodist.trace import Scope
 from aiodist.transports.base import Landing
 from aiodist.wire import kinds
 from aiodist.work import Work
@@ -56,34 +56,22 @@ class Context(Party):
         self.op_timeout = op_timeout  # seconds for a collective that was given no timeout
         self.max_message_bytes = max_message_bytes  # most of a message as a whole
         self.allow_pickle = allow_pickle  # whether values may be any Python objects
-        self.scope = trace.Scope(group, epoch, self.rank, self.size, id)  # names it in records
-        self.trace = trace.bound(self.scope)  # hears of each operation; None: nobody listens
-        self.recorder = endpoint.recorder  # the flight recorder
+        # Hear of all that is called here.
+        self.records = Records(endpoint.recorder, Scope(group, epoch, self.rank, self.size, id))
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
         sharing, self.teams = layout  # the ranks of each host
-        self.mates = post(self.teams, self.rank).mates  # the other ranks of this host
-        # Whether arrays can be had in memory that all ranks see.
-        self.shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
-        self.calls = Calls(  # its collectives
-            self, teams=self.teams, scope=self.scope, trace=self.trace, op_timeout=op_timeout
-        )
-        # What others ask of them, at each call. (They never have another one of these.)
-        self.ops, self.deferred, self.tags = self.calls.ops, self.calls.deferred, self.calls.tags
-        # What came before its call; Works that wait for a ruling.
-        self.arrivals, self.hearsay = self.calls.arrivals, self.calls.ends.hearsay
-        # Begin a collective, or say that it will not be.
-        self.launch, self.forgo = self.calls.launch, self.calls.forgo
-        self.take_over = self.calls.take_over  # goes on with one that was begun within its call
-        # For who traces; for calls that wait for their numbers.
-        self.started, self.undefer = self.calls.started, self.calls.undefer
+        # Its collectives.
+        self.calls = Calls(self, teams=self.teams, records=self.records, op_timeout=op_timeout)
         self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Its messages.
-        self.p2p = PointToPoint(self, self.loop, self.trace, self._record, self.device_memory)
+        self.p2p = PointToPoint(self, self.loop, self.records, self.device_memory)
         self.p2p_express = P2PExpress(self)  # the fast path of point to point
-        self.heap = Heap(self)  # arrays in memory that all ranks see
-        arrivals = self.arrivals
+        # Arrays in memory that all ranks see.
+        shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
+        self.heap = Heap(self, shares=shares)
+        arrivals = self.calls.arrivals
         self._takes: dict[int, Take] = {
             kinds.MESSAGE: arrivals.message,
             kinds.P2P: self._message,
@@ -134,7 +122,7 @@ class Context(Party):
         elif kind in (kinds.REGION, kinds.MAPPED, kinds.UNMAP):
             self.heap.heard(src, fields)
         elif kind == kinds.REVOKE:
-            revoking.heard(self, fields)
+            self._revoked(fields)
         else:
             raise ProtocolError(f"no frame is of kind {kind!r}")
 
@@ -147,9 +135,6 @@ class Context(Party):
         ]
         if links:
             self.endpoint.progress.inline(work.done, itertools.cycle(links).__next__)
-
-    def _record(self, work: Work[Any], peer: int | None) -> None:
-        self.recorder.begin(self.scope, work, peer=peer)
 
     # -- shared memory ----------------------------------------------------------------------------
 
@@ -174,14 +159,11 @@ class Context(Party):
         """There will be no lane: collectives go over links."""
         self.express = LinkExpress(self)
 
-    def upcoming(self) -> int:
-        """The number of the next collective without a tag."""
-        return self.tags.upcoming(None)
-
     @property
     def is_idle(self) -> bool:
         """Whether nothing is pending, nothing was given up early, and nobody is lost."""
-        return not (self.ops or self.deferred or self.gone or self.arrivals.verdicts)
+        calls = self.calls
+        return not (calls.ops or calls.deferred or self.gone or calls.arrivals.verdicts)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -202,7 +184,35 @@ class Context(Party):
         self.calls.rank_lost(src)
         self.device_memory.rank_lost(src)
         self.p2p.rank_lost(src, f"rank {src} is lost: {reason}")
-        self.hearsay.review()
+        self.ruled()
+
+    def ruled(self) -> None:
+        """It is known better who is lost, or never will be: Works wait for that."""
+        self.calls.ends.hearsay.review()
+
+    def revoke(self, by: int) -> None:
+        """Rank `by` has revoked the group: fail everything, and pass the word on.
+
+        Everybody tells everybody, so that all who live hear it, whoever dies meanwhile.
+        """
+        if self.ended is not None:
+            return
+        for peer in range(self.size):
+            if peer != self.rank:
+                self.say(peer, kinds.REVOKE, by)
+        who = "this rank" if by == self.rank else f"rank {by}"
+        text = f"{who} revoked the group: go on with shrink() or rendezvous(), or close it"
+        self.close(self.error(GroupRevokedError, text))
+
+    def _revoked(self, fields: list[Any]) -> None:
+        """A REVOKE frame has come. Raises ProtocolError."""
+        match fields:
+            case [_, _, int(by)] if type(by) is int and 0 <= by < self.size:
+                if by == self.rank and self.ended is None:
+                    raise ProtocolError("a REVOKE of this rank, which has not revoked the group")
+                self.revoke(by)
+            case _:
+                raise ProtocolError("a REVOKE frame ends in a rank")
 
     def close(self, error: AiodistError, *, abort: bool = False) -> None:
         """Fail all that is pending, and whatever is called later. With `abort` tell the others."""

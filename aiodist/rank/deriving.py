@@ -44,6 +44,18 @@ def another(
     )
 
 
+def _child(parent: Context, group: str, kind: str, ranks: Sequence[int], layout: Layout) -> Context:
+    """The context of a group of some ranks of `parent`, the next one of this kind and ranks."""
+    return another(
+        parent,
+        id=_id_of(parent, kind, ranks),
+        group=group,
+        epoch=parent.epoch,
+        ranks=[parent.ranks[rank] for rank in ranks],
+        layout=layout,
+    )
+
+
 async def derive(
     parent: Context,
     group: str,
@@ -54,17 +66,10 @@ async def derive(
 ) -> Context:
     """The context of a group of some ranks of `parent`, once all of them have called this. It may
     have been revoked by then: by a rank that has it already, as all will."""
-    context = another(
-        parent,
-        id=_id_of(parent, kind, ranks),
-        group=group,
-        epoch=parent.epoch,
-        ranks=[parent.ranks[rank] for rank in ranks],
-        layout=layout,
-    )
+    context = _child(parent, group, kind, ranks, layout)
     call = base.barrier(context)
     try:
-        await context.launch(
+        await context.calls.launch(
             "subgroup", f"subgroup({kind})", call.start, tag=_MADE, timeout=timeout
         )
     except BaseException as error:
@@ -121,24 +126,24 @@ async def parts(
         call = values.all_gather(parent, [color, parent.rank if key is None else key], None)
     except (TypeError, ValueError) as error:
         # Twice, for a split is two collectives, and the others count both.
-        parent.forgo("split", _SPLIT, error)
-        parent.forgo("split", _SPLIT, error)
+        parent.calls.forgo("split", _SPLIT, error)
+        parent.calls.forgo("split", _SPLIT, error)
         raise
-    work: Any = parent.launch("split", "split()", call.start, tag=_SPLIT, timeout=timeout)
+    work: Any = parent.calls.launch("split", "split()", call.start, tag=_SPLIT, timeout=timeout)
     try:
         chosen = _choices(await work)
     except BaseException as error:
         # Others may know all colors, and wait for all to say that they do. And whoever gave it up
         # has counted that, too.
         if parent.ended is None:
-            parent.forgo("split", _SPLIT, error)
+            parent.calls.forgo("split", _SPLIT, error)
         raise
     same = [rank for rank, (theirs, _) in enumerate(chosen) if _same(theirs, color)]
     same.sort(key=lambda rank: (chosen[rank][1], rank))
     part = None if color is None else (f"split {work.seq} {color!r}", same)
     call = base.barrier(parent)
     try:
-        await parent.launch("split", "agreed()", call.start, tag=_SPLIT, timeout=timeout)
+        await parent.calls.launch("split", "agreed()", call.start, tag=_SPLIT, timeout=timeout)
     except BaseException as error:
         if part is not None:
             decline(part, error)
@@ -164,15 +169,8 @@ def decline(
     """Tell the others of a group that is being made that this rank will not be in it: its call
     raises `error`."""
     if parent.ended is None or isinstance(parent.ended, GroupRevokedError):
-        context = another(
-            parent,
-            id=_id_of(parent, kind, ranks),
-            group=group,
-            epoch=parent.epoch,
-            ranks=[parent.ranks[rank] for rank in ranks],
-            layout=layout,
-        )
-        context.forgo("subgroup", _MADE, error)
+        context = _child(parent, group, kind, ranks, layout)
+        context.calls.forgo("subgroup", _MADE, error)
         context.close(GroupClosedError("the group was not made", group=group))
 
 

@@ -10,8 +10,8 @@ from aiodist.engine import deadlines
 from aiodist.engine.operation import Operation
 from aiodist.engine.tags import SETUP_TAG
 from aiodist.rank import whereabouts
+from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
-from aiodist.rank.observed import Observed
 from aiodist.recorder import Record
 from aiodist.wire.activity import Activity, Wait, packed, shortened
 from aiodist.wire.limits import MAX_PLACES, MAX_WAITS
@@ -21,12 +21,15 @@ from aiodist.work import Work
 class RankDoings:
     """What the rank of an actor is doing, in all of its groups."""
 
-    def __init__(self, actor: Observed) -> None:
+    def __init__(self, actor: RankActor) -> None:
         self._actor = actor
 
     def now(self) -> Activity:
         pending = [
-            one for context in self._contexts() for one in _pending(context) if not one.work.done()
+            one
+            for context in self._actor.contexts
+            for one in _pending(context)
+            if not one.work.done()
         ]
         pending.sort(key=lambda one: -one.work.elapsed)
         ranks = {root: rank for rank, root in enumerate(self._actor.roots)}
@@ -41,18 +44,15 @@ class RankDoings:
     def _activity(self, **known: Any) -> Activity:
         """With what any thread may ask for."""
         endpoint = self._actor.endpoint
-        called = endpoint.called + sum([context.calls.called for context in self._contexts()])
+        called = endpoint.called + sum([context.calls.called for context in self._actor.contexts])
         sent, received = endpoint.payload_bytes
         return Activity(
             **known, last=self._last(), collectives=called, sent=sent, received=received
         )
 
-    def _contexts(self) -> Iterable[Any]:
-        return list(self._actor.endpoint.contexts.values())
-
     def _last(self) -> str:
         context = self._actor.context
-        return "" if context is None else shortened(context.recorder.last(context.scope))
+        return "" if context is None else shortened(context.calls.records.last())
 
 
 class _Pending(NamedTuple):
@@ -65,11 +65,11 @@ class _Pending(NamedTuple):
 
 
 def _pending(context: Context) -> Iterator[_Pending]:
-    for op in context.ops.values():
+    for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield _Pending(op.work, context, op, op.seq)
-    upcoming = count(context.upcoming())
-    for op in context.deferred:
+    upcoming = count(context.calls.tags.upcoming(None))
+    for op in context.calls.deferred:
         # A tag that is not free may count anew.
         yield _Pending(op.work, context, op, next(upcoming) if op.tag is None else None)
     for work in context.p2p.pending:

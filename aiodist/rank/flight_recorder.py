@@ -15,7 +15,6 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -23,8 +22,7 @@ from typing import Any, TextIO
 from aiodist.engine import deadlines
 from aiodist.membership.group import ranks_text
 from aiodist.rank import whereabouts
-from aiodist.rank.context import Context
-from aiodist.rank.observed import Observed
+from aiodist.rank.actor import RankActor
 from aiodist.recorder import Entry, name_of
 from aiodist.work import Work
 
@@ -54,7 +52,7 @@ class _Settings:
 
 
 _settings = _Settings()
-_actors: weakref.WeakSet[Observed] = weakref.WeakSet()
+_actors: weakref.WeakSet[RankActor] = weakref.WeakSet()
 
 
 def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) -> None:
@@ -98,7 +96,7 @@ def dump(file: TextIO | None = None) -> None:
     (sys.stderr if file is None else file).write(text or "no rank of aiodist in this process\n")
 
 
-def watch(actor: Observed) -> None:
+def watch(actor: RankActor) -> None:
     """`actor` has joined a group: from now on it is part of dumps. For the engine."""
     _actors.add(actor)
     if not _settings.decided:
@@ -129,7 +127,7 @@ def _enable_by_environment(where: str) -> None:
         enable("stderr", on_signal=in_main)
 
 
-def _all_actors() -> list[Observed]:
+def _all_actors() -> list[RankActor]:
     alive = [actor for actor in _actors if not actor.is_over]
     return sorted(
         alive, key=lambda actor: (actor.view.group, actor.view.epoch, actor.endpoint.rank)
@@ -143,7 +141,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         _settings.before(number, frame)
 
 
-def _write(actor: Observed, reason: str, *, everything: bool = False) -> None:
+def _write(actor: RankActor, reason: str, *, everything: bool = False) -> None:
     """Never raises: the caller is in the middle of something else."""
     try:
         if _settings.directory is not None:
@@ -166,17 +164,17 @@ def _replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def _file_name(actor: Observed) -> str:
+def _file_name(actor: RankActor) -> str:
     group = urllib.parse.quote(actor.view.group, safe="")[:100]
     return f"{group}-rank{_rank(actor)}-pid{os.getpid()}.txt"
 
 
-def _rank(actor: Observed) -> int:
+def _rank(actor: RankActor) -> int:
     """The rank in the newest epoch; in the first one, as long as it begins, the root is that."""
     return actor.endpoint.rank if actor.context is None else actor.context.rank
 
 
-def _text(actor: Observed, reason: str, *, most: int | None = None) -> str:
+def _text(actor: RankActor, reason: str, *, most: int | None = None) -> str:
     """What is known of one rank, for people."""
     now = actor.loop.time()
     clock = time.time() - now
@@ -207,7 +205,7 @@ def _last(entries: list[Entry], most: int | None) -> list[Entry]:
 
 
 def _line(
-    actor: Observed, entry: Entry, clock: float, waiting: dict[tuple[bytes, str], list[int]]
+    actor: RankActor, entry: Entry, clock: float, waiting: dict[tuple[bytes, str], list[int]]
 ) -> str:
     root = actor.view.context
     where = (
@@ -227,27 +225,24 @@ def _line(
     return text
 
 
-def _pending(actor: Observed) -> list[Work[Any]]:
-    contexts: Iterable[Any] = list(actor.endpoint.contexts.values())
+def _pending(actor: RankActor) -> list[Work[Any]]:
     with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
-        return [work for one in contexts for work in [*one.pending, *one.p2p.pending]]
+        return [work for one in actor.contexts for work in [*one.pending, *one.p2p.pending]]
     return []
 
 
-def _waiting(actor: Observed) -> dict[tuple[bytes, str], list[int]]:
+def _waiting(actor: RankActor) -> dict[tuple[bytes, str], list[int]]:
     """Of the collectives that wait: which ranks have not entered them, as far as known."""
     found = {}
     with contextlib.suppress(RuntimeError):  # as above
-        contexts: Iterable[Any] = list(actor.endpoint.contexts.values())
-        for context in contexts:
-            one: Context = context
-            for op in list(one.ops.values()):
+        for one in actor.contexts:
+            for op in list(one.calls.ops.values()):
                 name = name_of(op.work.op, op.tag, op.seq)
-                found[one.scope.id, name] = deadlines.missing(one.calls, op)
+                found[one.id, name] = deadlines.missing(one.calls, op)
     return found
 
 
-def _places(actor: Observed) -> list[tuple[str, tuple[str, ...]]]:
+def _places(actor: RankActor) -> list[tuple[str, tuple[str, ...]]]:
     places = [("its event loop is at", whereabouts.of_thread(actor.thread))]
     with contextlib.suppress(RuntimeError):
         places.append(("a task waits at", whereabouts.of_tasks(actor.loop)))

@@ -29,7 +29,6 @@ from aiodist.errors import (
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
 from aiodist.rank.deriving import another
-from aiodist.rank.revoking import revoke
 from aiodist.wire.frames import pack_fields
 from aiodist.wire.limits import MAX_MEMBERS, MAX_TEXT
 from aiodist.wire.messages import Message, View
@@ -93,7 +92,7 @@ class Recovery:
         self._check()
         # Others may still work in this epoch, and would wait for this rank in vain: so they hear
         # that it is over.
-        revoke(self._context, self._context.rank)
+        self._context.revoke(self._context.rank)
         if self._under_way is not None:  # by a call that was cancelled, or ran out of time
             # Its vote may have been decided since, and then leads to the next epoch. If it became
             # void by the end of that call, there is a new one.

@@ -44,12 +44,11 @@ class Spawner(Protocol):
 
 
 class HeapGroup(Protocol):
-    """The group whose ranks have a heap. `shares` says whether all of them can share memory."""
+    """The group whose ranks have a heap."""
 
     rank: int
     size: int
     loop: asyncio.AbstractEventLoop
-    shares: bool
 
     @property
     def endpoint(self) -> Spawner: ...
@@ -75,8 +74,9 @@ class Block:
 class Heap:
     """The shared arrays of one group, as seen by one rank."""
 
-    def __init__(self, context: HeapGroup) -> None:
+    def __init__(self, context: HeapGroup, *, shares: bool) -> None:
         self._context = context
+        self._shares = shares  # all ranks can map memory of each other
         self._blocks: dict[int, Block] = {}  # arrays of this rank, by number
         self._next = 0  # the number of the next one
         self._mapped: dict[tuple[int, int], Bytes] = {}  # arrays of others, by (rank, number)
@@ -93,10 +93,7 @@ class Heap:
         if any(size < 0 for size in sizes):
             raise ValueError(f"shape has a negative size: {sizes}")
         nbytes = math.prod(sizes) * carrier(name).itemsize
-        if nbytes and self._context.shares:
-            memory = self._allocate(nbytes)
-        else:
-            memory = np.zeros(nbytes, np.uint8)
+        memory = self._allocate(nbytes) if nbytes and self._shares else np.zeros(nbytes, np.uint8)
         return arrays.over(memory, kind, name, sizes)
 
     def _allocate(self, nbytes: int) -> Bytes:

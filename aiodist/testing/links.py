@@ -128,9 +128,7 @@ class Ends:
 
 
 @asynccontextmanager
-async def connected(
-    transport: Transport, *, max_header: int = MAX_HEADER, max_payload: int = 1 << 30
-) -> AsyncIterator[Ends]:
+async def connected(transport: Transport) -> AsyncIterator[Ends]:
     """Connect two links of `transport` by loopback; close them at the end, and check that the
     receivers were called as they should be."""
     ends = Ends()
@@ -147,8 +145,8 @@ async def connected(
     finally:
         listener.close()
     for link in (ends.a, ends.b):
-        link.max_header = max_header
-        link.max_payload = max_payload
+        link.max_header = MAX_HEADER
+        link.max_payload = 1 << 30
     try:
         yield ends
     finally:

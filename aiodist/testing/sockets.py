@@ -11,100 +11,13 @@ import errno
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
-from aiodist.testing.virtual_loop import VirtualLoop
+from aiodist.testing.wires import END, RESET, Node, Where, Wires
 
-Where = tuple[str, int]
-
-END, RESET = object(), object()
-"""What ends a way, behind all bytes: an orderly end, or a broken connection."""
-
-
-class Site(Protocol):
-    """Where a socket is: the process that has it, at the address `host`.
-
-    It has `sockets`, and takes the next of `ports` for one that asks for none. `silent`: its host
-    was unplugged.
-    """
-
-    host: str
-    silent: bool
-    sockets: dict[SimSocket, None]
-
-    @property
-    def ports(self) -> Iterator[int]: ...
-
-    alive: bool
-
-    @property
-    def runs(self) -> bool:
-        """Whether it is alive, and nobody has stopped it."""
-        ...
-
-    def has_sent(self, nbytes: int) -> None:
-        """Takes note of bytes that have left."""
-        ...
-
-
-class Wires(Protocol):
-    """What carries the bytes of sockets, in its own time and sizes: their network."""
-
-    loop: VirtualLoop
-
-    def number(self) -> int:
-        """Returns the number of a new socket: its file descriptor, so to say."""
-        ...
-
-    def add(self, sock: SimSocket) -> None:
-        """Takes note of a new socket."""
-        ...
-
-    def remove(self, sock: SimSocket) -> None:
-        """Forgets a socket that is closed."""
-        ...
-
-    def bind(self, sock: SimSocket, where: Where) -> Where:
-        """Gives a listener its address, and returns it. Raises OSError."""
-        ...
-
-    def connect(self, sock: SimSocket, where: Where) -> None:
-        """Begins to connect `sock`, which hears by `connected` or `fail` what came of it."""
-        ...
-
-    def cut(self, data: bytes) -> Iterable[bytes]:
-        """Returns the packets in which `data` travels."""
-        ...
-
-    def shorten(self, room: int) -> int:
-        """Returns how much of `room` a write takes."""
-        ...
-
-    def flip(self) -> bool:
-        """Tosses a coin."""
-        ...
-
-    def passes(self, way: Way, nbytes: int, *, arrived: bool) -> None:
-        """Takes note of bytes that were sent by `way`, or have arrived."""
-        ...
-
-    def holds(self, way: Way) -> bool:
-        """Says whether what arrives by `way` now does not get through. Then `Way.schedule` is
-        called once it does."""
-        ...
-
-    def delay(self, a: Site, b: Site) -> float:
-        """Returns the seconds that the next packet from `a` to `b` takes."""
-        ...
-
-    def at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
-        """Calls `callback` then, on behalf of no process."""
-        ...
-
-    def later(self, a: Site, b: Site, callback: Callable[..., object], *args: Any) -> None:
-        """Does so after the time of a packet from `a` to `b`."""
-        ...
+SYN_AGAIN = 1.0
+"""Seconds after which a connection that got no answer is tried again; doubled each time."""
 
 
 class Way:
@@ -197,7 +110,7 @@ class SimSocket:
     type = socket.SOCK_STREAM
     proto = socket.IPPROTO_TCP
 
-    def __init__(self, network: Wires, node: Site) -> None:
+    def __init__(self, network: Wires, node: Node) -> None:
         self.network = network  # connects it, and carries its bytes
         self.node = node  # the process that it is a file of
         self.closed = False  # by its process
@@ -210,8 +123,9 @@ class SimSocket:
         self._error: OSError | None = None  # raised by the next call that looks at the connection
         self._over = False  # nothing can be sent or received any more
         self._shut = False  # nothing can be sent any more
-        self._number = network.number()  # what `fileno` says
-        network.add(self)
+        self._number = next(network.numbers)  # what `fileno` says
+        node.sockets[self] = None
+        network.loop.selector.follow(self)
 
     def __repr__(self) -> str:
         return f"<SimSocket {self.own} to {self.peer}{' closed' if self.closed else ''}>"
@@ -242,6 +156,46 @@ class SimSocket:
         if self.incoming is not None and self.network.flip():
             self.incoming.arrived.clear()  # a system may drop what was not read, or keep it
         self.fail(errno.ECONNRESET)
+
+    # ---- being connected ----
+
+    def _syn(self, where: Where, again: float) -> None:
+        """Ask for a connection; if nothing comes back, another time after `again` seconds."""
+        network, own, node = self.network, self.node, self.network.nodes.get(where[0])
+        if self.closed or not own.alive:
+            return
+        if node is None:
+            network.later(own, own, self.fail, errno.EHOSTUNREACH)
+        elif network.is_cut(own, node):
+            network.later_by(again, self._syn, where, again * 2)
+        else:
+            network.later(own, node, self._ask, node, where, again)
+
+    def _ask(self, node: Node, where: Where, again: float) -> None:
+        """The request has come to `node`."""
+        network = self.network
+        listener: SimSocket | None = network.listeners.get(where)
+        if self.closed or node.silent:
+            return
+        if listener is None or listener.pending is None:
+            network.later(node, self.node, self.fail, errno.ECONNREFUSED)
+            return
+        if len(listener.pending) >= listener.backlog:
+            network.later_by(again, self._syn, where, again * 2)
+            return
+        accepted = SimSocket(network, node)
+        there = Way(network, self, accepted, network.room())
+        back = Way(network, accepted, self, network.room())
+        accepted.connected(where, self.own, incoming=there, outgoing=back)
+        listener.pending.append(accepted)
+        listener.changed()
+        network.later(node, self.node, self._answer, accepted, there, back)
+
+    def _answer(self, accepted: SimSocket, there: Way, back: Way) -> None:
+        if self.closed or not self.node.alive:
+            accepted.broken_by_peer()
+        else:
+            self.connected(self.own, accepted.own, incoming=back, outgoing=there)
 
     # ---- what a selector asks ----
 
@@ -290,7 +244,16 @@ class SimSocket:
         return self.peer
 
     def bind(self, where: Where) -> None:
-        self.own = self.network.bind(self, where)
+        host, port = where[:2]
+        if host in ("0.0.0.0", ""):
+            host = self.node.host
+        if host not in (self.node.host, "127.0.0.1"):
+            raise OSError(errno.EADDRNOTAVAIL, f"{host} is no address of {self.node}")
+        own = self.node.host, port or next(self.node.ports)
+        if own in self.network.listeners:
+            raise OSError(errno.EADDRINUSE, f"{own} is in use")
+        self.own = own
+        self.network.listeners[own] = self
 
     def listen(self, backlog: int = 128) -> None:
         self.backlog = backlog
@@ -306,15 +269,10 @@ class SimSocket:
 
     def connect(self, where: Where) -> None:
         if self.peer is None:
-            self.network.connect(self, where)
+            self.own = self.node.host, next(self.node.ports)
+            self.peer = where
+            self._syn(where, SYN_AGAIN)
         raise BlockingIOError(errno.EINPROGRESS, "on its way")
-
-    def connect_ex(self, where: Where) -> int:
-        try:
-            self.connect(where)
-        except OSError as error:
-            return error.errno or 0
-        return 0
 
     def send(self, data: Any, flags: int = 0) -> int:
         return self.sendmsg((data,))
@@ -396,7 +354,10 @@ class SimSocket:
             self.network.loop.selector.follow(self)
 
     def _end(self, how: object | None) -> None:
-        self.network.remove(self)
+        self.node.sockets.pop(self, None)
+        self.network.loop.selector.drop(self)
+        if self.network.listeners.get(self.own) is self:
+            del self.network.listeners[self.own]
         self.closed = True
         if self.pending is not None:
             for sock in self.pending:

@@ -40,8 +40,8 @@ class Process:
         self.loop = loop
         self.name = name
         self.alive = True  # it was not killed
-        self.stopped = False  # as by SIGSTOP
-        self.blocked = False  # its loop does not turn, its threads go on
+        self.held = False  # its loop does not turn
+        self.blocked = False  # and its threads go on meanwhile
         self.stopped_seconds = 0.0  # how long it did not run, in all
         self.context = Context()  # of its callbacks: says whose they are
         self.context.run(_current.set, self)
@@ -58,11 +58,6 @@ class Process:
     def runs(self) -> bool:
         return self.alive and not self.held
 
-    @property
-    def held(self) -> bool:
-        """Whether its loop does not turn."""
-        return self.stopped or self.blocked
-
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run `coroutine` as a task of this process."""
         task: asyncio.Task[T] = self.loop.create_task(
@@ -72,17 +67,17 @@ class Process:
 
     def stop(self) -> None:
         if self.runs:
-            self.stopped = True
+            self.held = True
             self._since = self.loop.time()
 
     def block(self) -> None:
         if self.runs:
+            self.stop()
             self.blocked = True
-            self._since = self.loop.time()
 
     def resume(self) -> None:
         if self.held:
-            self.stopped = self.blocked = False
+            self.held = self.blocked = False
             self.stopped_seconds += self.loop.time() - self._since
             held, self._held = self._held, []
             for call in held:
@@ -90,7 +85,7 @@ class Process:
 
     def end(self) -> None:
         self.alive = False
-        self.stopped = self.blocked = False
+        self.held = self.blocked = False
         self._held.clear()
 
     def hold(self, call: _Call) -> None:

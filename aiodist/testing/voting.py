@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Protocol
 
 from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.group import Group
-from aiodist.testing.scenario import Scenario
+from aiodist.testing.judge import Judge
 
 PATIENCE = 600.0
 """Seconds that a vote may take: ranks come to it from operations that have deadlines."""
 
 
-class VotingRun(Protocol):
-    """A run whose ranks vote. `problems` gets what was wrong with what they saw."""
-
-    scenario: Scenario
-    problems: list[str]
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether anything happened by which a rank may seem lost."""
-        ...
-
-    def blame(self, group: Group, error: BaseException, what: str, expected: bool) -> bool:
-        """Notes an error that has no cause. Returns whether somebody is lost by it."""
-        ...
-
-
 class Voting:
     """What all ranks of a run heard: each verdict and each view has to be the same for all."""
 
-    def __init__(self, run: VotingRun) -> None:
-        self._run = run
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
         self._verdicts: dict[tuple[bytes, int], bool] = {}
         self._views: dict[tuple[str, int], tuple[str, ...]] = {}
 
@@ -42,12 +25,12 @@ class Voting:
         ids = tuple(member.id for member in group.members)
         known = self._views.setdefault((group.name, group.epoch), ids)
         if known != ids and not self._may_be_two:
-            self._run.problems.append(f"{group!r} has other members elsewhere: {ids}, {known}")
+            self._judge.problems.append(f"{group!r} has other members elsewhere: {ids}, {known}")
 
     @property
     def _may_be_two(self) -> bool:
         """Whether two groups may have served under one name, for a moment: see the guarantees."""
-        return self._run.disturbed and not self._run.scenario.durable
+        return self._judge.disturbed and not self._judge.scenario.durable
 
     async def go_on(
         self, group: Group, move: str, has_failed: bool, chooser: Random
@@ -65,22 +48,22 @@ class Voting:
                 following = await group.rendezvous(min_size=1, timeout=PATIENCE)
         except AiodistError as error:
             if isinstance(error, CollectiveTimeoutError):
-                self._run.problems.append(f"{group!r}: {what} hangs: {error!r}")
-            self._run.blame(group, error, what, expected=False)
+                self._judge.problems.append(f"{group!r}: {what} hangs: {error!r}")
+            self._judge.blame(group, error, what, expected=False)
             await self._leave(group)
             return None
         self.see(following)
         if following.epoch <= group.epoch:
-            self._run.problems.append(f"{following!r} comes after {group!r}")
+            self._judge.problems.append(f"{following!r} comes after {group!r}")
         return following
 
     async def _agree(self, group: Group, flag: bool) -> None:
         verdict = await group.agree(flag, timeout=PATIENCE)
         key = (group._context.id, group._recovery._number)
         if self._verdicts.setdefault(key, verdict) != verdict:
-            self._run.problems.append(f"{group!r}: agree gave True and False")
+            self._judge.problems.append(f"{group!r}: agree gave True and False")
         if verdict and not flag:
-            self._run.problems.append(f"{group!r}: agree gave True against this rank's vote")
+            self._judge.problems.append(f"{group!r}: agree gave True against this rank's vote")
 
     async def _leave(self, group: Group) -> None:
         group.abort("it cannot go on")

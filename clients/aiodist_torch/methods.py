@@ -77,9 +77,9 @@ class Methods(_Base):
 
     def _go(
         self,
+        results: list[Tensor],
         start: Callable[..., ops.Works],
         *args: Any,
-        results: list[Tensor],
         waits: bool = False,
     ) -> TorchWork:
         """Start operations. `waits`: the caller is going to wait for them at once."""
@@ -94,17 +94,13 @@ class Methods(_Base):
         return work
 
     def _collective(
-        self, opts: Any, start: Callable[..., ops.Works], *args: Any, results: list[Tensor]
+        self, opts: Any, results: list[Tensor], start: Callable[..., ops.Works], *args: Any
     ) -> TorchWork:
         """Start a collective with the deadline that `opts` gives, or else the group has."""
-        seconds: float = opts.timeout.total_seconds()
-        return self._go(
-            partial(ops.or_forgo, start),
-            *args,
-            seconds if seconds > 0 else self._seconds,
-            results=results,
-            waits=not opts.asyncOp,
-        )
+        given: float = opts.timeout.total_seconds()
+        seconds = given if given > 0 else self._seconds
+        start = partial(ops.or_forgo, start)
+        return self._go(results, start, *args, seconds, waits=not opts.asyncOp)
 
     def _one(self, items: list[Any], op: str) -> Any:
         """The only one of the `items` given to a collective. Else its turn is used up, so that the
@@ -132,26 +128,20 @@ class Methods(_Base):
         """Reduce one tensor in place; it may be sparse."""
         x = self._one(tensors, "all_reduce")
         start = ops.all_reduce if x.layout is torch.strided else ops.all_reduce_sparse
-        return self._collective(opts, start, x, opts.reduceOp, results=tensors)
+        return self._collective(opts, tensors, start, x, opts.reduceOp)
 
     @call()
     def allreduce_coalesced(
         self, tensors: list[Tensor], opts: dist.AllreduceCoalescedOptions = _ALL_REDUCE_COALESCED
     ) -> TorchWork:
         """Reduce several tensors in place."""
-        return self._collective(
-            opts,
-            ops.all_reduce_coalesced,
-            tensors,
-            opts.reduceOp,
-            results=tensors,
-        )
+        return self._collective(opts, tensors, ops.all_reduce_coalesced, tensors, opts.reduceOp)
 
     @call(forms.reduce)
     def reduce(self, tensors: list[Tensor], opts: dist.ReduceOptions = _REDUCE) -> TorchWork:
         """Reduce one tensor, in place, at the root; those of other ranks keep their content."""
         x = self._one(tensors, "reduce")
-        return self._collective(opts, ops.reduce, x, opts.rootRank, opts.reduceOp, results=tensors)
+        return self._collective(opts, tensors, ops.reduce, x, opts.rootRank, opts.reduceOp)
 
     @call(forms.broadcast)
     def broadcast(
@@ -159,7 +149,7 @@ class Methods(_Base):
     ) -> TorchWork:
         """The root's tensor goes into that of all."""
         x = self._one(tensors, "broadcast")
-        return self._collective(opts, ops.broadcast, x, opts.rootRank, results=tensors)
+        return self._collective(opts, tensors, ops.broadcast, x, opts.rootRank)
 
     @call(forms.allgather)
     def allgather(
@@ -171,14 +161,14 @@ class Methods(_Base):
         """Everyone's tensor goes into a list on every rank; shapes may differ."""
         x = self._one(input_tensors, "all_gather")
         outs = self._one(output_tensors, "all_gather")
-        return self._collective(opts, ops.all_gather, x, outs, results=outs)
+        return self._collective(opts, outs, ops.all_gather, x, outs)
 
     @call()
     def all_gather_single(
         self, output: Tensor, input: Tensor, opts: c10d.AllgatherOptions = _ALL_GATHER
     ) -> TorchWork:
         """Everyone's tensor goes into one tensor on every rank, one after the other."""
-        return self._collective(opts, ops.all_gather_single, input, output, results=[output])
+        return self._collective(opts, [output], ops.all_gather_single, input, output)
 
     _allgather_base = all_gather_single
 
@@ -192,10 +182,10 @@ class Methods(_Base):
         """Everyone's tensors go into lists on every rank."""
         return self._collective(
             opts,
+            [tensor for row in output_lists for tensor in row],
             ops.all_gather_coalesced,
             input_list,
             output_lists,
-            results=[tensor for row in output_lists for tensor in row],
         )
 
     @call()
@@ -206,9 +196,7 @@ class Methods(_Base):
         opts: c10d.AllgatherOptions = _ALL_GATHER,
     ) -> TorchWork:
         """`all_gather_single` of several tensors."""
-        return self._collective(
-            opts, ops.all_gather_single_coalesced, inputs, outputs, results=outputs
-        )
+        return self._collective(opts, outputs, ops.all_gather_single_coalesced, inputs, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -222,7 +210,7 @@ class Methods(_Base):
         """Everyone's tensor goes into a list at the root."""
         x = self._one(input_tensors, "gather")
         outs = self._one(output_tensors, "gather") if output_tensors else []
-        return self._collective(opts, ops.gather, x, outs, opts.rootRank, results=outs)
+        return self._collective(opts, outs, ops.gather, x, outs, opts.rootRank)
 
     @call(forms.scatter)
     def scatter(
@@ -234,7 +222,7 @@ class Methods(_Base):
         """The root's list of tensors goes, one by one, to the ranks."""
         out = self._one(output_tensors, "scatter")
         xs = self._one(input_tensors, "scatter") if input_tensors else []
-        return self._collective(opts, ops.scatter, xs, out, opts.rootRank, results=output_tensors)
+        return self._collective(opts, output_tensors, ops.scatter, xs, out, opts.rootRank)
 
     @call(forms.reduce_scatter)
     def reduce_scatter(
@@ -246,9 +234,7 @@ class Methods(_Base):
         """Reduce lists of tensors; each rank gets the one that is its own."""
         out = self._one(output_tensors, "reduce_scatter")
         xs = self._one(input_tensors, "reduce_scatter")
-        return self._collective(
-            opts, ops.reduce_scatter, xs, out, opts.reduceOp, results=output_tensors
-        )
+        return self._collective(opts, output_tensors, ops.reduce_scatter, xs, out, opts.reduceOp)
 
     @call()
     def reduce_scatter_single(
@@ -260,11 +246,11 @@ class Methods(_Base):
         """Reduce a tensor; each rank gets its part of it."""
         return self._collective(
             opts,
+            [outputTensor],
             ops.reduce_scatter_single,
             inputTensor,
             outputTensor,
             opts.reduceOp,
-            results=[outputTensor],
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -278,12 +264,7 @@ class Methods(_Base):
     ) -> TorchWork:
         """`reduce_scatter_single` of several tensors."""
         return self._collective(
-            opts,
-            ops.reduce_scatter_single_coalesced,
-            inputs,
-            outputs,
-            opts.reduceOp,
-            results=outputs,
+            opts, outputs, ops.reduce_scatter_single_coalesced, inputs, outputs, opts.reduceOp
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -296,9 +277,7 @@ class Methods(_Base):
         opts: dist.AllToAllOptions = _ALL_TO_ALL,
     ) -> TorchWork:
         """Everyone has one tensor for each; shapes may differ."""
-        return self._collective(
-            opts, ops.all_to_all, input_tensors, output_tensors, results=output_tensors
-        )
+        return self._collective(opts, output_tensors, ops.all_to_all, input_tensors, output_tensors)
 
     @call(forms.all_to_all_single)
     def all_to_all_single(
@@ -312,12 +291,12 @@ class Methods(_Base):
         """Everyone has a part of one tensor for each; parts may differ in length."""
         return self._collective(
             opts,
+            [output],
             ops.all_to_all_single,
             input,
             output,
             input_split_sizes,
             output_split_sizes,
-            results=[output],
         )
 
     alltoall_base = all_to_all_single
@@ -325,7 +304,7 @@ class Methods(_Base):
     @call(forms.barrier)
     def barrier(self, opts: dist.BarrierOptions = _BARRIER) -> TorchWork:
         """Wait for all ranks."""
-        return self._collective(opts, ops.barrier, results=[])
+        return self._collective(opts, [], ops.barrier)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -357,7 +336,7 @@ class Methods(_Base):
     ) -> TorchWork:
         """Send one tensor. Done when its memory may be used again."""
         x = one(tensors, "send")
-        return self._go(ops.send, x, dstRank, tag, self._seconds, results=tensors)
+        return self._go(tensors, ops.send, x, dstRank, tag, self._seconds)
 
     @call(collective=False)
     def recv(
@@ -368,13 +347,13 @@ class Methods(_Base):
     ) -> TorchWork:
         """Receive one tensor from `srcRank`."""
         x = one(tensors, "recv")
-        return self._go(ops.receive, x, srcRank, tag, self._seconds, results=tensors)
+        return self._go(tensors, ops.receive, x, srcRank, tag, self._seconds)
 
     @call(collective=False)
     def recv_anysource(self, tensors: list[Tensor], tag: SupportsIndex = 0) -> TorchWork:
         """Receive one tensor from whoever sends one; ``source_rank()`` says who did."""
         x = one(tensors, "recv")
-        return self._go(ops.receive, x, None, tag, self._seconds, results=tensors)
+        return self._go(tensors, ops.receive, x, None, tag, self._seconds)
 
     # -- batches ----------------------------------------------------------------------------------
 
@@ -388,7 +367,7 @@ class Methods(_Base):
         if (group := self._for(device_type)) is not self:
             return group._end_coalescing(device_type)
         batch, self._batch = self._batch or [], None
-        return self._go(together, batch, results=[x for work in batch for x in work.tensors])
+        return self._go([x for work in batch for x in work.tensors], together, batch)
 
     # -- other devices ----------------------------------------------------------------------------
 

@@ -328,7 +328,7 @@ def test_a_host_with_very_many_ranks(run, on_hosts, monkeypatch, layout, length)
             context = ranks[0]._context
             assert max(map(len, context.teams)) == 2
             for group in ranks:  # nobody maps the memory of others than those
-                assert group._context.lane.others == group._context.mates
+                assert group._context.lane.others == group._context._setup._mates
             xs = [np.full(length, float(rank)) for rank in range(len(ranks))]
             for x in await together(ranks, lambda g: g.all_reduce(xs[g.rank])):
                 assert (x == sum(range(len(ranks)))).all()

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import numpy as np
 import pytest
-
-from aiodist.testing.standin import StandinDevice
+from standin import StandinDevice
 
 PATTERNS = [
     ("aabb", "ddhh"), ("aabb", "hhdd"), ("aabb", "ddhd"), ("aabb", "dhdh"), ("abab", "dhdh"),

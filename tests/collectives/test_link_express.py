@@ -57,8 +57,8 @@ async def until(condition):
 def nothing_is_left(ranks):
     for group in ranks:
         context = group._context
-        assert not context.ops
-        assert not context.arrivals.early
+        assert not context.calls.ops
+        assert not context.calls.arrivals.early
         assert not any(context.calls._unsolicited)
 
 
@@ -70,7 +70,7 @@ async def test_the_last_rank_is_done_within_its_call(groups):
             mine, theirs = x.copy(), x + 1
             first = ranks[0].all_reduce(mine)
             if early:
-                await until(lambda: ranks[1]._context.arrivals.early)
+                await until(lambda: ranks[1]._context.calls.arrivals.early)
             second = ranks[1].all_reduce(theirs)
             assert second.done()
             assert (second.op, second.tag, second.seq, second.nbytes) == (
@@ -129,7 +129,7 @@ async def test_large_numbers_are_written_as_others_write_them(groups):
         await learn(ranks, x)
         for start in (126, 254, 65534, 2**32 - 2):
             for group in ranks:
-                group._context.tags._next[None] = start
+                group._context.calls.tags._next[None] = start
             for turn in range(4):
                 express = express_of(ranks[turn % 2])
                 ordinary(ranks[turn % 2])
@@ -193,7 +193,7 @@ async def test_who_asks_gets_an_answer(groups):
         await learn(ranks, x)
         first = ranks[0].all_reduce(x.copy())
         context = ranks[0]._context
-        operation = context.ops[None, first.seq]
+        operation = context.calls.ops[None, first.seq]
         deadlines.inquire(context.calls, operation, 1.0)
         await until(lambda: operation.seen)  # "not entered": rank 1 keeps the question
         second = ranks[1].all_reduce(x.copy())

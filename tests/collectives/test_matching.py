@@ -267,7 +267,7 @@ def test_a_tag_a_request_costs_nothing(run, groups, everyone):
             await asyncio.gather(*[serve(group) for group in ranks])
             await everyone(ranks, lambda g: g.barrier())
             for group in ranks:
-                assert len(group._context.tags) < 2000
+                assert len(group._context.calls.tags) < 2000
 
     run(main())
 
@@ -279,10 +279,8 @@ def test_a_rank_far_ahead_does_not_fill_the_memory_of_others(run, groups, everyo
             ahead = [ranks[0].all_reduce(array) for array in arrays]
             # All that rank 0 may send has been sent when this is through.
             await everyone(ranks, lambda g: g.barrier(tag="meanwhile"))
-            context = ranks[1]._context
-            kept = sum(
-                len(f.memory) for early in context.arrivals.early.values() for f in early.frames
-            )
+            early = ranks[1]._context.calls.arrivals.early.values()
+            kept = sum(len(frame.memory) for one in early for frame in one.frames)
             assert 0 < kept <= 4 << 20
             behind = [ranks[1].all_reduce(array.copy()) for array in arrays]
             for i, (work, late) in enumerate(zip(ahead, behind, strict=True)):
@@ -290,6 +288,6 @@ def test_a_rank_far_ahead_does_not_fill_the_memory_of_others(run, groups, everyo
                 assert (await late == 2 * i).all()
             for group in ranks:
                 assert group._context.calls._unsolicited == [0, 0]
-                assert not group._context.arrivals.early
+                assert not group._context.calls.arrivals.early
 
     run(main())

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinArray, StandinDevice
 
 import aiodist
-from aiodist.testing.standin import StandinArray, StandinDevice
 
 pytestmark = pytest.mark.strength(2)
 
@@ -171,8 +171,8 @@ def test_random_programs(run, groups, device, seed, devices):
             assert min(counts) >= undisturbed
             for group in ranks:
                 context = group._context
-                assert not context.ops
-                assert not context.arrivals.early
+                assert not context.calls.ops
+                assert not context.calls.arrivals.early
                 assert not any(context.calls._unsolicited)
 
     run(main())

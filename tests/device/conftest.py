@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-
-from aiodist.testing.standin import StandinDevice
+from standin import StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
 

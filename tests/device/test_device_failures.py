@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from standin import StandinDevice, hold
 
 import aiodist
 from aiodist import CollectiveAbortedError, CollectiveTimeoutError, Group, MismatchError
-from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 Blind = Callable[[StandinDevice], None]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from standin import StandinDevice, hold
 
 import aiodist
 from aiodist import CollectiveTimeoutError, Group, PeerLostError
 from aiodist.devices import memory as device_memory
 from aiodist.devices.waiting import Looks
-from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import SLOTS, StandinArray, StandinDevice, hold
 
 import aiodist
 from aiodist import Group, MismatchError
 from aiodist.devices import sections
 from aiodist.devices.work import EVENTS
-from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 

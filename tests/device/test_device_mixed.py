@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinArray, StandinDevice, hold
 
 import aiodist
 from aiodist import (
@@ -22,7 +23,6 @@ from aiodist import (
 )
 from aiodist.devices import sections
 from aiodist.engine.roll_call import marked
-from aiodist.testing.standin import StandinArray, StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 
@@ -114,7 +114,7 @@ async def test_the_first_word_of_a_rank_counts(
     """Rank 0 waits for the word of rank 2 when rank 1 has had all, and goes on without the mark."""
     made = devices(3)
     async with aiodist.local(3) as groups:
-        last = groups[2]._context.arrivals
+        last = groups[2]._context.calls.arrivals
         say, delayed = last._say_called, []
 
         def call_roll(op: Any) -> None:
@@ -123,7 +123,7 @@ async def test_the_first_word_of_a_rank_counts(
 
         monkeypatch.setattr(last, "call_roll", call_roll)
         works = [g.all_reduce(d.put(np.ones(9)), tag=7) for g, d in zip(groups, made, strict=True)]
-        waiting, through, _ = [next(iter(group._context.ops.values())) for group in groups]
+        waiting, through, _ = [next(iter(group._context.calls.ops.values())) for group in groups]
         while through.roll != {0: True, 2: True}:
             await each(groups, lambda g, r: g.barrier(tag="turn"))
         await each(groups, lambda g, r: g.barrier(tag="turn"))  # behind what rank 1 sends then
@@ -264,7 +264,7 @@ async def test_who_is_done_with_a_reduction_may_leave(devices: Devices) -> None:
         x = device.put(np.ones(50))
         works = [groups[0].all_reduce(x), groups[1].all_reduce(np.full(50, 2.0))]
         context = groups[0]._context
-        (op,) = context.ops.values()
+        (op,) = context.calls.ops.values()
         while not context.device_memory._mixed or op.waiting_for is None:  # it has its copies
             await each(groups, lambda g, r: g.barrier(tag="turn"))
         gate = hold(context.device_memory.stream(device))

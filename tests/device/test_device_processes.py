@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+from standin import StandinDevice
 
 import aiodist
-from aiodist.testing.standin import StandinDevice
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory")
 

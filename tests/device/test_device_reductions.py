@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinArray, StandinDevice
 
 import aiodist
 from aiodist import Group, ReduceOp
 from aiodist.buffers.kernels import Kernel
-from aiodist.testing.standin import StandinArray, StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinDevice, hold
 
 import aiodist
 from aiodist import Group
 from aiodist.devices import sections
-from aiodist.testing.standin import StandinDevice, hold
 
 Devices = Callable[[int], list[StandinDevice]]
 

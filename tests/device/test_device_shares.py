@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinDevice
 
 import aiodist
 from aiodist import Group
 from aiodist.devices import shares as device_shares
-from aiodist.testing.standin import StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
 Blind = Callable[[StandinDevice], None]

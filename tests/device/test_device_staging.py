@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import StandinDevice
 
 import aiodist
 from aiodist import ReduceOp
 from aiodist.devices import sections
-from aiodist.testing.standin import StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import device_suite
 import pytest
 
 import aiodist
-from aiodist.testing import device_suite
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shares memory")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from standin import StandinDevice
 
 import aiodist
-from aiodist.testing.standin import StandinDevice
 from aiodist.transports import registry
 
 Devices = Callable[[int], list[StandinDevice]]

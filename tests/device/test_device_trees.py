@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standin import SLOTS, StandinArray, StandinDevice
 
 import aiodist
 from aiodist import Group, MismatchError
 from aiodist.devices.work import EVENTS
-from aiodist.testing.standin import SLOTS, StandinArray, StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
 

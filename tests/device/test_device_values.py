@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from standin import StandinDevice
 
 import aiodist
 from aiodist import Group, MismatchError
-from aiodist.testing.standin import StandinDevice
 
 Devices = Callable[[int], list[StandinDevice]]
 

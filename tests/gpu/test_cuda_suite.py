@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import device_suite
 import pytest
 
 import aiodist
-from aiodist.testing import device_suite
 
 
 def why_not() -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -94,7 +95,7 @@ asyncio.run(main())
 MIXED = (
     COMMON
     + """
-from aiodist.testing import device_suite
+import device_suite
 
 async def main():
     async with await connected() as group:
@@ -118,6 +119,7 @@ def ranks(hosts, program) -> Iterator[list[subprocess.Popen]]:
                 "MASTER_PORT": "29500",
                 "RANK": str(rank),
                 "WORLD_SIZE": "4",
+                "PYTHONPATH": str(Path(__file__).parents[1] / "shared"),
             }
             command = [sys.executable, "-c", program, host.device]
             started.append(

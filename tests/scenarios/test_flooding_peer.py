@@ -85,7 +85,7 @@ def test_what_was_taken_does_not_count(run: Any, monkeypatch: pytest.MonkeyPatch
                 await received  # what the collective sent at once has come
                 assert await first.all_gather({"n": n}, tag=n % 3) == [{"n": n}] * 2
                 await ahead
-            assert not +first._context.arrivals._ahead_bytes
+            assert not +first._context.calls.arrivals._ahead_bytes
 
     run(main())
 
@@ -99,7 +99,7 @@ def test_the_oldest_verdicts_go(run: Any, monkeypatch: pytest.MonkeyPatch) -> No
             for n in range(50):
                 send(ranks, kinds.ABORT, f"tag {n}", 0, "error", "why", 1, {0: "x" * 100}, [])
             await settled(ranks)
-            kept = [tag for tag, _ in ranks[0]._context.arrivals.verdicts]
+            kept = [tag for tag, _ in ranks[0]._context.calls.arrivals.verdicts]
             assert kept == [f"tag {n}" for n in range(50 - len(kept), 50)]
             assert 10 < len(kept) < 20
             with pytest.raises(aiodist.CollectiveAbortedError, match="why"):

@@ -135,7 +135,7 @@ def test_who_sends_it_is_lost(run: Any, call: str, wrong: str, hostile: int, ord
             else:
                 assert hostile not in SENDERS.get(call, (1, 2))
                 assert not isinstance(end, BaseException)
-            assert not ranks[0]._context.ops
+            assert not ranks[0]._context.calls.ops
             greeting = ranks[other].send("hello", 0)
             assert await ranks[0].recv(src=other) == "hello"
             await greeting
@@ -167,7 +167,7 @@ def test_garbage_for_colors(run: Any) -> None:
             hostile = ranks[1]._context
             call = values.all_gather(hostile, {"color": 1}, None)
             works = [ranks[0].split(1), ranks[2].split(1)]
-            works.append(hostile.launch("split", "split()", call.start, tag=b"split"))
+            works.append(hostile.calls.launch("split", "split()", call.start, tag=b"split"))
             ends = await asyncio.gather(*works, return_exceptions=True)
             for end in ends[:2]:
                 assert isinstance(end, aiodist.ProtocolError)

@@ -121,8 +121,26 @@ def test_attaching_what_could_shrink_is_refused() -> None:
         os.fstat(fd)
 
 
+def test_what_shrinks_while_it_is_looked_at_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, SIZE)
+    look = os.fstat
+
+    def shrinks(number: int) -> os.stat_result:
+        found = look(number)
+        os.ftruncate(fd, 0)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return found
+
+    with monkeypatch.context() as during, pytest.raises(ProtocolError, match="SIGBUS"):
+        during.setattr(os, "fstat", shrinks)
+        Segment.attach(os.dup(fd), SIZE)
+    os.close(fd)
+
+
 def test_attaching_an_empty_memfd_is_refused() -> None:
-    fd = os.memfd_create("empty", os.MFD_CLOEXEC)
+    fd = os.memfd_create("empty", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     with pytest.raises(ProtocolError, match="of 0 bytes"):
         Segment.attach(fd, 0)
 

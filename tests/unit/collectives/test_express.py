@@ -418,7 +418,7 @@ def test_the_work(run, taken):
     async def main():
         async with sharing(2) as ranks:
             await everyone(ranks, lambda g: g.all_reduce(np.ones(4)))
-            number = ranks[0]._context.upcoming()
+            number = ranks[0]._context.calls.tags.upcoming(None)
             waiting = ranks[0].all_reduce(np.ones(4))
             x = np.ones(4)
             at_once = ranks[1].all_reduce(x)

@@ -25,7 +25,7 @@ from aiodist.links.moved import Moved
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.recorder import Recorder
-from aiodist.schedules.teams import Teams
+from aiodist.schedules.teams import Teams, post
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import deliver
@@ -188,7 +188,7 @@ class World:
             allow_pickle=False,
             layout=Layout(Sharing.NONE, self.teams),
         )
-        others = {r: self.memories[r].toreadonly() for r in context.mates}
+        others = {r: self.memories[r].toreadonly() for r in post(self.teams, rank).mates}
         board = Board(rank, self.memories[rank], others)
         lane = Lane(
             board,
@@ -293,7 +293,7 @@ class Call:
                 call = values.broadcast(context, mine, self.number % context.size)
             case _:
                 call = base.barrier(context)
-        self.works[rank] = context.launch(call.op, call.text, call.start)
+        self.works[rank] = context.calls.launch(call.op, call.text, call.start)
 
     def cancel(self, rank: int) -> None:
         if self.works[rank].cancel():
@@ -386,7 +386,7 @@ class Users:
                     assert call.is_right(rank, size), (call.kind, call.number, rank, work.result())
         for context in self.world.contexts:
             assert not context.pending
-            assert not context.arrivals.verdicts
+            assert not context.calls.arrivals.verdicts
             assert context.lane is not None
             assert context.lane.idle
 

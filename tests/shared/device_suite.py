@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from standin import StandinDevice
 
 from aiodist.errors import CollectiveAbortedError, MismatchError
 from aiodist.group import Group
-from aiodist.testing.standin import StandinDevice
 from aiodist.types import ReduceOp
 
 Values = NDArray[Any]

@@ -1,0 +1,250 @@
+"""What a simulated network is made of below its sockets: hosts, time, chance, and faults.
+
+`Node` is a process on a host of its own; `Wires` know all of them, how long a packet takes and
+whether it gets through. They know sockets only as what has to be told when something breaks.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import Context
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from aiodist.testing.virtual_loop import Process, VirtualLoop
+
+FIRST_FILE = 1 << 24
+"""Numbers of simulated files start here: no real one is as high."""
+
+MOST_PACKETS = 8
+"""About so many packets a write, at most: more would show nothing new."""
+
+IDLE_GIVES_UP = 20.0
+"""Seconds after which a cut ends an idle connection, as keep-alive does. One that has bytes on
+their way goes on trying."""
+
+Where = tuple[str, int]
+
+END, RESET = object(), object()
+"""What ends a way, behind all bytes: an orderly end, or a broken connection."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a network behaves. Times in seconds, sizes in bytes.
+
+    `delay`: one way, from and to. `loss`: how often a packet has to be sent again, which takes
+    `again`. `room`: how much a connection takes before somebody reads, from and to. `largest`: of
+    a packet. `short`: how often a write takes less than there is room for.
+    """
+
+    delay: tuple[float, float] = (20e-6, 1e-3)
+    loss: float = 0.01
+    again: float = 0.2
+    room: tuple[int, int] = (4096, 1 << 18)
+    largest: int = 1 << 16
+    short: float = 0.05
+
+
+class Node(Process):
+    """A process on a host of its own. `host`: its address."""
+
+    def __init__(self, network: Wires, host: str) -> None:
+        super().__init__(network.loop, host)
+        self.host = host
+        self.network = network
+        self.sockets: dict[Any, None] = {}  # those that it has not closed, in their order
+        self.died = 0.0  # when it was killed
+        self.silent = False
+        """Whether it was unplugged: nobody hears from it, not even that a connection broke."""
+        self.ports = itertools.count(40000)  # those that its connections come from
+        self.on_end: list[Callable[[], None]] = []  # called when it is killed
+        self._quota: int | None = None  # bytes that it may send before it is killed; None: any
+
+    def kill(self, how: str = "reset") -> None:
+        """End the process: "reset" breaks its connections, "close" ends them as a process does
+        that has read all, "silent" is a power failure: nobody hears anything."""
+        if not self.alive:
+            return
+        endings = {"reset": RESET, "close": END, "silent": None}
+        ending = endings[how]
+        self.end()
+        self.died = self.loop.time()
+        self.silent = how == "silent"
+        for sock in list(self.sockets):
+            sock.vanish(ending)
+        if self.silent:
+            self.network.expect_silence()
+        for tell in self.on_end:
+            tell()
+
+    def kill_after(self, nbytes: int, how: str = "reset") -> None:
+        """Kill it once it has sent so many more bytes: somewhere in a frame, most likely."""
+        self._quota = nbytes
+        self._how = how
+
+    def has_sent(self, nbytes: int) -> None:
+        if self._quota is not None:
+            self._quota -= nbytes
+            if self._quota <= 0:
+                self._quota = None
+                self.kill(self._how)
+
+    def resume(self) -> None:
+        super().resume()
+        for sock in self.sockets:
+            sock.changed()
+
+
+class Wires:
+    """The nodes of a network, and what is between them."""
+
+    def __init__(self, loop: VirtualLoop, seed: int | str, conditions: Conditions | None) -> None:
+        self.loop = loop
+        self.conditions = conditions or Conditions()  # what delays and losses there are
+        self.nodes: dict[str, Node] = {}  # by host
+        self.bytes_carried = 0  # by all connections
+        self._chooser = Random(f"network {seed}")  # decides all that is random
+        self.numbers = itertools.count(FIRST_FILE)  # of files
+        self.listeners: dict[Where, Any] = {}  # the sockets that listen, by address
+        self._cuts: dict[frozenset[str], None] = {}  # pairs of hosts that do not reach each other
+        self._held: dict[Any, None] = {}  # ways with bytes that wait for a cut to end
+        # Connections to break: between whom, and after how many bytes.
+        self._breaks: dict[tuple[frozenset[str], bool], int] = {}
+        self.broken = 0
+        """How many connections were broken by `break_links` and `break_after`."""
+
+    def node(self, host: str) -> Node:
+        """The node with that address; made when first asked for."""
+        if host not in self.nodes:
+            self.nodes[host] = Node(self, host)
+        return self.nodes[host]
+
+    def another(self, host: str) -> Node:
+        """A new process on the host of one that has ended. Who still has a connection to that one,
+        since its host was silent, learns that it is broken."""
+        before = self.nodes[host]
+        assert not before.alive
+        node = self.nodes[host] = Node(self, host)
+        for other in self.nodes.values():
+            for sock in other.sockets:
+                if sock.outgoing is not None and sock.outgoing.target.node is before:
+                    self.later(node, other, sock.broken_by_peer)
+        return node
+
+    # ---- faults ----
+
+    def partition(self, some: Iterable[Node], others: Iterable[Node]) -> None:
+        """Nothing gets through between `some` and `others`, until `heal`."""
+        others = list(others)
+        for a in some:
+            for b in others:
+                if a is not b:
+                    self._cuts[frozenset((a.host, b.host))] = None
+        self.expect_silence()
+
+    def expect_silence(self) -> None:
+        """Some are cut off from now on: their idle connections end after a while."""
+        self.later_by(IDLE_GIVES_UP, self._give_up_idle)
+
+    def heal(self) -> None:
+        """End all partitions. What was held back goes on."""
+        self._cuts.clear()
+        held, self._held = self._held, {}
+        for way in held:
+            if way.queue and not way.target.node.silent:
+                way.schedule()
+
+    def break_links(self, a: Node, b: Node) -> int:
+        """Break all connections between `a` and `b`, as a firewall that forgets does. How many."""
+        broken = 0
+        for sock in list(a.sockets):
+            way = sock.outgoing
+            if way is not None and way.target.node is b:
+                sock.broken_by_peer()
+                way.target.broken_by_peer()
+                broken += 1
+        self.broken += broken
+        return broken
+
+    def break_after(self, a: Node, b: Node, nbytes: int, *, arrived: bool = False) -> None:
+        """Break the connections between `a` and `b` once so many more bytes were sent, both ways
+        together; `arrived`: once so many have arrived, and may have been read."""
+        self._breaks[frozenset((a.host, b.host)), arrived] = nbytes
+
+    def passes(self, way: Any, nbytes: int, *, arrived: bool) -> None:
+        """Bytes were sent by `way`, or have arrived."""
+        a, b = way.source.node, way.target.node
+        key = frozenset((a.host, b.host)), arrived
+        if key in self._breaks:
+            self._breaks[key] -= nbytes
+            if self._breaks[key] <= 0:
+                del self._breaks[key]
+                self.at(self.loop.time(), self.break_links, a, b)
+
+    def is_cut(self, a: Node, b: Node) -> bool:
+        return a.silent or b.silent or frozenset((a.host, b.host)) in self._cuts
+
+    def _give_up_idle(self) -> None:
+        for node in self.nodes.values():
+            for sock in list(node.sockets):
+                way = sock.outgoing
+                if way is not None and self.is_cut(node, way.target.node) and not way.queue:
+                    sock.fail(errno.ETIMEDOUT)
+
+    # ---- how it fares with what is on its way ----
+
+    def delay(self, a: Node, b: Node) -> float:
+        """Seconds that the next packet takes."""
+        conditions = self.conditions
+        seconds = self._chooser.uniform(*conditions.delay)
+        while self._chooser.random() < conditions.loss:
+            seconds += conditions.again
+        return seconds
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """Packets of `data`."""
+        self.bytes_carried += len(data)
+        at = 0
+        while at < len(data):
+            size = max(self.conditions.largest, len(data) // MOST_PACKETS)
+            if self._chooser.random() < 0.2:
+                size = self._chooser.randint(1, size)
+            yield data[at : at + size]
+            at += size
+
+    def room(self) -> int:
+        """How many bytes a new connection takes one way, before somebody reads."""
+        return self._chooser.randint(*self.conditions.room)
+
+    def shorten(self, room: int) -> int:
+        """How much of `room` a write takes."""
+        if room > 1 and self._chooser.random() < self.conditions.short:
+            return self._chooser.randint(1, room)
+        return room
+
+    def flip(self) -> bool:
+        return self._chooser.random() < 0.5
+
+    def holds(self, way: Any) -> bool:
+        """Whether what arrives now does not get through. It waits then."""
+        if not self.is_cut(way.source.node, way.target.node):
+            return False
+        self._held[way] = None
+        return True
+
+    # ---- time of the network, which belongs to no process ----
+
+    def at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_at(when, callback, *args, context=Context())
+
+    def later_by(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
+        self.at(self.loop.time() + seconds, callback, *args)
+
+    def later(self, a: Node, b: Node, callback: Callable[..., object], *args: Any) -> None:
+        """After the time of a packet from `a` to `b`."""
+        self.later_by(self.delay(a, b), callback, *args)

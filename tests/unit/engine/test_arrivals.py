@@ -1,0 +1,77 @@
+"""What is kept of collectives that were not called yet, or cannot be called just now: verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodist.engine import arrivals
+from aiodist.engine.arrivals import Arrivals
+from aiodist.engine.failures import Verdict
+from aiodist.wire import kinds
+
+VERDICT = Verdict("aborted", "enough", 1, {})
+
+
+class _Tags:
+    """The counts of a rank that has called nothing, with tags that a round is about."""
+
+    def __init__(self, *frozen: object) -> None:
+        self.frozen = set(frozen)
+
+    def is_ahead(self, tag: object, seq: int) -> bool:
+        return True
+
+
+def _arrivals(*frozen: object) -> tuple[Arrivals, _Tags]:
+    tags = _Tags(*frozen)
+    relay = SimpleNamespace(hear=lambda src, key, fields: VERDICT)
+    calls: Any = SimpleNamespace(ops={}, tags=tags, ends=SimpleNamespace(relay=relay))
+    return Arrivals(calls), tags
+
+
+def _abort(of: Arrivals, numbers: Sequence[int], tag: object = "a") -> None:
+    for number in numbers:
+        of.abort(1, [kinds.ABORT, b"group", tag, number], 0)
+
+
+def test_verdicts_on_a_frozen_tag_are_heard_after_the_round() -> None:
+    of, tags = _arrivals("a")
+    _abort(of, range(3))
+    _abort(of, [7], tag="b")
+    assert list(of.verdicts) == [("b", 7)]
+    tags.frozen.clear()
+    of.thaw()
+    assert list(of.verdicts) == [("b", 7), ("a", 0), ("a", 1), ("a", 2)]
+
+
+def test_verdicts_on_a_frozen_tag_are_bounded_in_each_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of, tags = _arrivals("a")
+    each = arrivals._size(("a", 0), VERDICT)
+    monkeypatch.setattr(arrivals, "MAX_VERDICT_BYTES", 10 * each)
+    for _ in range(2):
+        _abort(of, range(50))
+        frozen, tags.frozen = tags.frozen, set()
+        of.thaw()
+        assert list(of.verdicts) == [("a", number) for number in range(10)]
+        tags.frozen = frozen
+        of.clear()
+
+
+def test_each_verdict_is_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[object] = []
+    size = arrivals._size
+
+    def counted(key: Any, verdict: Verdict) -> int:
+        weighed.append(key)
+        return size(key, verdict)
+
+    monkeypatch.setattr(arrivals, "_size", counted)
+    of, _ = _arrivals("a")
+    _abort(of, range(100))
+    assert len(weighed) == 100
