@@ -18,18 +18,34 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from multiprocessing import util as processes
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from aiodist import AiodistError, Group, GroupClosedError
-from aiodist_torch.completions import Completions
-from aiodist_torch.loop import Loop, Until, at_once
+from aiodist.errors import GroupClosedError
+from aiodist.threads.loop import Loop, Until, at_once
 
 T = TypeVar("T")
 
 EXIT_PATIENCE = 10.0
 """Seconds for which a process that exits waits for its groups to be left in good order."""
 
-log = logging.getLogger("aiodist.torch")
+log = logging.getLogger("aiodist.threads")
+
+
+class Resident(Protocol):
+    """A group that lives on the loop."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def abort(self, reason: str = ...) -> None:
+        """Ends it at once."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it in good order."""
+        ...
 
 
 def _nothing() -> None:
@@ -43,11 +59,8 @@ class Engine:
         self._lock = threading.Lock()  # who holds it may be in the loop
         self._queue: deque[Callable[[], None]] = deque()  # what other threads want done in the loop
         self._loop = Loop(self._lock, self._abort_all)  # on which all groups of the process live
-        # Those that are to be aborted, should the engine fail.
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
-        self.failures: weakref.WeakKeyDictionary[Group, AiodistError] = weakref.WeakKeyDictionary()
-        """The latest error of each group, without frames, which might keep the group alive."""
-        self.completions = Completions()  # threads that run what programs have hung onto futures
+        # Those that are to be aborted, should the engine fail, and closed when the process exits.
+        self._groups: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._inherited = False  # this process was forked, and the thread is not here
         # What is to be done before the process ends.
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -76,7 +89,7 @@ class Engine:
         if self._inherited:
             raise GroupClosedError(
                 "this process was forked from one that uses aiodist, whose groups stay there: "
-                "call init_process_group here, after the fork"
+                "make groups of its own here, after the fork"
             )
         if not self._lock.acquire(blocking=False):
             later()
@@ -113,7 +126,7 @@ class Engine:
         for group in list(self._groups):
             group.abort(f"{type(error).__name__} in the midst of an operation")
 
-    def adopt(self, group: Group) -> None:
+    def adopt(self, group: Resident) -> None:
         """A group lives on the loop."""
         self._groups.add(group)
 
@@ -160,6 +173,11 @@ class Engine:
             async with asyncio.timeout(EXIT_PATIENCE):
                 while self._endings:
                     await self._endings.pop()()
+                # What the program has not closed itself: to the others, a process that just ends is
+                # one that has crashed.
+                for group in list(self._groups):
+                    if not group.closed:
+                        await group.close()
 
         if self._inherited:
             return

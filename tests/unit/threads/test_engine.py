@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import aiodist
-from aiodist_torch.engine import Engine, engine
+from aiodist.threads.engine import Engine, engine
 
 
 class Blocked:
