@@ -58,7 +58,8 @@ class Engine:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # who holds it may be in the loop
         self._queue: deque[Callable[[], None]] = deque()  # what other threads want done in the loop
-        self._loop = Loop(self._lock, self._abort_all)  # on which all groups of the process live
+        self.loop = Loop(self._lock, self._abort_all)
+        """On which all groups live. Touched by nobody but who holds the lock."""
         # Those that are to be aborted, should the engine fail, and closed when the process exits.
         self._groups: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._inherited = False  # this process was forked, and the thread is not here
@@ -69,9 +70,9 @@ class Engine:
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         with self._lock:
-            self._loop.run_forever()
+            self.loop.run_forever()
 
     def submit(
         self,
@@ -94,14 +95,14 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             later()
             self._queue.append(call)
-            self._loop.call_soon_threadsafe(self._drain)
+            self.loop.call_soon_threadsafe(self._drain)
             return
         if asyncio._get_running_loop() is not None:
             until = at_once  # tasks of two loops do not mix in one thread
         try:
             if self._queue:
-                self._loop.visit(self._drain)
-            self._loop.visit(call, until)
+                self.loop.visit(self._drain)
+            self.loop.visit(call, until)
         finally:
             self._lock.release()
 
@@ -117,8 +118,8 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if not self._loop.waiting.has_driver:
-                self._loop.drive(until, seconds)
+            if not self.loop.waiting.has_driver:
+                self.loop.drive(until, seconds)
         finally:
             self._lock.release()
 
@@ -132,11 +133,11 @@ class Engine:
 
     def began(self) -> None:
         """An operation waits for events; to be called on the engine."""
-        self._loop.waiting.pending += 1
+        self.loop.waiting.pending += 1
 
     def ended(self) -> None:
         """It does no longer."""
-        self._loop.waiting.pending -= 1
+        self.loop.waiting.pending -= 1
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop, and wait for its result; at most `timeout` seconds."""
@@ -148,7 +149,7 @@ class Engine:
             finally:
                 self.ended()
 
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(run(), self.loop)
         try:
             return future.result(timeout)
         except BaseException:
@@ -207,6 +208,11 @@ def engine() -> Engine:
             # Unlike atexit's, these functions run in children of multiprocessing, too.
             processes.Finalize(None, _here[0].end, exitpriority=100)
         return _here[0]
+
+
+def engine_of(loop: asyncio.AbstractEventLoop) -> Engine | None:
+    """The engine of this process, if `loop` is its loop."""
+    return next((engine for engine in _here if engine.loop is loop), None)
 
 
 def _after_fork() -> None:
