@@ -37,7 +37,10 @@ from aiodist.errors import (
 from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
 
 if TYPE_CHECKING:
-    from aiodist.blocking import BlockingGroup
+    from aiodist.blocking.calls import BlockingWork
+    from aiodist.blocking.group import BlockingGroup
+    from aiodist.blocking.store import BlockingStore
+    from aiodist.blocking_session import connect_blocking
     from aiodist.collectives.shards import Shard
     from aiodist.coordinator.actor import Coordinator
     from aiodist.debugging import breakpoint
@@ -56,6 +59,8 @@ __all__ = [
     "AiodistError",
     "AuthenticationError",
     "BlockingGroup",
+    "BlockingStore",
+    "BlockingWork",
     "CollectiveAbortedError",
     "CollectiveTimeoutError",
     "Coordinator",
@@ -80,13 +85,16 @@ __all__ = [
     "Work",
     "breakpoint",
     "connect",
+    "connect_blocking",
     "flight_recorder",
     "local",
     "run",
 ]
 
 _LOADED_WHEN_ASKED_FOR = {
-    "BlockingGroup": "aiodist.blocking",
+    "BlockingGroup": "aiodist.blocking.group",
+    "BlockingStore": "aiodist.blocking.store",
+    "BlockingWork": "aiodist.blocking.calls",
     "Coordinator": "aiodist.coordinator.actor",
     "Envelope": "aiodist.p2p.point_to_point",
     "Group": "aiodist.group",
@@ -94,6 +102,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",
     "connect": "aiodist.session",
+    "connect_blocking": "aiodist.blocking_session",
     "flight_recorder": "aiodist.rank.flight_recorder",
     "local": "aiodist.session",
     "run": "aiodist.launch",

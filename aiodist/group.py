@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from aiodist.blocking import BlockingGroup
+from aiodist.blocking.calls import Home
+from aiodist.blocking.group import BlockingGroup
 from aiodist.control.store import Store
 from aiodist.engine import deadlines, failures
 from aiodist.errors import GroupClosedError, GroupRevokedError
@@ -279,7 +280,7 @@ class Group(Operations):
 
     def blocking(self) -> BlockingGroup:
         """The operations of this group as ordinary calls, for other threads than the loop's."""
-        return BlockingGroup(self, self._loop)
+        return BlockingGroup(self, Home.of(self._loop))
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -319,8 +319,9 @@ class Operations:
         Ends when the group is closed here; fails when a rank that could send is lost.
         """
         while True:
-            work = self.recv(src=src, tag=tag)
+            # The group may be closed while this waits, and while a message is worked on.
             try:
+                work = self.recv(src=src, tag=tag)
                 value = await work
             except GroupClosedError:
                 return

@@ -1,8 +1,8 @@
 """The point-to-point engine of one group (API section 5): matching of messages with receives.
 
 It is entered synchronously, from calls of its group and from the links of its endpoint, and never
-waits. Its parts: the sending half (`sender`), the receiving half (`receiver`, `flow`),
-the frames (`frames`), and what is decided without I/O (`credit`, `mailbox`, `pieces`).
+waits. Its parts: the sending half (`sender`), the receiving half (`receiver`, `delivery`,
+`flow`), the frames (`frames`), and what is decided without I/O (`credit`, `mailbox`, `pieces`).
 
 **How a message travels.** Up to 65 KiB (metadata and data): eagerly, as one frame, copied by the
 sender, whose Work is complete at once. Above: announced (RTS); when a receive has matched it, the

@@ -7,6 +7,7 @@ may wait for another future. So a job never waits for another one to end.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -21,6 +22,10 @@ class Completions:
     """Threads that do jobs; as many as there are jobs at once, kept a while for later ones."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with no threads: after a fork they are those of the parent."""
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._count = threading.Lock()
         self._idle = 0  # threads that wait for a job, less the jobs they are to get
@@ -56,3 +61,10 @@ class Completions:
                         self._idle -= 1
                         return
                 job = self._jobs.get()  # it has been promised, and is on its way
+
+
+_here = Completions()
+soon = _here.soon
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_here.begin)

@@ -5,15 +5,18 @@ Each keeps its type, fields and text; beside that it is a `torch.distributed.Dis
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch.distributed import DistBackendError, group
 
 from aiodist import AiodistError, CollectiveTimeoutError, Group
-from aiodist_torch.engine import engine
 
 _TIMEOUT = "the timeout is over: "
 """Programs, and torch's own tests, know a timeout by this word in its text."""
+
+failures: weakref.WeakKeyDictionary[Group, AiodistError] = weakref.WeakKeyDictionary()
+"""The latest error of each group, without frames, which might keep the group alive."""
 
 _twins: dict[type[AiodistError], type[AiodistError]] = {}
 
@@ -48,7 +51,7 @@ def last_error(process_group: Any = None) -> AiodistError | None:
     own = getattr(asked, "group", None)
     if not isinstance(own, Group):
         raise ValueError(f"last_error() is for process groups of aiodist, got {asked!r}")
-    return engine().failures.get(own)
+    return failures.get(own)
 
 
 def _twin(cls: type[AiodistError]) -> type[AiodistError]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import aiodist
+from aiodist.threads.engine import Engine
 from aiodist.wire.address import Address, parse_address
 from aiodist_torch import rendezvous
-from aiodist_torch.engine import Engine
 from aiodist_torch.parting import Parting
 
 log = logging.getLogger("aiodist.torch")

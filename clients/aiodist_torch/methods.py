@@ -19,12 +19,12 @@ from torch._C import _distributed_c10d as c10d
 from torch.autograd import profiler
 
 import aiodist
+from aiodist.threads.engine import Engine
+from aiodist.threads.loop import at_once
 from aiodist_torch import forms
 from aiodist_torch import operations as ops
 from aiodist_torch.calls import call
 from aiodist_torch.devices import backends_of, group_beside
-from aiodist_torch.engine import Engine
-from aiodist_torch.loop import at_once
 from aiodist_torch.profiling import recording
 from aiodist_torch.untraced import untraced
 from aiodist_torch.work import TorchWork

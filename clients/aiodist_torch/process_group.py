@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import aiodist
+from aiodist.threads.engine import engine
 from aiodist_torch.devices import backend_for, backends_of
-from aiodist_torch.engine import engine
 from aiodist_torch.errors import as_torch
 from aiodist_torch.membership import Membership
 from aiodist_torch.methods import Methods

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch._C import _distributed_c10d as c10d
 
 import aiodist
-from aiodist_torch.engine import engine
+from aiodist.threads.engine import engine
 from aiodist_torch.errors import as_torch
 from aiodist_torch.membership import Membership
 

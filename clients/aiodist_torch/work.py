@@ -19,8 +19,9 @@ from torch.autograd import profiler
 
 import aiodist
 from aiodist import AiodistError, CollectiveAbortedError, CollectiveTimeoutError
-from aiodist_torch.engine import Engine
-from aiodist_torch.errors import as_torch, without_frames
+from aiodist.threads.engine import Engine
+from aiodist_torch import completions
+from aiodist_torch.errors import as_torch, failures, without_frames
 from aiodist_torch.untraced import untraced
 
 log = logging.getLogger("aiodist.torch")
@@ -111,7 +112,7 @@ class TorchWork(dist.Work):
         if error is not None:
             self._error = as_torch(error)
             if isinstance(self._error, AiodistError):
-                self._engine.failures[self._group] = without_frames(self._error)
+                failures[self._group] = without_frames(self._error)
         with _futures:
             self._done = True
             # At once: who asks for a future just then, from another thread, either finds that this
@@ -120,7 +121,7 @@ class TorchWork(dist.Work):
         if self._gate is not None:
             self._gate.release()
         if root is not None:
-            self._engine.completions.soon(lambda: _complete(root))
+            completions.soon(lambda: _complete(root))
 
     def _cancel(self) -> None:
         for work in self._works:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from aiodist.launching.spawn import free_port
-from aiodist_torch.engine import engine
+from aiodist.threads.engine import engine
 from aiodist_torch.process_group import ProcessGroup, create
 
 ROOT = Path(__file__).parents[2]

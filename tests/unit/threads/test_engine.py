@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import aiodist
-from aiodist_torch.engine import Engine, engine
+from aiodist.threads.engine import Engine, engine
 
 
 class Blocked:
@@ -25,7 +25,7 @@ class Blocked:
             self.started.set()
             self.go.wait(10)
 
-        engine()._loop.call_soon_threadsafe(block)
+        engine().loop.call_soon_threadsafe(block)
         assert self.started.wait(10)
         return self
 
@@ -41,7 +41,7 @@ def settled() -> None:
 def calm() -> None:
     """Return when the engine waits for events."""
     settled()
-    while not (engine()._loop.waiting._is_idle and not engine()._lock.locked()):
+    while not (engine().loop.waiting._is_idle and not engine()._lock.locked()):
         threading.Event().wait(0.001)
 
 
@@ -53,7 +53,7 @@ def test_a_call_is_made_in_the_callers_thread_on_the_engines_loop() -> None:
         seen.extend((threading.get_ident(), asyncio.get_running_loop()))
 
     engine().submit(call)
-    assert seen == [threading.get_ident(), engine()._loop]
+    assert seen == [threading.get_ident(), engine().loop]
     with pytest.raises(RuntimeError, match="no running event loop"):
         asyncio.get_running_loop()
 
@@ -62,8 +62,8 @@ async def test_a_thread_with_a_loop_of_its_own_gets_it_back() -> None:
     calm()
     seen: list[object] = []
     engine().submit(lambda: seen.append(asyncio.get_running_loop()))
-    assert seen == [engine()._loop]
-    assert asyncio.get_running_loop() is not engine()._loop
+    assert seen == [engine().loop]
+    assert asyncio.get_running_loop() is not engine().loop
 
 
 def test_calls_keep_their_order_while_the_engine_is_busy() -> None:
@@ -198,7 +198,7 @@ def watched(read: int, results: list[Result]) -> None:
             for _ in os.read(read, 100):
                 results.pop(0).bring()
 
-    engine()._loop.add_reader(read, readable)
+    engine().loop.add_reader(read, readable)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def when_driven(write: int) -> threading.Thread:
     """A thread that writes a byte as soon as somebody drives."""
 
     def main() -> None:
-        while not engine()._loop.waiting.has_driver:
+        while not engine().loop.waiting.has_driver:
             threading.Event().wait(0.001)
         os.write(write, b"x")
 
@@ -256,12 +256,12 @@ def test_the_engine_stands_by_for_a_driver() -> None:
     stood_by: list[bool] = []
 
     def look() -> bool:
-        stood_by.append(engine()._loop.waiting._stands_by)
+        stood_by.append(engine().loop.waiting._stands_by)
         return any(stood_by)
 
     def main() -> None:
         while not any(stood_by):
-            engine()._loop.call_soon_threadsafe(lambda: None)
+            engine().loop.call_soon_threadsafe(lambda: None)
             threading.Event().wait(0.001)
 
     thread = threading.Thread(target=main)
@@ -277,7 +277,7 @@ def test_a_driver_hears_of_what_others_bring_about() -> None:
     result = Result()
 
     def main() -> None:
-        while not engine()._loop.waiting.has_driver:
+        while not engine().loop.waiting.has_driver:
             threading.Event().wait(0.001)
         engine().submit(result.bring)
 
@@ -295,7 +295,7 @@ def test_one_drives_and_the_others_wait() -> None:
     others: list[bool] = []
 
     def main() -> None:
-        while not engine()._loop.waiting.has_driver:
+        while not engine().loop.waiting.has_driver:
             threading.Event().wait(0.001)
         engine().drive(result, 10)
         others.append(result())
@@ -334,7 +334,7 @@ def test_an_interrupt_in_the_midst_of_work_aborts_all_groups() -> None:
 
     def interrupted() -> None:
         if threading.get_ident() == engine()._thread.ident:
-            engine()._loop.call_soon(interrupted)  # until it is the driver's turn
+            engine().loop.call_soon(interrupted)  # until it is the driver's turn
         else:
             raise KeyboardInterrupt
 
@@ -342,7 +342,7 @@ def test_an_interrupt_in_the_midst_of_work_aborts_all_groups() -> None:
     groups = [Group(), Group()]
     for group in groups:
         engine().adopt(group)  # type: ignore[arg-type]
-    engine()._loop.call_soon_threadsafe(interrupted)
+    engine().loop.call_soon_threadsafe(interrupted)
     with pytest.raises(KeyboardInterrupt):
         while True:
             engine().drive(Result(), 10)

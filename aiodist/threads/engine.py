@@ -18,18 +18,34 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from multiprocessing import util as processes
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from aiodist import AiodistError, Group, GroupClosedError
-from aiodist_torch.completions import Completions
-from aiodist_torch.loop import Loop, Until, at_once
+from aiodist.errors import GroupClosedError
+from aiodist.threads.loop import Loop, Until, at_once
 
 T = TypeVar("T")
 
 EXIT_PATIENCE = 10.0
 """Seconds for which a process that exits waits for its groups to be left in good order."""
 
-log = logging.getLogger("aiodist.torch")
+log = logging.getLogger("aiodist.threads")
+
+
+class Resident(Protocol):
+    """A group that lives on the loop."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def abort(self, reason: str = ...) -> None:
+        """Ends it at once."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it in good order."""
+        ...
 
 
 def _nothing() -> None:
@@ -42,12 +58,10 @@ class Engine:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # who holds it may be in the loop
         self._queue: deque[Callable[[], None]] = deque()  # what other threads want done in the loop
-        self._loop = Loop(self._lock, self._abort_all)  # on which all groups of the process live
-        # Those that are to be aborted, should the engine fail.
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
-        self.failures: weakref.WeakKeyDictionary[Group, AiodistError] = weakref.WeakKeyDictionary()
-        """The latest error of each group, without frames, which might keep the group alive."""
-        self.completions = Completions()  # threads that run what programs have hung onto futures
+        self.loop = Loop(self._lock, self._abort_all)
+        """On which all groups live. Touched by nobody but who holds the lock."""
+        # Those that are to be aborted, should the engine fail, and closed when the process exits.
+        self._groups: weakref.WeakSet[Resident] = weakref.WeakSet()
         self._inherited = False  # this process was forked, and the thread is not here
         # What is to be done before the process ends.
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -56,9 +70,9 @@ class Engine:
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         with self._lock:
-            self._loop.run_forever()
+            self.loop.run_forever()
 
     def submit(
         self,
@@ -76,19 +90,19 @@ class Engine:
         if self._inherited:
             raise GroupClosedError(
                 "this process was forked from one that uses aiodist, whose groups stay there: "
-                "call init_process_group here, after the fork"
+                "make groups of its own here, after the fork"
             )
         if not self._lock.acquire(blocking=False):
             later()
             self._queue.append(call)
-            self._loop.call_soon_threadsafe(self._drain)
+            self.loop.call_soon_threadsafe(self._drain)
             return
         if asyncio._get_running_loop() is not None:
             until = at_once  # tasks of two loops do not mix in one thread
         try:
             if self._queue:
-                self._loop.visit(self._drain)
-            self._loop.visit(call, until)
+                self.loop.visit(self._drain)
+            self.loop.visit(call, until)
         finally:
             self._lock.release()
 
@@ -104,8 +118,8 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if not self._loop.waiting.has_driver:
-                self._loop.drive(until, seconds)
+            if not self.loop.waiting.has_driver:
+                self.loop.drive(until, seconds)
         finally:
             self._lock.release()
 
@@ -113,17 +127,17 @@ class Engine:
         for group in list(self._groups):
             group.abort(f"{type(error).__name__} in the midst of an operation")
 
-    def adopt(self, group: Group) -> None:
+    def adopt(self, group: Resident) -> None:
         """A group lives on the loop."""
         self._groups.add(group)
 
     def began(self) -> None:
         """An operation waits for events; to be called on the engine."""
-        self._loop.waiting.pending += 1
+        self.loop.waiting.pending += 1
 
     def ended(self) -> None:
         """It does no longer."""
-        self._loop.waiting.pending -= 1
+        self.loop.waiting.pending -= 1
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop, and wait for its result; at most `timeout` seconds."""
@@ -135,7 +149,7 @@ class Engine:
             finally:
                 self.ended()
 
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(run(), self.loop)
         try:
             return future.result(timeout)
         except BaseException:
@@ -160,6 +174,11 @@ class Engine:
             async with asyncio.timeout(EXIT_PATIENCE):
                 while self._endings:
                     await self._endings.pop()()
+                # What the program has not closed itself: to the others, a process that just ends is
+                # one that has crashed.
+                for group in list(self._groups):
+                    if not group.closed:
+                        await group.close()
 
         if self._inherited:
             return
@@ -189,6 +208,11 @@ def engine() -> Engine:
             # Unlike atexit's, these functions run in children of multiprocessing, too.
             processes.Finalize(None, _here[0].end, exitpriority=100)
         return _here[0]
+
+
+def engine_of(loop: asyncio.AbstractEventLoop) -> Engine | None:
+    """The engine of this process, if `loop` is its loop."""
+    return next((engine for engine in _here if engine.loop is loop), None)
 
 
 def _after_fork() -> None:

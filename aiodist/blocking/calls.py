@@ -1,0 +1,238 @@
+"""How a thread has something done on the loop of a group, and waits for its result.
+
+There are two kinds of loops. One that runs in another thread of the program (`asyncio.run`) is
+handed the call, and the thread sleeps until it is told. On the loop of `aiodist.threads` the thread
+makes the call itself and does the loop's work while it waits: nobody has to be woken for it.
+
+**Why an interrupt is safe.** Ctrl-C raises KeyboardInterrupt in the main thread, wherever that is.
+Whoever catches it may reuse its arrays. So the operation is withdrawn first, on the loop, where it
+is half-way through nothing, and only then does the exception go on; the other ranks see a cancelled
+Work. A second Ctrl-C does not wait for that. Where a thread does the loop's work, the interrupt can
+come in the midst of it: then nobody knows how far that was, and all groups of the loop are aborted
+(see `aiodist.threads.loop`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+from aiodist.errors import GroupClosedError
+from aiodist.threads.engine import Engine, Resident, engine_of
+from aiodist.threads.loop import Until, at_once
+from aiodist.work import Work
+
+T = TypeVar("T")
+
+LONGEST = threading.TIMEOUT_MAX
+"""Seconds for who waits without a deadline."""
+
+
+class Home:
+    """The loop that a group lives on, as other threads see it: here, one that runs by itself."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    @staticmethod
+    def of(loop: asyncio.AbstractEventLoop) -> Home:
+        """The home of groups on `loop`."""
+        engine = engine_of(loop)
+        return Home(loop) if engine is None else OwnLoop(loop, engine)
+
+    def adopt(self, group: Resident) -> None:
+        """A group that lives there is used by threads."""
+
+    def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
+        """Have `call` made on the loop, now or soon, after those of this thread before it."""
+        self._loop.call_soon_threadsafe(call)
+
+    def help(self, until: Until, seconds: float) -> None:
+        """Do some of the loop's work, if that brings `until` about sooner."""
+
+    def began(self) -> None:
+        """On the loop: a thread waits for an operation."""
+
+    def ended(self) -> None:
+        """On the loop: that has ended."""
+
+
+class OwnLoop(Home):
+    """The loop of this process for programs that have none."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+        super().__init__(loop)
+        self._engine = engine
+
+    def adopt(self, group: Resident) -> None:
+        self._engine.adopt(group)
+
+    def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
+        self._engine.submit(call, until=until)
+
+    def help(self, until: Until, seconds: float) -> None:
+        self._engine.drive(until, seconds)
+
+    def began(self) -> None:
+        self._engine.began()
+
+    def ended(self) -> None:
+        self._engine.ended()
+
+
+class BlockingWork(Generic[T]):
+    """An operation that goes on while its thread does something else: what `isend` and `irecv` of a
+    `BlockingGroup` return. To be used in any thread but that of the group's loop."""
+
+    def __init__(self, home: Home, call: Callable[[], Any]) -> None:
+        """`call` is made on the loop of `home`; it gives a Work, a coroutine, or a plain value."""
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError(
+                "a blocking call would stop the event loop that runs in this thread: await the "
+                "group's own method here, or call this one in a thread (asyncio.to_thread)"
+            )
+        self._home = home
+        self._call = call
+        self._outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._made = threading.Event()  # the call was made
+        self._work: asyncio.Future[T] | None = None  # what it gave, unless that is a plain value
+
+    # -- for its owner ----------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The result, or the error that it failed with. Waits for at most `timeout` seconds.
+
+        Raises TimeoutError when it is still pending then: it goes on. What interrupts the wait, as
+        KeyboardInterrupt does, cancels it.
+        """
+        done = self._outcome.done
+        limit = LONGEST if timeout is None else timeout
+        begun = time.monotonic()
+        try:
+            if not done():
+                self._home.help(done, limit)
+                left = max(0.0, limit - (time.monotonic() - begun))
+                concurrent.futures.wait((self._outcome,), left)
+        except BaseException:
+            self._give_up()
+            raise
+        if not done():
+            raise TimeoutError(f"not done within {timeout} s: it goes on")
+        return self._outcome.result()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not. Never waits."""
+        return self._outcome.done()
+
+    def cancel(self) -> bool:
+        """Withdraw it. Once this has returned, its arrays are not touched any more. False when it
+        was done already."""
+        withdrawn: list[bool] = []
+        heard = threading.Event()
+
+        def cancel() -> None:
+            # The call was handed over before this one, so it has been made.
+            withdrawn.append(self._work is not None and self._work.cancel())
+            heard.set()
+
+        self._home.submit(cancel, heard.is_set)
+        heard.wait()
+        return withdrawn[0]
+
+    @property
+    def op(self) -> str:
+        """The name of the operation."""
+        return self._as_work().op
+
+    @property
+    def tag(self) -> Any:
+        """Its tag; of a completed receive, that of the message."""
+        return self._as_work().tag
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value; of a completed receive, those of the message."""
+        return self._as_work().nbytes
+
+    @property
+    def source(self) -> int | None:
+        """The rank that a completed receive came from."""
+        return self._as_work().source
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the call to the completion, or to now while pending."""
+        return self._as_work().elapsed
+
+    def __repr__(self) -> str:
+        return f"<BlockingWork of {self._work!r}>"
+
+    # -- for the blocking group -------------------------------------------------------------------
+
+    def start(self) -> BlockingWork[T]:
+        """Have the call made. Raises what it raises."""
+        # An interrupt may come anywhere in here, also when the call is on its way already.
+        try:
+            self._home.submit(self._make, self._outcome.done)
+            self._made.wait()
+        except BaseException:
+            self._give_up()
+            raise
+        if self._work is None:
+            self._outcome.result()
+        return self
+
+    def run(self) -> T:
+        """Have the call made, and wait for its result."""
+        try:
+            self._home.submit(self._make, self._outcome.done)
+            return self.wait()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _make(self) -> None:
+        """Make the call. On the loop."""
+        try:
+            given = self._call()
+            if not isinstance(given, asyncio.Future) and not asyncio.iscoroutine(given):
+                self._outcome.set_result(given)
+                return
+            self._work = work = cast("asyncio.Future[T]", asyncio.ensure_future(given))
+            if work.done():
+                self._pass_on(work)
+            else:
+                self._home.began()
+                work.add_done_callback(self._ended)
+        except BaseException as error:
+            self._outcome.set_exception(error)
+            if not isinstance(error, Exception):
+                raise  # the loop has to know that it was interrupted
+        finally:
+            self._made.set()
+
+    def _ended(self, work: asyncio.Future[T]) -> None:
+        self._home.ended()
+        self._pass_on(work)
+
+    def _pass_on(self, work: asyncio.Future[T]) -> None:
+        if work.cancelled():
+            self._outcome.set_exception(asyncio.CancelledError())
+        elif (error := work.exception()) is not None:
+            self._outcome.set_exception(error)
+        else:
+            self._outcome.set_result(work.result())
+
+    def _give_up(self) -> None:
+        if not self.done():
+            try:
+                self.cancel()
+            except (GroupClosedError, RuntimeError):
+                return  # there is no such loop any more: nothing goes on there
+
+    def _as_work(self) -> Work[T]:
+        return cast("Work[T]", self._work)

@@ -1,0 +1,265 @@
+"""`BlockingGroup`: the operations of a group as ordinary calls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from aiodist.blocking.calls import BlockingWork, Home
+from aiodist.blocking.store import BlockingStore
+from aiodist.errors import GroupClosedError
+from aiodist.operations import Operations
+from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag, Member, View
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _waiting(
+    operation: Callable[Concatenate[Operations, P], Awaitable[R]],
+) -> Callable[Concatenate[BlockingGroup, P], R]:
+    """The method of a `BlockingGroup` that calls `operation` and waits for its result."""
+
+    @wraps(operation)
+    def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> R:
+        result: R = self._run(partial(operation, self._group), *args, **options)
+        return result
+
+    return method
+
+
+def _starting(
+    operation: Callable[Concatenate[Operations, P], Awaitable[R]],
+) -> Callable[Concatenate[BlockingGroup, P], BlockingWork[R]]:
+    """The method of a `BlockingGroup` that calls `operation` and does not wait for its result."""
+
+    @wraps(operation)
+    def method(self: BlockingGroup, /, *args: P.args, **options: P.kwargs) -> BlockingWork[R]:
+        call = partial(operation, self._group, *args, **options)
+        return BlockingWork[R](self._home, call).start()
+
+    return method
+
+
+class BlockingGroup:
+    """Made by `Group.blocking()` and `aiodist.connect_blocking()`. Every call waits for its result,
+    but `isend`, `issend` and `irecv`, which return a `BlockingWork`. Usable from any thread but
+    that of the group's event loop, which has to run meanwhile.
+
+    Concurrent calls from several threads need tags to tell them apart, as concurrent tasks do. A
+    KeyboardInterrupt withdraws the operation that is waited for, as a cancelled Work is withdrawn,
+    before it is raised.
+    """
+
+    def __init__(self, group: Any, home: Home) -> None:
+        """`group`: the `Group` whose methods are called on the loop that it lives on."""
+        self._group = group
+        self._home = home
+        home.adopt(group)
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    # Nothing here needs the loop: what does not change is read as it is, and what does, in one
+    # step that no other thread can come between.
+
+    @property
+    def name(self) -> str:
+        """The name of the group."""
+        name: str = self._group.name
+        return name
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 to size - 1."""
+        rank: int = self._group.rank
+        return rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        size: int = self._group.size
+        return size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among the ranks of this host."""
+        local_rank: int = self._group.local_rank
+        return local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks of this host."""
+        local_size: int = self._group.local_size
+        return local_size
+
+    @property
+    def epoch(self) -> int:
+        """Which membership of that name this is; a later one has a higher epoch."""
+        epoch: int = self._group.epoch
+        return epoch
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Who the ranks are, by rank."""
+        members: tuple[Member, ...] = self._group.members
+        return members
+
+    @property
+    def address(self) -> str:
+        """The coordinator's address."""
+        address: str = self._group.address
+        return address
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Payload bytes sent to and received from all peers so far, over all transports."""
+        moved: tuple[int, int] = self._group.bytes_moved
+        return moved
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group has ended here."""
+        closed: bool = self._group.closed
+        return closed
+
+    @property
+    def store(self) -> BlockingStore:
+        """The group's key-value store, kept by the coordinator."""
+        return BlockingStore(self._home, self._group.store)
+
+    def __repr__(self) -> str:
+        return f"<BlockingGroup of {self._group!r}>"
+
+    # -- operations -------------------------------------------------------------------------------
+
+    all_reduce = _waiting(Operations.all_reduce)
+    reduce = _waiting(Operations.reduce)
+    broadcast = _waiting(Operations.broadcast)
+    share = _waiting(Operations.share)
+    reshard = _waiting(Operations.reshard)
+    all_gather = _waiting(Operations.all_gather)
+    gather = _waiting(Operations.gather)
+    scatter = _waiting(Operations.scatter)
+    reduce_scatter = _waiting(Operations.reduce_scatter)
+    all_to_all = _waiting(Operations.all_to_all)
+    scan = _waiting(Operations.scan)
+    exscan = _waiting(Operations.exscan)
+    barrier = _waiting(Operations.barrier)
+    send = _waiting(Operations.send)
+    recv = _waiting(Operations.recv)
+    isend = _starting(Operations.send)
+    irecv = _starting(Operations.recv)
+    sendrecv = _waiting(Operations.sendrecv)
+    probe = _waiting(Operations.probe)
+
+    @wraps(Operations.iprobe)
+    def iprobe(self, **options: Any) -> Any:
+        return self._run(self._group.iprobe, **options)
+
+    def messages(
+        self, *, tag: str | int | AnyTag = ANY_TAG, src: int | AnySource = ANY_SOURCE
+    ) -> Iterator[tuple[Any, int, str | int]]:
+        """``for value, source, tag in group.messages(tag=…)``: see `Group.messages`."""
+        while True:
+            try:
+                work = self.irecv(src=src, tag=tag)
+                value = work.wait()
+            except GroupClosedError:
+                return
+            assert work.source is not None
+            yield value, work.source, work.tag
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:
+        """See `Group.empty`."""
+        return self._run(self._group.empty, shape, dtype, like=like)
+
+    # -- groups made of it ------------------------------------------------------------------------
+
+    def subgroup(self, ranks: Sequence[int], *, timeout: float | None = None) -> BlockingGroup:
+        """See `Group.subgroup`."""
+        return self._as_blocking(self._run(self._group.subgroup, ranks, timeout=timeout))
+
+    def split(
+        self, color: str | int | None, key: int | None = None, *, timeout: float | None = None
+    ) -> BlockingGroup | None:
+        """See `Group.split`."""
+        group = self._run(self._group.split, color, key, timeout=timeout)
+        return None if group is None else self._as_blocking(group)
+
+    def dup(self, *, timeout: float | None = None) -> BlockingGroup:
+        """See `Group.dup`."""
+        return self._as_blocking(self._run(self._group.dup, timeout=timeout))
+
+    # -- going on after a loss --------------------------------------------------------------------
+
+    def revoke(self) -> None:
+        """See `Group.revoke`."""
+        self._run(self._group.revoke)
+
+    def agree(self, flag: bool = True, *, timeout: float | None = None) -> bool:
+        """See `Group.agree`."""
+        verdict: bool = self._run(self._group.agree, flag, timeout=timeout)
+        return verdict
+
+    def shrink(self, *, timeout: float | None = None) -> BlockingGroup:
+        """See `Group.shrink`."""
+        return self._as_blocking(self._run(self._group.shrink, timeout=timeout))
+
+    def rendezvous(
+        self, *, min_size: int | None = None, max_size: int | None = None,
+        timeout: float | None = None,
+    ) -> BlockingGroup:  # fmt: skip
+        """See `Group.rendezvous`."""
+        group = self._run(
+            self._group.rendezvous, min_size=min_size, max_size=max_size, timeout=timeout
+        )
+        return self._as_blocking(group)
+
+    def views(self) -> Iterator[View]:
+        """``for view in group.views()``: see `Group.views`."""
+        views = self._group.views()
+
+        # A task for each step, as a step is neither a coroutine nor a Work.
+        async def following() -> View:
+            view: View = await anext(views)
+            return view
+
+        try:
+            while True:
+                try:
+                    view = self._run(following)
+                except StopAsyncIteration:
+                    return
+                yield view
+        finally:
+
+            async def close() -> None:
+                await views.aclose()
+
+            self._run(close)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See `Group.close`."""
+        self._run(self._group.close)
+
+    def abort(self, reason: str = "aborted") -> None:
+        """See `Group.abort`."""
+        self._run(self._group.abort, reason)
+
+    def __enter__(self) -> BlockingGroup:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # In whatever epoch it is by now: `group = group.shrink()` within the block leaves it so.
+        self._run(self._group._newest().__aexit__, kind, error, trace)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _as_blocking(self, group: Any) -> BlockingGroup:
+        return BlockingGroup(group, self._home)
+
+    def _run(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return BlockingWork[Any](self._home, partial(method, *args, **options)).run()

@@ -1,0 +1,38 @@
+"""`connect_blocking`: a group for a program that has no event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec
+
+from aiodist.blocking.calls import BlockingWork, Home
+from aiodist.blocking.group import BlockingGroup
+from aiodist.group import Group
+from aiodist.session import Connecting, connect
+from aiodist.threads.engine import engine
+
+P = ParamSpec("P")
+
+
+def _blocking(connect: Callable[P, Connecting]) -> Callable[P, BlockingGroup]:
+    def connect_blocking(*args: P.args, **options: P.kwargs) -> BlockingGroup:
+        """Join a group, as `connect` does: ``with connect_blocking(…) as group:`` in ordinary code,
+        or ``group = connect_blocking(…)`` and ``group.close()``.
+
+        Takes the arguments of `connect`, and raises what it raises. All such groups of a process
+        live on one event loop, which has a thread of its own: leases are renewed, and what others
+        send is taken, whatever the program does. A group that is still open when the process exits
+        is closed then. After a fork it stays with the parent.
+        """
+        connecting = connect(*args, **options)
+
+        async def join() -> Group:
+            return await connecting
+
+        home = Home.of(engine().loop)
+        return BlockingGroup(BlockingWork[Group](home, join).run(), home)
+
+    return connect_blocking
+
+
+connect_blocking = _blocking(connect)

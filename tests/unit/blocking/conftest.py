@@ -1,0 +1,65 @@
+"""Ranks that are threads of this process, without a loop of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiodist
+from aiodist import BlockingGroup
+from aiodist.threads.engine import engine
+
+Ranks = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_engine() -> None:
+    """Its thread stays as long as the process: before any test counts threads."""
+    engine()
+
+
+@pytest.fixture
+def address(no_leaks: None) -> Iterator[str]:
+    """Where a coordinator listens, on the loop of this process."""
+    coordinator = aiodist.Coordinator()
+    engine().wait_for(coordinator.start())
+    yield coordinator.address
+    engine().wait_for(coordinator.stop())
+
+
+@pytest.fixture(params=["inproc", "shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def ranks(address: str, transport: str) -> Ranks:
+    """``ranks(2, body)``: the results of ``body(group)`` in a thread for each rank. Raises what the
+    first of them raises."""
+
+    def run(size: int, body: Callable[[BlockingGroup], Any], **options: Any) -> list[Any]:
+        results: list[Any] = [None] * size
+        errors: list[BaseException] = []
+        settings = {"op_timeout": 20.0, "transports": transport, **options}
+
+        def main(rank: int) -> None:
+            try:
+                with aiodist.connect_blocking(address, rank=rank, size=size, **settings) as group:
+                    results[rank] = body(group)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+    return run

@@ -1,0 +1,172 @@
+"""Interrupts of calls that wait, and loops that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import BlockingGroup, Group
+from aiodist.blocking.calls import BlockingWork, Home, OwnLoop
+from aiodist.threads.engine import engine
+
+
+class Loop:
+    """A loop that a thread runs, with both ranks of a group on it."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.groups: list[Group] = []
+        ready, self.enough = threading.Event(), asyncio.Event()
+
+        async def main() -> None:
+            async with aiodist.local(2) as self.groups:
+                ready.set()
+                await self.enough.wait()
+
+        self.thread = threading.Thread(target=self.loop.run_until_complete, args=(main(),))
+        self.thread.start()
+        assert ready.wait(20)
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.enough.set)
+        self.thread.join()
+        self.loop.close()
+
+
+Pair = tuple[BlockingGroup, BlockingGroup]
+
+
+@pytest.fixture
+def foreign(no_leaks: None) -> Iterator[Pair]:
+    loop = Loop()
+    one, two = (group.blocking() for group in loop.groups)
+    yield one, two
+    loop.end()
+
+
+@pytest.fixture
+def own(address: str) -> Iterator[Pair]:
+    async def join() -> list[Group]:
+        joining = [aiodist.connect(address, rank=rank, size=2) for rank in range(2)]
+
+        async def joined(connecting: Any) -> Group:
+            group: Group = await connecting
+            return group
+
+        return await asyncio.gather(*map(joined, joining))
+
+    one, two = (group.blocking() for group in engine().wait_for(join()))
+    yield one, two
+    leaving = threading.Thread(target=one.close)
+    leaving.start()
+    two.close()
+    leaving.join()
+
+
+@pytest.fixture(params=["foreign", "own"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    found: Pair = request.getfixturevalue(request.param)
+    return found
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, group: BlockingGroup, at: str) -> None:
+    """The next time that this thread gets to `at`, it is interrupted after that."""
+    home = group._home
+    original: Callable[..., None] = getattr(home, at)
+
+    def method(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        original(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(home, at, method)
+
+
+@pytest.mark.parametrize("at", ["submit", "help"])
+def test_an_interrupt_withdraws_the_call(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    one, two = pair
+    out = np.zeros(4)
+    interrupted(monkeypatch, one, at)
+    with pytest.raises(KeyboardInterrupt):
+        one.recv(src=1, out=out)
+    # Nobody receives any more, so the message is there for the next one, and `out` is untouched.
+    two.send(np.ones(4), 0)
+    assert out.tolist() == [0] * 4
+    assert one.recv(src=1).tolist() == [1] * 4
+
+
+def test_an_interrupt_withdraws_what_was_started(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    interrupted(monkeypatch, one, "submit")
+    with pytest.raises(KeyboardInterrupt):
+        one.irecv(src=1)
+    two.send(7, 0)
+    assert one.recv(src=1) == 7
+
+
+def test_the_others_hear_of_an_interrupt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = pair
+    interrupted(monkeypatch, one, "help")
+    with pytest.raises(KeyboardInterrupt):
+        one.barrier()
+    with pytest.raises(aiodist.CollectiveAbortedError):
+        two.barrier()
+
+
+def test_a_running_loop_is_not_stopped(pair: Pair) -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="would stop the event loop"):
+            pair[0].barrier()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_gone() -> None:
+    loop = Loop()
+    group = loop.groups[0].blocking()
+    loop.end()
+    with pytest.raises(RuntimeError, match="closed"):
+        group.barrier()
+
+
+def test_which_home() -> None:
+    loop = asyncio.new_event_loop()
+    assert type(Home.of(loop)) is Home
+    loop.close()
+    assert type(Home.of(engine().loop)) is OwnLoop
+
+
+def test_what_is_raised_in_the_loop_is_raised_here(pair: Pair) -> None:
+    def wrong() -> None:
+        raise LookupError("of the call")
+
+    with pytest.raises(LookupError, match="of the call"):
+        BlockingWork[None](pair[0]._home, wrong).run()
+    assert BlockingWork[int](pair[0]._home, lambda: 5).start().wait() == 5
+
+
+def test_a_fork_has_no_part_in_the_group(own: Pair) -> None:
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            own[0].barrier()
+        except aiodist.GroupClosedError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert pipe.read().startswith("this process was forked")
+    os.waitpid(child, 0)
