@@ -23,8 +23,8 @@ from aiodist.engine.operation import Phase, Program, Start, prepared
 from aiodist.links.progress import cores
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import recursive_doubling
+from aiodist.schedules.choose_reductions import goes_whole
 from aiodist.schedules.plan import OUT, TMP, Copy, Recv, Reduce, Send, Step
-from aiodist.schedules.selection import choose_all_reduce
 from aiodist.transports.base import Link
 from aiodist.transports.stream import StreamLink
 from aiodist.types import ReduceOp
@@ -133,7 +133,7 @@ class LinkExpress(Express[LinkGroup, Recipe]):
         size = length * kernel.wire_dtype.itemsize
         if context.size == 1 or not length:
             return None
-        if choose_all_reduce(size, context.size, kernel.sliceable) != "recursive_doubling":
+        if not goes_whole(size, context.size, kernel.sliceable):
             return None
         return Recipe(context, call, kernel, op, length)
 

@@ -24,7 +24,15 @@ from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases import lanes, pulls
 from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Call, Part, Place, check_root, share
 from aiodist.phases.memories import Regions
-from aiodist.schedules import chain, direct_exchange
+from aiodist.schedules import direct_exchange
+from aiodist.schedules.choose_values import (
+    choose_all_gather,
+    choose_all_to_all,
+    choose_broadcast,
+    choose_gather,
+    choose_scatter,
+)
+from aiodist.schedules.selection import Choice
 from aiodist.schedules.teams import spans_hosts
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -145,13 +153,15 @@ def collect(
     on_lane: bool,
     fits: bool,
     lengths: Sequence[int] | None = None,
+    chosen: Choice | None = None,
 ) -> Part[dict[int, Any]]:
     """The values offered to this rank, by source; those offered to others are sent. `own`: what
     this rank has for itself, and where it goes.
 
     `travelling`: what any rank offers to any other. `fits`: whether all know that it fits where it
-    goes. `lengths`: where everyone offers the same to all others, the bytes of each. `outs` may be
-    what is wrong with them. Raises MismatchError.
+    goes. `lengths`: where everyone offers the same to all others, the bytes of each. `chosen`: how
+    it travels over links; None: directly. `outs` may be what is wrong with them. Raises
+    MismatchError.
     """
     problem: MismatchError | None = None
     if isinstance(outs, MismatchError):
@@ -185,6 +195,11 @@ def collect(
     if on_lane and longest and _all_see(place, travelling):
         places = {src: receives[src].place for src in buffers if receives[src].nbytes}
         yield pulls.take(place, places, _bounds(place.size, buffers), target)
+    elif not on_lane and chosen is not None:
+        # What is the same for all is there once.
+        for_whom = sorted(outgoing)[: None if lengths is None else 1]
+        views = [view for dst in for_whom for view in outgoing[dst]]
+        yield _chosen(place, chosen, views, target)
     elif not on_lane or lengths is None:
         yield from exchange(place, outgoing, buffers, longest, on_lane)
     elif longest:
@@ -232,6 +247,15 @@ def _metas(
         }
         yield from exchange(place, outgoing, late, longest, on_lane)
     return {src: bytes(meta) for src, meta in metas.items()}
+
+
+def _apart(offers: Sequence[Offer], root: int | None = None) -> tuple[int, ...]:
+    """The bytes of each rank's data that do not travel within the offers, but for those of `root`,
+    which stay there."""
+    return tuple(
+        offer.nbytes if offer.data is None and rank != root else 0
+        for rank, offer in enumerate(offers)
+    )
 
 
 def fill(value: Incoming, data: bytes) -> None:
@@ -357,10 +381,17 @@ def _chain(
         yield from lanes.broadcast(place, src, source, target)
         return
     length = sum(view.nbytes for view in (source or target))
-    yield Phase(
-        prepared(chain.broadcast, place.rank, place.size, src, length, MAX_PAYLOAD),
-        Regions.of_bytes(source, target),
-    )
+    yield _chosen(place, choose_broadcast(length, place.size, src), source, target)
+
+
+def _chosen(
+    place: Place,
+    chosen: Choice,
+    source: Sequence[memoryview],
+    target: Sequence[memoryview],
+) -> Phase:
+    plan = prepared(chosen.algorithm, place.rank, place.size, *chosen.args)
+    return Phase(plan, Regions.of_bytes(source, target, scratch=plan.plan.scratch))
 
 
 def all_gather(place: Place, x: Any, out: Any) -> Call:
@@ -375,6 +406,7 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
         offers, fits = yield from _one_of_all(place, transfer, own, want, on_lane)
         outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
+        lengths = _apart(offers)
         values = yield from collect(
             place,
             transfer,
@@ -385,7 +417,8 @@ def all_gather(place: Place, x: Any, out: Any) -> Call:
             offers,
             on_lane,
             fits,
-            [offer.nbytes if offer.data is None else 0 for offer in offers],
+            lengths,
+            choose_all_gather(lengths),
         )
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
@@ -450,6 +483,7 @@ def gather(place: Place, x: Any, dst: int, out: Any) -> Call:
             [offer for src, offer in enumerate(offers) if src != dst],
             on_lane,
             fits,
+            chosen=choose_gather(_apart(offers, dst), dst),
         )
         if not here:
             return None
@@ -491,6 +525,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
             [offer for dst, offer in enumerate(offers) if dst != src],
             on_lane,
             fits,
+            chosen=choose_scatter(_apart(offers, src), src),
         )
         return values[src]
 
@@ -527,11 +562,23 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
             ],
             on_lane,
             fits,
+            chosen=_alike(offers),
         )
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
     return Call("all_to_all", "all_to_all()", transfer.guard(program), nbytes)
+
+
+def _alike(offers: Sequence[Sequence[Offer | None]]) -> Choice | None:
+    """What to do where all messages of an all_to_all have one length, and travel apart."""
+    size = len(offers)
+    others = (
+        offer for src, row in enumerate(offers) for dst, offer in enumerate(row) if src != dst
+    )
+    sizes = {None if o is None or o.data is not None else o.nbytes for o in others}
+    nbytes = sizes.pop() if len(sizes) == 1 else None
+    return None if not nbytes else choose_all_to_all(nbytes, size)
 
 
 def known(offer: Offer | None) -> Offer:

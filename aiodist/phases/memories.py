@@ -115,9 +115,10 @@ class Regions:
         x: Sequence[memoryview],
         out: Sequence[memoryview],
         shown: Sequence[Vector] = (),
+        scratch: int = 0,
     ) -> Regions:
         """Plain bytes, for exchanges that reduce nothing."""
-        return cls(Vector(x, np.uint8), Vector(out, np.uint8), 0, shown)
+        return cls(Vector(x, np.uint8), Vector(out, np.uint8), scratch, shown)
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         if len(spans) == 1:

@@ -41,7 +41,6 @@ def scan(
     length: int,
     segment: int,
     exclusive: bool,
-    *,
     whole: bool = False,
     window: int = WINDOW,
 ) -> Plan:

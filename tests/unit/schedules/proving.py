@@ -1,0 +1,85 @@
+"""What the proofs of plans share: running them all, and what should come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
+from random import Random
+
+import pytest
+
+from aiodist.schedules.plan import Plan, X
+from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
+
+SIZES = range(1, 18)
+sizes = pytest.mark.parametrize("size", SIZES)
+
+
+windows = pytest.mark.parametrize(
+    ("size", "window"),
+    [(size, w) for size in SIZES for w in ((1, 2, 3, 4, 7) if size < 5 else (2 + size % 3,))],
+)
+
+
+def lengths(size: int) -> list[int]:
+    """Empty, fewer units than ranks, even, odd, one and several segments a rank."""
+    if size > 4:
+        return [size - 1, 2 * size + 1]
+    return sorted({0, 1, size - 1, size, 2 * size + 1, 5 * size + 3})
+
+
+def roots(size: int) -> set[int]:
+    return {size // 2} if size > 4 else {0, size // 2, size - 1}
+
+
+def run(
+    plan: Callable[[int], Plan],
+    size: int,
+    inputs: int | Sequence[int] = 0,
+    outputs: int | Sequence[int] = 0,
+    *,
+    in_place: Collection[int] = (),
+    segment: int | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """The outcome, which must not depend on the interleaving: of a few ranks, as early and as late
+    as can be, and one at random; of many, one at random."""
+    plans = [plan(rank) for rank in range(size)]
+    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
+    shuffled = Random(seed).randrange
+    outcomes = {
+        simulate(
+            plans,
+            inputs=[inputs] * size if isinstance(inputs, int) else inputs,
+            outputs=[outputs] * size if isinstance(outputs, int) else outputs,
+            in_place=in_place,
+            segment=segment,
+            order=order,
+        )
+        for order in ([lambda n: 0, lambda n: n - 1, shuffled] if size < 5 else [shuffled])
+    }
+    assert len(outcomes) == 1
+    return outcomes.pop()
+
+
+def assert_reduced(values: Iterable[Value], units: Iterable[int], ranks: range) -> None:
+    """`values` are the final reductions of `units` of X of `ranks`, in rank order."""
+    found, expected = list(values), list(units)
+    assert len(found) == len(expected)
+    for value, unit in zip(found, expected, strict=True):
+        assert isinstance(value, Reduced)
+        assert value.final
+        assert contributors(value) == tuple(Unit(rank, X, unit) for rank in ranks)
+
+
+def span(rank: int, buffer: int, start: int, stop: int) -> tuple[Unit, ...]:
+    return tuple(Unit(rank, buffer, at) for at in range(start, stop))
+
+
+def bounds_of(lengths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths, initial=0))
+
+
+def uneven(size: int) -> tuple[int, ...]:
+    """Bounds of slices of 0 to 4 units."""
+    return bounds_of((3 * rank + 2) % 5 for rank in range(size))
