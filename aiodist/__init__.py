@@ -6,11 +6,16 @@
 
     async with aiodist.connect() as group:
         await group.all_reduce(t)
+
+``import aiodist`` loads the exceptions and the small types. Everything else is loaded when it is
+first asked for: a program that only catches ``aiodist.PeerLostError``, or only sends messages to a
+service that uses aiodist, does not pay for an engine. ``from aiodist import connect`` at the top of
+a module loads the engine there and then: a service that must not be held up later does that.
 """
 
-from aiodist.blocking import BlockingGroup
-from aiodist.coordinator.actor import Coordinator
-from aiodist.debugging import breakpoint
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from aiodist.errors import (
     AiodistError,
     AuthenticationError,
@@ -29,13 +34,18 @@ from aiodist.errors import (
     RankTakenError,
     SizeMismatchError,
 )
-from aiodist.group import Group
-from aiodist.launch import run
-from aiodist.p2p.point_to_point import Envelope
-from aiodist.rank import flight_recorder
-from aiodist.session import connect, local
 from aiodist.types import ANY_SOURCE, ANY_TAG, Member, ReduceOp, View
-from aiodist.work import Work
+
+if TYPE_CHECKING:
+    from aiodist.blocking import BlockingGroup
+    from aiodist.coordinator.actor import Coordinator
+    from aiodist.debugging import breakpoint
+    from aiodist.group import Group
+    from aiodist.launch import run
+    from aiodist.p2p.point_to_point import Envelope
+    from aiodist.rank import flight_recorder
+    from aiodist.session import connect, local
+    from aiodist.work import Work
 
 __version__ = "0.1.0"
 
@@ -72,3 +82,31 @@ __all__ = [
     "local",
     "run",
 ]
+
+_LOADED_WHEN_ASKED_FOR = {
+    "BlockingGroup": "aiodist.blocking",
+    "Coordinator": "aiodist.coordinator.actor",
+    "Envelope": "aiodist.p2p.point_to_point",
+    "Group": "aiodist.group",
+    "Work": "aiodist.work",
+    "breakpoint": "aiodist.debugging",
+    "connect": "aiodist.session",
+    "flight_recorder": "aiodist.rank.flight_recorder",
+    "local": "aiodist.session",
+    "run": "aiodist.launch",
+}
+"""The modules of the names that are not here yet. `flight_recorder` is a module itself."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load what a name stands for (PEP 562). From then on it is an attribute like any other."""
+    module = _LOADED_WHEN_ASKED_FOR.get(name)
+    if module is None:
+        raise AttributeError(f"module 'aiodist' has no attribute {name!r}")
+    loaded = import_module(module)
+    globals()[name] = found = getattr(loaded, name, loaded)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LOADED_WHEN_ASKED_FOR})

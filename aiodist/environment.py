@@ -200,7 +200,10 @@ def _one_host_address(
         "connect() with an address"
     )
     if launcher is None or not (launcher.hosts or launcher.local_size):
-        raise ValueError(f"the environment names no coordinator: {needed}")
+        raise ValueError(
+            "the environment names no coordinator: start the program by a launcher, as with "
+            f"`aiodist run -n 4 PROGRAM.py`, or {needed}"
+        )
     hosts = _integer(environ, launcher.hosts, 1) if launcher.hosts else None
     local = _integer(environ, launcher.local_size, 1) if launcher.local_size else None
     if hosts != 1 and (local is None or local != size):

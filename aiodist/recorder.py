@@ -76,14 +76,14 @@ class Record:
     def __init__(
         self, recorder: Recorder, scope: Scope, work: Work[Any], call: bytes, peer: int | None
     ) -> None:
-        self.scope = scope
-        self.call = call
-        self.peer = peer
-        self.state = "waits"
-        self._error = ""
-        self._recorder = recorder
+        self.scope = scope  # which group it is of
+        self.call = call  # what all ranks must agree on, in words
+        self.peer = peer  # the other rank of a message; None: any, or all
+        self.state = "waits"  # "waits", "done", "failed" or "cancelled"
+        self._error = ""  # what it failed with, in one line
+        self._recorder = recorder  # is told where it failed
         self._work: Work[Any] | None = work
-        self.ended: _Ended | None = None
+        self.ended: _Ended | None = None  # what is left of `_work` once that has ended
 
     def end(self, state: str, error: BaseException | None = None) -> None:
         """It has ended: "done", "failed" or "cancelled"."""

@@ -212,6 +212,10 @@ class Connecting:
     def __await__(self) -> Generator[Any, None, Group]:
         return _connect(self._options).__await__()
 
+    def __repr__(self) -> str:
+        # asyncio.run and create_task want a coroutine, and say what they got instead.
+        return "<aiodist.connect(…): to be awaited, or entered by `async with`, in a coroutine>"
+
     async def __aenter__(self) -> Group:
         self._group = await _connect(self._options)
         return self._group

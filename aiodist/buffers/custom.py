@@ -45,11 +45,12 @@ class CustomKernel:
     def __init__(self, op: ReduceOp, name: str, parts: Sequence[tuple[Kind, tuple[int, ...]]]):
         """`parts`: kind and shape of each array of the caller that is joined here."""
         assert op.function is not None
-        self._function = op.function
-        self._label = op.name.removeprefix("custom:")
+        self._function = op.function  # the user's
+        self._label = op.name.removeprefix("custom:")  # what errors call it
         self._parts = tuple(parts)
         self.op = op
         self.name = name
+        # Of carriers, and of accumulators: nothing is converted.
         self.dtype: np.dtype[Any] = carrier(name)
         self.wire_dtype = self.dtype
         self.loads = False
@@ -81,6 +82,8 @@ class CustomKernel:
                 acc = self._call(kind, shape, acc, operand[start:stop].copy()).reshape(-1)
             out[start:stop] = acc
 
+    # An elementwise function does not see where the arrays of a list begin and end: they are joined
+    # here, cut anywhere, and it gets flat pieces. Any other one gets each array in its own shape.
     def _pieces(self, length: int) -> Iterator[tuple[Kind, tuple[int, ...], int, int]]:
         """(kind, shape, start, stop) of what the function is called with."""
         start = 0

@@ -4,6 +4,9 @@ A dtype is named as numpy and torch name it: `float32`, `bool`, `datetime64[ns]`
 `bfloat16`. What numpy does not know (bfloat16, float8, …) is held in its *carrier*: the unsigned
 integer of the same size. Elements are little-endian on the wire and in every carrier array. Names
 say no byte order: arrays of either travel, and new ones have that of this machine.
+
+**Why names, not codes.** A rank with a newer torch may have dtypes that this one has never heard
+of. By its name, the error can say which, and a carrier that is known holds its bytes all the same.
 """
 
 from __future__ import annotations
@@ -94,6 +97,8 @@ def name_of(dtype: DType) -> str | None:
     return name
 
 
+# The patterns are stricter than numpy, which takes "S" (a string of length 0), "U007" and a good
+# deal more: each dtype has one name, so that ranks that compare names compare dtypes.
 @lru_cache(maxsize=256)
 def carrier(name: str) -> DType:
     """The little-endian numpy dtype that holds elements of dtype `name`.

@@ -1,4 +1,10 @@
-"""Arrays that are not in memory of the host, as the codec of values sees them."""
+"""Arrays that are not in memory of the host, as the codec of values sees them.
+
+The codec (`aiodist.buffers.values`) knows how values are told and where their bytes go, and nothing
+of devices. The rooms above know devices, and nothing of trees. These three protocols are all that
+they need of each other: somebody who takes arrays out of a value that leaves, somebody who has
+places for arrays of a value that comes, and such a place.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,15 @@ Integers wrap around, NaN propagates in MIN and MAX, LAND and LOR give 0 or 1 in
 Of two NaNs a sum keeps one, with its sign and its payload: the same on all ranks, whichever operand
 the result is written to. numpy sees to that but for arrays of one element: these are written to
 none.
+
+**Why accumulators are told from carriers.** The sum of 8 ranks in float16 would be rounded seven
+times, and what is lost each time adds up. In float32 the sum of some float16 numbers is nearly
+exact, and rounded once. It costs twice the bytes on the wire for partial results, and nothing for
+results.
+
+**Why in blocks.** Loading, combining and storing an array of 64 MiB one after the other would bring
+it from memory into the processor three times. A block that fits in the cache of a core comes once,
+and all three are done with it while it is there.
 """
 
 from __future__ import annotations
@@ -90,6 +99,8 @@ class Kernel:
                 f"{op} has a float factor and {name} elements: give an int, or convert to a float"
             )
         # Of arrays of one element: where the result is a new array, and where it goes to `out`.
+        # For these, numpy's inner loop differs with whether `out` is the first operand, and so does
+        # which of two NaNs is kept. A result in new memory is always made in one way.
         self._new = self._ufunc if name in FLOATS | COMPLEX else None
         self._lone = self._ufunc if self._new is None else _elsewhere(self._new)
         if op.name == "PRODUCT" and name in COMPLEX:
@@ -98,18 +109,23 @@ class Kernel:
         self.op = op
         self.name = name
         self.dtype: np.dtype[Any] = carrier(name)
+        # A dtype that is too narrow to add up in.
         self._narrow = name if name in ("float16", "bfloat16") else None
         self.wire_dtype: np.dtype[Any] = np.dtype("<f4") if self._narrow else self.dtype
         # The parts of complex numbers are scaled apart: inf * (2+0j) has a NaN in it.
         self._scale: np.dtype[Any] = (
             np.dtype(f"<f{self.dtype.itemsize // 2}") if name in COMPLEX else self.wire_dtype
         )
+        # PREMUL_SUM multiplies what is loaded, AVG divides what is stored. An average of partial
+        # averages would be wrong where ranks have come together in unequal numbers.
         self._factor = None if op.factor is None else self._as_factor(op)
+        # Whether what is stored is divided by the number of ranks.
         self._averages = op.name == "AVG"
+        # A number that is not 0 counts as 1: of accumulators, so that 2 and 1 are equally true.
         self._logical = op.name in ("LAND", "LOR")
         self.loads = self._narrow is not None or self._factor is not None or self._logical
         self.stores = self._narrow is not None or self._averages
-        self._block = BLOCK_BYTES // self.wire_dtype.itemsize
+        self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are worked on at once
 
     def plain(self, length: int, *, disjoint: bool = False) -> Callable[..., Any] | None:
         """``plain(a, b, out=c)`` reduces two operands of `length` elements, with whatever warnings
@@ -220,7 +236,7 @@ class Kernel:
             raise TypeError(f"the factor of {op} does not fit in {self.name}") from None
 
     def _load(self, x: Flat, into: Flat) -> None:
-        if self._narrow == "bfloat16":
+        if self._narrow == "bfloat16":  # it is the upper half of a float32
             bits = into.view("<u4")
             bits[:] = x
             bits <<= 16
@@ -243,7 +259,12 @@ class Kernel:
 
 def quietly() -> Callable[..., Any]:
     """``run(f, *args)``: calls f without warnings about overflow and the like, at less cost than
-    `numpy.errstate`. For one thread, and not within itself."""
+    `numpy.errstate`. For one thread, and not within itself.
+
+    From numpy 2 on, what to warn of is kept in a context variable. So a context is made once in
+    which nothing is warned of, and functions are run in it. To enter and leave `errstate` each time
+    would take one or two microseconds, and a whole all-reduce of 8 bytes takes ten.
+    """
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":
         return _with_errstate
     context = contextvars.copy_context()

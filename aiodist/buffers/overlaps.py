@@ -1,4 +1,10 @@
-"""Which arrays share memory."""
+"""Which arrays share memory.
+
+A reduction of several arrays reads some while it writes others. Where two of them share memory, the
+result would depend on what came first on this rank, so such a call is refused, or goes by a copy.
+Only contiguous arrays get here, so it is a question of intervals of addresses: sorted once, each
+further array is found in them by bisection.
+"""
 
 from __future__ import annotations
 

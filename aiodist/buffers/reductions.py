@@ -60,9 +60,9 @@ class Operand:
         self.signature = signature
         self.value = value
         self.groups: list[Group] = []
-        self._own: list[_Part] = []
-        self._given: Any = None
-        self._listed = False
+        self._own: list[_Part] = []  # the arrays whose result this rank gets
+        self._given: Any = None  # what `finish` returns, if that is the user's own
+        self._listed = False  # whether it returns a list
 
     @staticmethod
     def of(x: object, op: ReduceOp, *, out: object = None, in_place: bool) -> Operand:

@@ -1,4 +1,10 @@
-"""Reduction of Python numbers: int as int64, float as float64, complex, bool."""
+"""Reduction of Python numbers: int as int64, float as float64, complex, bool.
+
+Arrays wrap around when they overflow, as numpy does, because looking would take as long as adding.
+Of single numbers a user expects better: ints are added as Python adds them, and an OverflowError is
+raised where the result does not fit in 64 bits. The numbers of all ranks are gathered and reduced
+by each rank in the order of the ranks: so all of them get the same result, or the same error.
+"""
 
 from __future__ import annotations
 

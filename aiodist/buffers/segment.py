@@ -48,6 +48,7 @@ class Segment:
             raise ValueError(f"a segment has at least 1 byte, not {nbytes}")
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            # Mapped before it is sealed: the seal on future writes leaves this one mapping.
             os.ftruncate(fd, nbytes)
             mapping = mmap.mmap(fd, nbytes)
             sizes = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

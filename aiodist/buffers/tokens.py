@@ -4,7 +4,12 @@ The metadata of a message is the number of tokens, and the tokens. A token is ei
 (None, bool, int of 64 bits, float, str, bytes) or one of the extension types below. A container
 gives the number of its items and is followed by them (a dict by key, value, key, value, …).
 Msgpack's own arrays and maps are not used: nothing nests, so a reader holds nothing that has not
-come, and its stack is as deep as it chooses.
+come, and its stack is as deep as it chooses. For example, ``{"w": float32[2,3], "n": (1, 2)}`` is
+seven tokens, after their number::
+
+    7   DICT(2)   "w"   ARRAY(numpy float32 [2,3])   "n"   TUPLE(2)   1   2
+
+The 24 bytes of the array follow the metadata, they are not in it.
 """
 
 from __future__ import annotations
@@ -51,6 +56,8 @@ class Spec(NamedTuple):
 
 def pack(tokens: list[Any]) -> bytes:
     """The metadata of these tokens."""
+    # Names of files may hold bytes that are no UTF-8, which Python shows as lone surrogates. They
+    # travel as they are rather than fail on their way.
     packer = msgpack.Packer(unicode_errors="surrogatepass", autoreset=False)
     packer.pack(len(tokens))
     for token in tokens:
@@ -60,6 +67,8 @@ def pack(tokens: list[Any]) -> bytes:
 
 def unpack(meta: bytes | memoryview) -> list[Any]:
     """The tokens of metadata. Raises ProtocolError."""
+    # Limits of zero: msgpack refuses arrays and maps before it makes them, however many items they
+    # claim to have.
     unpacker = msgpack.Unpacker(
         raw=False,
         unicode_errors="surrogatepass",
@@ -85,6 +94,7 @@ def container(code: int, count: int) -> Any:
 
 
 def big_int(value: int) -> Any:
+    # One byte more than the bits need, at times: there has to be room for the sign.
     return Ext(BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
@@ -146,7 +156,11 @@ def read_array(data: bytes) -> Spec:
 
 
 def _sizes(itemsize: int, shape: Sequence[int]) -> tuple[int, int]:
-    """Bytes of the array, and what they would be if empty dimensions had one element."""
+    """Bytes of the array, and what they would be if empty dimensions had one element.
+
+    The second is what numpy checks: it refuses the shape ``(0, 2**62, 2**62)``, of no byte at all.
+    A peer that sends such a shape is to get a clear error here, not to raise one within numpy.
+    """
     nbytes = bound = itemsize
     for n in shape:
         nbytes *= n
@@ -155,7 +169,7 @@ def _sizes(itemsize: int, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _text(data: bytes) -> str:
-    if len(data) > 32 or not data.isascii():
+    if len(data) > 32 or not data.isascii():  # the longest name that there is has 26 characters
         raise ProtocolError(f"{data[:40]!r} is no name of a dtype")
     return data.decode("ascii")
 

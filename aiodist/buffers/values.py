@@ -2,7 +2,19 @@
 
 `encode` makes a message of a value without copying its arrays; `parse` reads the metadata of a
 message that came, trusting nothing; the `Incoming` it gives makes the memory that the arrays'
-bytes go to, and in the end the value.
+bytes go to, and in the end the value::
+
+    sender                              wire                    receiver
+    encode(value) -> Encoded.meta       tree, dtypes, shapes    parse(meta) -> Incoming
+                                                                .allocate(out) -> .buffers
+                     Encoded.buffers    bytes of the arrays     each buffer filled, in order
+                                                                .finish() -> the value
+
+**Why in two parts.** The metadata is small and has to be read as a whole before anything is known.
+The bytes of arrays are large, and there is nothing in them to read. Because the metadata comes
+first, the receiver knows where each array belongs before its first byte arrives: a socket can then
+read straight into the user's array, and a message that is too large, or does not fit into `out`, is
+refused before any memory is set aside for it.
 """
 
 from __future__ import annotations
@@ -28,8 +40,10 @@ from aiodist.errors import MessageTooLargeError, ProtocolError
 _PLAIN: Final = frozenset({type(None), bool, float, str, bytes})
 _END: Final = object()
 _SHORT: Final = 128
-"""Most bytes of metadata that are looked up before they are parsed."""
+"""Most bytes of metadata that are looked up before they are parsed. The metadata of one array is
+shorter. A longer one is that of a tree, which is hardly ever the same twice."""
 _KEPT: Final = 1024
+"""So many of these are kept, on either side."""
 _described: Final[dict[tuple[Any, Any], tuple[bytes, tuple[Spec, ...]]]] = {}
 """Metadata and specs of values that are one array whose memory travels as it is, by its dtype and
 shape: of those that came last."""
@@ -85,6 +99,8 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
     path, for a leaf that cannot travel, ValueError for a tree over 100 levels deep.
     """
     array: Any = value
+    # One plain array is what nearly all values are. Its metadata depends on dtype and shape alone,
+    # and to look it up takes far less time than to make it.
     flat = arrays.plain(array)
     if flat is not None:
         found = _described.get((array.dtype, array.shape))
@@ -103,16 +119,21 @@ def encode(value: object, *, allow_pickle: bool = False, foreign: Giver | None =
 
 
 class _Encoder:
+    """Walks over a value once, in preorder, and collects what `Encoded` holds."""
+
     def __init__(self, allow_pickle: bool, foreign: Giver | None) -> None:
-        self.allow_pickle = allow_pickle
-        self.foreign = foreign
-        self.gaps: list[int] = []
-        self.tokens: list[Any] = []
-        self.buffers: list[memoryview] = []
-        self.specs: list[Spec] = []
+        self.allow_pickle = allow_pickle  # whether other objects may travel, as pickles
+        self.foreign = foreign  # takes arrays that are on devices; None: there are none
+        self.gaps: list[int] = []  # for each of those, how many buffers come before it
+        self.tokens: list[Any] = []  # the tree, flat
+        self.buffers: list[memoryview] = []  # the bytes of its arrays
+        self.specs: list[Spec] = []  # dtypes and shapes of its arrays
         self.direct = True  # the memory of arrays is what travels, as it is
 
     def put(self, value: Any, where: Where, depth: int) -> None:
+        # The exact types first, as they are most common and take one look at a set. What is left
+        # may be a subclass (np.float64 is a float, np.str_ is a str, True is an int), so whether it
+        # is an array is asked before whether it is a number: a numpy scalar keeps its dtype.
         kind = type(value)
         if kind in _PLAIN:
             self.tokens.append(value)
@@ -165,6 +186,9 @@ class _Encoder:
         for index, item in enumerate(value):
             self.put(item, Path(where, index), depth)
 
+    # A key has to be hashable and equal to itself on the other side: plain values are, and tuples
+    # of them. An array as a key could be neither. A tuple counts as a level of depth of its own,
+    # because whoever reads it calls itself for each level.
     def _key(self, key: Any, where: Where, depth: int) -> None:
         if type(key) in _PLAIN:
             self.tokens.append(key)
@@ -199,7 +223,11 @@ class _Encoder:
 
 
 def _plain(value: Any) -> Any | None:
-    """The token of a number, string or a subclass of these; None for anything else."""
+    """The token of a number, string or a subclass of these; None for anything else.
+
+    The methods of the base classes are called by name, because a subclass may have changed them:
+    an `enum.IntEnum` that prints itself, a `str` whose `__str__` adds something.
+    """
     if isinstance(value, int):
         return _int(int.__index__(value))
     if isinstance(value, complex):
@@ -212,6 +240,7 @@ def _plain(value: Any) -> Any | None:
 
 
 def _int(value: int) -> Any:
+    # What msgpack can hold; Python's ints have no end.
     return value if -(2**63) <= value < 2**64 else tokens.big_int(value)
 
 
@@ -231,6 +260,9 @@ class _Leaf:
 
 
 class _Pickled:
+    """An object of a tree that came as a pickle. It is unpickled in `Incoming.finish` alone: by
+    then it is known that this rank allows it."""
+
     __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
@@ -257,14 +289,16 @@ class Incoming:
     )
 
     def __init__(self, tree: Any, specs: list[Spec], allow_pickle: bool) -> None:
-        self._tree = tree
-        self.specs = specs
+        self._tree = tree  # the value, with a `_Leaf` for each array and a `_Pickled` for a pickle
+        self.specs = specs  # dtype and shape of each array
         self.nbytes = sum([spec.nbytes for spec in specs])
         self._allow_pickle = allow_pickle
-        self.buffers: list[memoryview] = []
-        self.foreign: Any = None
-        self._out: Any = None
-        self.targets: list[Target] = []
+        self.buffers: list[memoryview] = []  # where the bytes go that come
+        self.foreign: Any = None  # has the places of arrays on devices
+        self._out: Any = None  # the user's memory for it
+        self.targets: list[Target] = []  # where each array goes in the end
+        # Memory that is filled in its place, where the target is not contiguous or not of this byte
+        # order: copied into it by `finish`.
         self._staged: list[Flat | None] = []
 
     def describe(self) -> str:
@@ -293,6 +327,8 @@ class Incoming:
         not fit; the Incoming is then unchanged and may be allocated again. `foreign` has places
         for arrays that go to a device, or come from one apart.
         """
+        # Everything is looked at before anything of this object is set: so an error in the last
+        # array of a tree leaves it as it was, and the caller may try again with another `out`.
         made: list[Target | None] = [None] * len(self.specs)
         for where, leaf, place in _walk(self._tree, out, name if out is not None else "value"):
             if isinstance(leaf, _Pickled):
@@ -406,6 +442,8 @@ def parse(
     return incoming
 
 
+# Whoever sends many different metadata pushes out what others have sent, and no more: entries are
+# short, and so many are kept. An error is not kept, but raised again each time.
 @lru_cache(maxsize=_KEPT)
 def _array_in(meta: bytes) -> Spec | None:
     """The array that a value is, by its metadata; None where it is anything else."""
@@ -421,7 +459,13 @@ def _too_large(nbytes: int, what: str, max_bytes: int) -> str:
 
 
 class _Reader:
-    """Builds the tree of a list of tokens. Recursion is bounded by MAX_DEPTH."""
+    """Builds the tree of a list of tokens. Recursion is bounded by MAX_DEPTH.
+
+    Nothing in here trusts the sender. The number of items that a container claims makes no memory
+    be set aside: items are taken one by one from tokens that have come, so a container of four
+    billion items ends with the error that nothing is left. No class is looked up by name, and
+    nothing is called that the sender could choose: a pickle stays bytes.
+    """
 
     def __init__(self, stream: list[Any]) -> None:
         self._stream = iter(stream)

@@ -1,4 +1,10 @@
-"""Several flat arrays as one logical array, cut at any element."""
+"""Several flat arrays as one logical array, cut at any element.
+
+The gradients of a model are hundreds of arrays. Reduced one by one, each would pay for a round of
+its own; copied into one large array, all would be copied twice. As a vector they are reduced as if
+they were one, where they lie: a plan speaks of elements 1,000 to 2,000, and the vector knows that
+these are the end of one array, all of the next, and the beginning of a third.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +42,18 @@ class Vector:
                     f"a vector of {self.dtype} takes flat contiguous arrays of it, "
                     f"not {array.dtype}{list(array.shape)}"
                 )
+        # Where each part begins, and the end of the last.
         self._offsets = [0, *accumulate([len(array) for array in self.arrays])]
-        self._bytes = [array.view(np.uint8).data for array in self.arrays]
+        self._bytes = [array.view(np.uint8).data for array in self.arrays]  # the bytes of each part
         self.length = self._offsets[-1]
 
     @classmethod
     def of(cls, array: Flat) -> Vector:
-        """The vector of one flat contiguous array."""
+        """The vector of one flat contiguous array.
+
+        Made without a look at each part, because nearly all vectors have one, and are made in the
+        call of a small collective.
+        """
         vector = cls.__new__(cls)
         vector.dtype = array.dtype
         vector.itemsize = array.itemsize

@@ -32,13 +32,13 @@ class Recorder:
 
     def __init__(self, news: asyncio.Event) -> None:
         self.frames: list[tuple[bytes, bytes]] = []
-        self.headers: list[bytes] = []
+        self.headers: list[bytes] = []  # those of all frames, complete or not
         self.ends: list[BaseException | None] = []
         self.on_frame: Callable[[bytes, int], memoryview | None] | None = None
         self.on_payload: Callable[[], None] | None = None
         self._news = news
         self.mistakes: list[str] = []
-        self._inside = False
+        self._inside = False  # a callback is running: none may be called from within
         self._destination: memoryview | None = None
 
     def frame(self, link: Link, header: bytes, nbytes: int) -> memoryview | None:

@@ -182,11 +182,13 @@ class _Line:
         self.run, self.group = run, group
         self.src, self.tag = src, tag
         self.failures = failures
+        # Decides how each message is received.
         self.chooser = Random(f"receive {run.scenario.seed} {group.rank} {src} {tag}")
+        # Messages that are to come, by sender and tag.
         self.due: dict[tuple[int, str | int], deque[Message]] = {}
         for message in messages:
             self.due.setdefault((message.src, message.tag), deque()).append(message)
-        self.left = len(messages)
+        self.left = len(messages)  # how many of them there are
 
     async def receive(self) -> None:
         """All of them."""

@@ -55,13 +55,13 @@ class Node(Process):
         super().__init__(network.loop, host)
         self.host = host
         self.network = network
-        self.sockets: dict[SimSocket, None] = {}
-        self.died = 0.0
+        self.sockets: dict[SimSocket, None] = {}  # those that it has not closed
+        self.died = 0.0  # when it was killed
         self.silent = False
         """Whether it was unplugged: nobody hears from it, not even that a connection broke."""
-        self.ports = itertools.count(40000)
-        self.on_end: list[Callable[[], None]] = []
-        self._quota: int | None = None
+        self.ports = itertools.count(40000)  # those that its connections come from
+        self.on_end: list[Callable[[], None]] = []  # called when it is killed
+        self._quota: int | None = None  # bytes that it may send before it is killed; None: any
 
     def kill(self, how: str = "reset") -> None:
         """End the process: "reset" breaks its connections, "close" ends them as a process does
@@ -105,14 +105,15 @@ class Network:
         self, loop: VirtualLoop, seed: int | str = 0, conditions: Conditions | None = None
     ) -> None:
         self.loop = loop
-        self.conditions = conditions or Conditions()
-        self.nodes: dict[str, Node] = {}
-        self.bytes_carried = 0
-        self._chooser = Random(f"network {seed}")
-        self._numbers = itertools.count(FIRST_FILE)
-        self._listeners: dict[Where, SimSocket] = {}
-        self._cuts: dict[frozenset[str], None] = {}
-        self._held: dict[Way, None] = {}
+        self.conditions = conditions or Conditions()  # what delays and losses there are
+        self.nodes: dict[str, Node] = {}  # by host
+        self.bytes_carried = 0  # by all connections
+        self._chooser = Random(f"network {seed}")  # decides all that is random
+        self._numbers = itertools.count(FIRST_FILE)  # of files
+        self._listeners: dict[Where, SimSocket] = {}  # who listens, by address
+        self._cuts: dict[frozenset[str], None] = {}  # pairs of hosts that do not reach each other
+        self._held: dict[Way, None] = {}  # ways with bytes that wait for a cut to end
+        # Connections to break: between whom, and after how many bytes.
         self._breaks: dict[tuple[frozenset[str], bool], int] = {}
         self.broken = 0
         """How many connections were broken by `break_links` and `break_after`."""

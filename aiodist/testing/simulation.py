@@ -73,16 +73,17 @@ class Simulation:
         self.network = Network(self.loop, seed, conditions)
         self.history = History(self.loop.time, _who)
         self.faults = FaultInjector(self._do)
-        self.coordinator = self.network.node(COORDINATOR)
+        self.coordinator = self.network.node(COORDINATOR)  # the process that serves
+        # The processes of the ranks, by rank.
         self.nodes = [self.network.node(f"10.0.1.{rank + 1}") for rank in range(size)]
-        self.address = f"tcp://{COORDINATOR}:{PORT}"
-        self.problems: list[str] = []
-        self.extra_problems: Callable[[], list[str]] = list
+        self.address = f"tcp://{COORDINATOR}:{PORT}"  # where the coordinator is
+        self.problems: list[str] = []  # what must not have happened, and did
+        self.extra_problems: Callable[[], list[str]] = list  # what a test looks for of its own
         self._options = {"transports": ("tcp",), **options}
-        self._served: Coordinator | None = None
+        self._served: Coordinator | None = None  # the coordinator that runs in its process
         self._durable = durable
-        self._folder = ""
-        self._restarts = 0
+        self._folder = ""  # of its state file; "": it has none
+        self._restarts = 0  # how often the coordinator was started again
 
     # ---- running ----
 

@@ -111,16 +111,17 @@ class Way:
     """One direction of a connection."""
 
     def __init__(self, network: Wires, source: SimSocket, target: SimSocket, room: int) -> None:
-        self.network = network
+        self.network = network  # decides how long everything takes
         self.source = source
         self.target = target
-        self.arrived = bytearray()
-        self.ended = False
+        self.arrived = bytearray()  # bytes that were not read yet
+        self.ended = False  # whether no more will come
+        # What is on its way, with the time at which it arrives.
         self.queue: deque[tuple[float, object]] = deque()
-        self._room = room
-        self._travelling = 0
-        self._last = 0.0
-        self._scheduled = False
+        self._room = room  # bytes that the system holds between the two
+        self._travelling = 0  # bytes in `queue`
+        self._last = 0.0  # when the last of `queue` arrives: nothing overtakes
+        self._scheduled = False  # whether the loop will call `_arrive`
 
     @property
     def room(self) -> int:
@@ -197,19 +198,19 @@ class SimSocket:
     proto = socket.IPPROTO_TCP
 
     def __init__(self, network: Wires, node: Site) -> None:
-        self.network = network
-        self.node = node
-        self.closed = False
-        self.own: Where = (node.host, 0)
-        self.peer: Where | None = None
-        self.incoming: Way | None = None
-        self.outgoing: Way | None = None
+        self.network = network  # connects it, and carries its bytes
+        self.node = node  # the process that it is a file of
+        self.closed = False  # by its process
+        self.own: Where = (node.host, 0)  # its address
+        self.peer: Where | None = None  # the address at the other end; None: not connected
+        self.incoming: Way | None = None  # what comes from there
+        self.outgoing: Way | None = None  # what goes there
         self.pending: deque[SimSocket] | None = None  # of a listener: connections to accept
-        self.backlog = 0
-        self._error: OSError | None = None
-        self._over = False
-        self._shut = False
-        self._number = network.number()
+        self.backlog = 0  # of a listener: how many connections may wait to be accepted
+        self._error: OSError | None = None  # raised by the next call that looks at the connection
+        self._over = False  # nothing can be sent or received any more
+        self._shut = False  # nothing can be sent any more
+        self._number = network.number()  # what `fileno` says
         network.add(self)
 
     def __repr__(self) -> str:

@@ -125,11 +125,12 @@ class Pool:
 
     def __init__(self, number: int, nbytes: int) -> None:
         self.number = number
-        self.segment = Segment.create(nbytes, "aiodist-standin")
-        self.memory = np.frombuffer(self.segment.memory, np.uint8)
+        self.segment = Segment.create(nbytes, "aiodist-standin")  # the allocation
+        self.memory = np.frombuffer(self.segment.memory, np.uint8)  # its bytes
+        # What another process needs to open it.
         self.handle: bytes = msgpack.packb([os.getpid(), self.segment.fd, nbytes, 0])
-        self.used = 0
-        self.blocks = 0
+        self.used = 0  # bytes that were given away
+        self.blocks = 0  # arrays that have parts of it, and are not freed
 
 
 class Block:
@@ -179,19 +180,22 @@ class StandinDevice:
     kind = "standin"
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._closed = False
-        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()  # told of each event that is recorded
+        self._closed = False  # its thread is to end
+        self._numbers = itertools.count(1)  # of allocations
+        # Memory of all events, which other processes open.
         self._events = Segment.create(SLOTS * 16, "aiodist-standin-events")
+        # Of each event: how often it was recorded, and how often it came.
         self._words = np.frombuffer(self._events.memory, np.int64).reshape(SLOTS, 2)
-        self._slots = list(range(SLOTS))
-        self._streams: list[StandinStream] = []
-        self._pools: list[Pool] = []
-        self._all: set[Pool] = set()
-        self._freed: deque[Pool] = deque()
+        self._slots = list(range(SLOTS))  # the places in `_words` that are free
+        self._streams: list[StandinStream] = []  # what the thread looks through for work
+        self._pools: list[Pool] = []  # allocations with room for more arrays
+        self._all: set[Pool] = set()  # allocations that were not given back
+        self._freed: deque[Pool] = deque()  # allocations whose last array is gone, to be given back
         self.opened = 0
         """How often an allocation was opened."""
-        self._current = self.stream()
+        self._current = self.stream()  # the stream that users' work goes to
+        # Does the work of all streams.
         self._thread = threading.Thread(target=self._work, name="stand-in", daemon=True)
         self._thread.start()
 

@@ -39,14 +39,15 @@ class Process:
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.loop = loop
         self.name = name
-        self.alive = True
-        self.stopped = False
-        self.blocked = False
-        self.stopped_seconds = 0.0
-        self.context = Context()
+        self.alive = True  # it was not killed
+        self.stopped = False  # as by SIGSTOP
+        self.blocked = False  # its loop does not turn, its threads go on
+        self.stopped_seconds = 0.0  # how long it did not run, in all
+        self.context = Context()  # of its callbacks: says whose they are
         self.context.run(_current.set, self)
-        self._held: list[_Call] = []
-        self._since = 0.0
+        self._held: list[_Call] = []  # what came due while it did not run
+        self._since = 0.0  # when it was stopped
+        # All that it has started.
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -155,14 +156,16 @@ class VirtualSelector(selectors.BaseSelector):
     """Readiness of simulated files; waiting is a jump in time."""
 
     def __init__(self, chooser: Random) -> None:
-        self.now = 0.0
-        self.turns = 0
-        self.alarms: dict[int, Callable[[], None]] = {}
+        self.now = 0.0  # seconds since the loop was made
+        self.turns = 0  # how often it has looked for what is ready
+        self.alarms: dict[int, Callable[[], None]] = {}  # what to call in which turn
+        # Makes the error where all wait for ever.
         self.idle_error: Callable[[], BaseException] = lambda: DeadlockError("nothing to wait for")
-        self._chooser = chooser
+        self._chooser = chooser  # decides in which order files are served that are ready at once
+        # Files that somebody waits for, and for what.
         self._keys: dict[int, selectors.SelectorKey] = {}
-        self._files: dict[int, Pollable] = {}
-        self._hot: dict[int, None] = {}
+        self._files: dict[int, Pollable] = {}  # all files that there are
+        self._hot: dict[int, None] = {}  # files that may be ready: only these are asked
 
     def touch(self, file: Pollable) -> None:
         """`file` may have become ready for something."""

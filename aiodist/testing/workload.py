@@ -73,12 +73,13 @@ class Run:
         )
         self.simulation.extra_problems = self.found
         self.problems: list[str] = []
-        self.completed = 0
-        self.failed = 0
-        self.outcomes: list[Any] = []
+        self.completed = 0  # operations that gave a result
+        self.failed = 0  # operations that raised
+        self.outcomes: list[Any] = []  # what the main function of each rank came to
+        # Arrays that were given back, and must not be written to any more.
         self._buffers: list[tuple[Array, str]] = []
-        self._members: dict[bytes, tuple[str, ...]] = {}
-        self.voting = Voting(self)
+        self._members: dict[bytes, tuple[str, ...]] = {}  # the hosts of each context, by rank
+        self.voting = Voting(self)  # how ranks go on after a loss
 
     def play(self) -> None:
         """Raises HangError, DeadlockError, InvariantError."""

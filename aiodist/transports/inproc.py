@@ -2,7 +2,11 @@
 the memory the receiver gives.
 
 Nothing is delivered inside `send`: the receiving end takes its frames in its own `poll`, or in a
-turn of the loop, so no callback ever runs below another one's stack.
+turn of the loop, so no callback ever runs below another one's stack. Were it otherwise, two ranks
+that answer each other's frames would call each other until Python's stack is full.
+
+There is no copy in between either: a frame stays with its sender, as views of the user's memory,
+until the receiving end has said where it goes.
 """
 
 from __future__ import annotations
@@ -67,12 +71,12 @@ class InprocLink(BaseLink):
         self, loop: asyncio.AbstractEventLoop, peer_name: str, receiver: Receiver | None
     ) -> None:
         super().__init__(loop, "inproc", peer_name, receiver)
-        self._urgent: deque[_Frame] = deque()
-        self._bulk: deque[_Frame] = deque()
-        self._backlog = 0
-        self._sent_bytes = 0
-        self._polling = False
-        self._scheduled = False
+        self._urgent: deque[_Frame] = deque()  # frames that go first
+        self._bulk: deque[_Frame] = deque()  # and all others
+        self._backlog = 0  # bytes of both
+        self._sent_bytes = 0  # of frames that the other end has taken
+        self._polling = False  # a callback that polls again is to find nothing to do
+        self._scheduled = False  # the loop will look at what the other end has sent
 
     @classmethod
     def pair(

@@ -74,11 +74,11 @@ class Lent:
     def __init__(
         self, number: int, head: bytes, views: Sequence[memoryview], nbytes: int, token: object
     ) -> None:
-        self.number = number
-        self.head = head
+        self.number = number  # of the frame, over all connections
+        self.head = head  # its bytes before the payload
         self.views = views
         self.nbytes = nbytes
-        self.token = token
+        self.token = token  # who gets the memory back; None: nobody, it is ours
 
     def copy(self) -> None:
         """Have a copy of the payload, and forget whose it was."""
@@ -199,6 +199,10 @@ class Kept:
     # that was not so (a proxy has acknowledged it, and lost it), the peer's count asks for a spent
     # frame, and the link cannot go on: that is seen, and nothing wrong is sent in its place.
 
+    #
+    #     written to the socket:  ──── frame 40 ────┬──── frame 41 ────┬──── frame 42 ────
+    #     acknowledged by the peer's system:  ──────────────────┤
+    #     `settle`:               spent: never again │ copied: part of it may be lost │ copied
     def settle(self, token: object, underway: int | None) -> None:
         """Do not read the memory of frames with `token` any more. `underway`: so many of the last
         bytes may be lost with the connection; None: nobody knows."""

@@ -1,4 +1,10 @@
-"""What all links share: their beginning, their end, and who is told."""
+"""What all links share: their beginning, their end, and who is told.
+
+**Why the end is told by the loop.** A link may be found broken in the midst of `send`, which a
+collective has called, which holds half of its state in local variables. If `Receiver.closed` were
+called right there, the collective would fail while it runs. So the link only notes the end, and
+says it once, in a turn of the loop or in a `poll`, where nobody is half done.
+"""
 
 from __future__ import annotations
 
@@ -56,18 +62,19 @@ class BaseLink(Link):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
     ) -> None:
-        self.kind = kind
+        self.kind = kind  # of which transport it is
         self.receiver: Receiver = Nobody() if receiver is None else receiver
+        # Low until the peer has shown that it is a member: a stranger gets little memory.
         self.max_header = MAX_HEADER_BEFORE_HELLO
         self.max_payload = MAX_HEADER_BEFORE_HELLO
         self._received_bytes = 0
         self._loop = loop
         self._peer_name = peer_name
-        self._closed = False
-        self._told = False
-        self._finishing = False
-        self._error: BaseException | None = None
-        self._over = asyncio.Event()
+        self._closed = False  # nothing moves any more
+        self._told = False  # and the receiver knows
+        self._finishing = False  # `finish` was called: nothing more is accepted
+        self._error: BaseException | None = None  # why it was closed; None: it ended in order
+        self._over = asyncio.Event()  # set with `_told`, for whoever waits in `finish`
 
     @property
     def is_closed(self) -> bool:

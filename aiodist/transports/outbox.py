@@ -1,6 +1,12 @@
 """What a byte-stream link has accepted and not sent yet. No I/O in here.
 
-Two queues: urgent frames go before bulk ones, but never into a frame that is partly sent.
+Two queues: urgent frames go before bulk ones, but never into a frame that is partly sent::
+
+    the socket takes  <──  what is left of one frame │ urgent, in order │ bulk, in order
+
+**Why two.** A rank that sends 64 MiB has hundreds of frames queued. An abort, a grant or the eight
+bytes of another collective that came behind all of these would wait for as long as they take. A
+frame is at most 256 KiB (`MAX_PAYLOAD`) for the same reason: what is urgent waits for one at most.
 """
 
 from __future__ import annotations
@@ -32,11 +38,11 @@ class Outgoing:
     ) -> None:
         self.head = self.whole_head = head
         self.views = list(views)
-        self.whole_views = views
-        self.nbytes = nbytes
-        self.left = len(head) + nbytes
-        self.done = done
-        self.token = token
+        self.whole_views = views  # kept, as it may have to be sent again from its start
+        self.nbytes = nbytes  # of its payload
+        self.left = len(head) + nbytes  # bytes that have not left yet
+        self.done = done  # told when all of it has left
+        self.token = token  # whose frame it is, see `Link.discard`
 
     def trim(self, count: int) -> None:
         """Drop the first `count` bytes (fewer than are left): they have been sent."""
@@ -57,6 +63,9 @@ class Outgoing:
         if count:
             self.views[0] = self.views[0].cast("B")[count:]
 
+    # A frame that is partly sent cannot be taken back: the peer has its header, and waits for so
+    # many bytes. But its memory is wanted back by whoever gave the operation up, so what is left is
+    # sent from a copy.
     def detach(self) -> None:
         """Copy the payload, and forget whose it was."""
         payload = memoryview(b"".join(self.whole_views))

@@ -3,13 +3,29 @@
 Each side has a segment that it alone writes and the other maps to read: a page of 64-bit words,
 then the ring of what it sends. The reader of a ring keeps its position in its own segment, so the
 rings have one writer for each word, and no locks. Positions count all bytes so far and never
-wrap; only their place in the ring does.
+wrap; only their place in the ring does::
+
+    segment of A, which B reads             segment of B, which A reads
+    ┌──────────────────────────────┐        ┌──────────────────────────────┐
+    │ written: 5000   read: 700    │        │ written: 900    read: 4200   │
+    ├──────────────────────────────┤        ├──────────────────────────────┤
+    │ ring: what A sends to B      │        │ ring: what B sends to A      │
+    └──────────────────────────────┘        └──────────────────────────────┘
+    B has 5000 - 4200 = 800 bytes to read; A has 900 - 700 = 200. Of the ring of A, all is free
+    but those 800 bytes.
 
 Order: bytes first, then the position that shows them (plain stores, in order on x86-64; see
 `aiodist.buffers.segment`). Who goes to sleep says so in a word, then looks at the other's
 position once more; who moves a position looks at that word afterwards. Of the two at least one
 sees the other's store, as there is a full fence between store and load on both sides: nobody
 sleeps on bytes, or on room, that is there.
+
+Python has no instruction for a fence. But to take a free lock and release it is an atomic exchange
+of the processor, which on x86-64 is a full fence: that is what `_fence` is for, nobody contends.
+
+**Nothing that the peer writes is trusted.** Its words are looked at each time, and a position that
+cannot be (more bytes than the ring has, fewer than before) closes the link. A peer can write wrong
+bytes into its own ring, which is what it could send anyway. It can write nowhere else.
 """
 
 from __future__ import annotations

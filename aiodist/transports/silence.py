@@ -4,6 +4,16 @@ TCP_USER_TIMEOUT is no help: Linux also lets it end connections to a peer that i
 but has not read for so long (a rank that computes while others send to it). So the kernel is asked
 when it has last heard from the peer while something was to be answered. A peer that does not read
 answers the probes of its window.
+
+========================== ==================================== =====================
+the peer                   what its system does                 what it is taken for
+========================== ==================================== =====================
+computes, does not read    acknowledges until its buffers are   alive, for ever
+                           full, then answers probes
+its process was killed     ends the connection                  lost, at once
+its host lost its power    nothing                              lost, after `seconds`
+its cable was pulled       nothing arrives                      lost, after `seconds`
+========================== ==================================== =====================
 """
 
 from __future__ import annotations

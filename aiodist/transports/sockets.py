@@ -30,6 +30,11 @@ class Acceptor:
 
     `take(sock)` gets each connection, non-blocking, and owns it from then on; an OSError that it
     raises means that the connection is gone again.
+
+    **Why not `loop.sock_accept`.** With that, a task would wait for each listener, and the loop
+    would go round once for each connection. When 500 ranks join, some dozens are taken per turn
+    here. And a process that has run out of files is told of a connection again and again, as it is
+    still there: so the listener is left alone for a moment, instead of filling log and processor.
     """
 
     def __init__(
@@ -39,11 +44,11 @@ class Acceptor:
         address: str,
         take: Callable[[socket.socket], None],
     ) -> None:
-        self.address = address
+        self.address = address  # where peers find it
         self._loop = loop
         self._socket = sock
         self._take = take
-        self._resume: asyncio.TimerHandle | None = None
+        self._resume: asyncio.TimerHandle | None = None  # ends a pause; None: it listens
         self._closed = False
         loop.add_reader(sock.fileno(), self._ready)
 

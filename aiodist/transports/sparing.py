@@ -1,4 +1,8 @@
-"""Warnings of what strangers do: they are not to fill the log."""
+"""Warnings of what strangers do: they are not to fill the log.
+
+Anybody who reaches a port can do something wrong there a thousand times a second. An operator needs
+to see that it happens, who does it and how often. The disk need not see each time.
+"""
 
 from __future__ import annotations
 

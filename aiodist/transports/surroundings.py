@@ -1,5 +1,11 @@
 """What an event loop may bring of its own in place of the operating system's: the loop of
-`aiodist.testing` brings time, sockets and hosts. Everywhere else it is what one expects."""
+`aiodist.testing` brings time, sockets and hosts. Everywhere else it is what one expects.
+
+**Why the loop, and not a parameter.** Simulated ranks run the library as it is, through its public
+calls. Were sockets and clocks handed down by parameters, each constructor on the way would take
+them and pass them on, for the sake of tests alone. The loop is known everywhere, and is already
+what brings time; so the few things that a simulation has to replace are asked of it, here.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,11 @@ PATIENCE = 10.0
 process that is busy, too: this is no time that the process has for anything."""
 
 STEPS = 10
-"""In so many steps that time is counted: a loop that does not turn meanwhile loses one of them."""
+"""In so many steps that time is counted: a loop that does not turn meanwhile loses one of them.
+
+A rank that computes for a minute in the midst of connecting would find, when it comes back, that
+the time is over, and would take a peer for dead whose answer has been there all along. Counted in
+steps, it has nine tenths of the time left, and sees the answer first."""
 
 NEAR = 1000
 """Microseconds of a round trip up to which a peer is near."""

@@ -2,7 +2,13 @@
 
 OpenSSL works on buffers here, not on the socket, so that what it has taken it never asks for again:
 frames that are discarded or overtaken in the queue could not be said again. At most `RECORDS` bytes
-are encrypted ahead of what the socket takes.
+are encrypted ahead of what the socket takes::
+
+    frames ─> outbox ─> OpenSSL ─> _outgoing ─> _cipher ─> socket
+    frames <─ framing <─ OpenSSL <─ _incoming <─────────── socket
+
+OpenSSL on the socket itself would say "write again, and the same bytes": a frame that was half
+encrypted could then neither be overtaken by an urgent one nor be dropped.
 """
 
 from __future__ import annotations
@@ -58,9 +64,9 @@ class TlsLink(StreamLink):
             server_hostname=server_hostname,
         )
         self._cipher = b""  # encrypted, and not sent yet
-        self._shaken = False
-        self._ready: asyncio.Future[None] = loop.create_future()
-        self._direct = False
+        self._shaken = False  # the handshake is done
+        self._ready: asyncio.Future[None] = loop.create_future()  # for whoever waits for that
+        self._direct = False  # nothing goes past the outbox until then
 
     async def ready(self) -> None:
         """Wait for the handshake. Raises OSError where it failed."""

@@ -1,4 +1,10 @@
-"""Links over Linux abstract Unix sockets: same host, nothing to leave behind on a disk."""
+"""Links over Linux abstract Unix sockets: same host, nothing to leave behind on a disk.
+
+An abstract name is in no file system. It is gone with its socket, however the process ends, so
+there is nothing to clean up after a crash. The price is that there are no permissions on such a
+name: anybody in the same network namespace may connect. Names are random, and both sides ask the
+kernel for the user at the other end, which nobody can forge.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Connections that have not shown yet who they are: how many there may be at a time."""
+"""Connections that have not shown yet who they are: how many there may be at a time.
+
+Each of them costs a file of this process, whoever made it. Somebody who connects a thousand times
+and says nothing would take them all, and no member could connect any more. A limit alone would not
+help: then the thousand fill it, and members are refused. So the oldest goes to make room for the
+newest: a member shows who it is within milliseconds, and is never the oldest for long.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +55,7 @@ class UnprovenConnections(Generic[S]):
         self.most = most_unproven() if most is None else most
         self._logger = logger
         self._moment = moment
+        # In the order in which they came: dicts keep it, so the first one is the oldest.
         self._there: dict[S, float] = {}
         self._by_host: dict[str, dict[S, None]] = {}
 

@@ -6,6 +6,12 @@ A frame is the msgpack array ``[header, payload]``, both of msgpack's `bin` fami
 
 The header bytes are themselves one msgpack array. Both lengths stand before the bytes that they
 count, so a reader knows what it has to take in, and may refuse, before it allocates anything.
+
+**Why the payload is not in the header.** Msgpack would have to copy it in order to pack it, and
+again in order to unpack it. Apart from the header, it is written from the user's memory as it is,
+and read into the user's memory as it comes. The two bytes 0x92 and 0xC5 in front are no ornament: a
+stream that begins with anything else (an HTTP request, a TLS greeting, a port scan) is recognised
+by its first byte.
 """
 
 from __future__ import annotations
@@ -127,7 +133,12 @@ def pack_fields(*fields: Any) -> bytes:
 
 class Stencil:
     """The prefix of frames whose headers differ in one field, a number: that of
-    ``pack_fields(*before, number, *after)`` with `nbytes` of payload, made at little cost."""
+    ``pack_fields(*before, number, *after)`` with `nbytes` of payload, made at little cost.
+
+    A collective that is called again and again sends the same header each time, but for its number.
+    The rest is packed once. Msgpack writes a number in 1, 2, 3, 5 or 9 bytes, which changes the
+    length of the header, so there is one start for each of these.
+    """
 
     __slots__ = ("_end", "_starts")
 

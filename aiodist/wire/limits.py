@@ -1,4 +1,9 @@
-"""Limits of the control plane. A peer that goes over one of them is refused."""
+"""Limits of the control plane. A peer that goes over one of them is refused.
+
+They are what keeps the coordinator's memory bounded, whoever connects. Each is far above what a
+group needs, and they fit together: the largest group with the largest metadata makes a view that
+still fits into the largest reply.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,20 @@
 Each side sends 32 random bytes; the proof is HMAC-SHA256 (RFC 2104) of both, keyed with the
 secret. The role is part of it, so that a proof cannot be played back to the side that made it.
 
+::
+
+    who connects                              who listens
+    Hello: nonce a           ──────────────>
+                             <──────────────  Challenge: nonce b
+    Proof: HMAC(secret,      ──────────────>  checks it; else the end, and nothing is said
+       "member", a, b)
+                             <──────────────  Welcome: HMAC(secret, "coordinator", a, b)
+    checks it
+
+Who listens sees a proof before it says anything but a random number, so a stranger learns nothing
+of the group, not even whether it exists. A proof that was overheard is of no use later, for the
+listener's nonce is another one then.
+
 Members show the coordinator the token. Peers show each other the key of the two of them, which
 comes from the token and from both member ids: 128 random bits each, that only members know. They
 learn the ids of those who join later from the coordinator. Who one is, is said by a mark, from

@@ -1,5 +1,19 @@
 """Checks of the fields of messages: each gives the value as the message holds it, or raises
-ValueError saying what was expected."""
+ValueError saying what was expected.
+
+A message is a dataclass, and each of its fields is annotated with its check::
+
+    Epoch = Annotated[int, integer(1, 2**62)]
+
+    @control_message(17)
+    class MemberLost(Message):
+        epoch: Epoch
+        …
+
+So what may come in a field stands beside the field, is checked in one place (`build`), and can be
+listed. The checks compare types exactly (`type(value) is int`), for True is an int to `isinstance`,
+and a rank of True would be one that no table shows.
+"""
 
 from __future__ import annotations
 

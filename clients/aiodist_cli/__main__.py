@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from aiodist_cli.main import app
+from aiodist_cli.command import main
 
-app(prog_name="aiodist")
+main()

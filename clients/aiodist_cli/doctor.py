@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from aiodist_cli import checks
@@ -41,9 +42,11 @@ def _show(results: list[Check]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in results:
-        table.add_row(f"[{_STYLES[check.level]}]{check.level}[/]", check.name, check.found)
+        table.add_row(f"[{_STYLES[check.level]}]{check.level}[/]", check.name, escape(check.found))
     console = Console()
     console.print(table)
     for check in results:
         if check.advice:
-            console.print(f"[{_STYLES[check.level]}]{check.name}:[/] {check.advice}")
+            # A command to be copied has square brackets in it, and must not be broken.
+            advice = f"[{_STYLES[check.level]}]{check.name}:[/] {escape(check.advice)}"
+            console.print(advice, soft_wrap=True)

@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -26,6 +26,7 @@ from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
 from aiodist_cli.ranks import Ranks
 from aiodist_cli.summary import Exit, cause, headline, last_words
+from aiodist_cli.tracebacks import without_the_loop
 
 _STDERR = 2
 _STATUS_SECONDS = 5.0
@@ -79,7 +80,8 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
             stop = stops.first.result()
         if meeting is not None:
             await meeting.tell(stop)
-    await _say(writer, last_words(stop.reason, ranks.stopped, failed), failed)
+    others = [one for one in ranks.exits if one is not failed]
+    await _say(writer, last_words(stop.reason, ranks.stopped, failed), failed, others)
     return stop.status
 
 
@@ -221,10 +223,18 @@ def _listening(writer: Writer, meeting: Meeting | None) -> Iterator[_Stops]:
             loop.remove_signal_handler(number)
 
 
-async def _say(writer: Writer, text: str, failed: Exit | None) -> None:
-    """Write the last words, with what `failed` said last."""
-    data = text.encode() + b"\n"
+async def _say(writer: Writer, text: str, failed: Exit | None, others: Iterable[Exit]) -> None:
+    """Write the last words: a line of each rank that failed because of `failed`, what all `others`
+    have said last, and behind it what `failed` did."""
+    data = b""
+    for one in others:
+        data += _words(one, [one.last_line] if one.is_consequence else one.withheld)
+    data += text.encode() + b"\n"
     if failed is not None:
-        data += joined(failed.tail, prefix(failed.rank, colour=wants_colour(_STDERR)))
+        data += _words(failed, failed.withheld or failed.tail)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(writer.write(_STDERR, data), timeout=1.0)
+
+
+def _words(one: Exit, lines: Iterable[bytes]) -> bytes:
+    return joined(without_the_loop(lines), prefix(one.rank, colour=wants_colour(_STDERR)))

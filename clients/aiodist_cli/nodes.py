@@ -37,11 +37,11 @@ class Meeting:
 
     def __init__(self, launchers: aiodist.Group, run_id: str, master_port: int) -> None:
         self.run_id = run_id
-        self.master_addr = launchers.members[0].host
+        self.master_addr = launchers.members[0].host  # the host of node 0, for torch's own use
         self.master_port = master_port
         self.news = asyncio.ensure_future(_hear(launchers))
         self._launchers = launchers
-        self._pending: list[asyncio.Future[Any]] = [self.news]
+        self._pending: list[asyncio.Future[Any]] = [self.news]  # to be cancelled at the end
 
     async def tell(self, stop: Stop) -> None:
         """Let the other nodes know why this one stops, unless they said so first."""

@@ -16,6 +16,7 @@ from aiodist_cli.input import source
 from aiodist_cli.output import LineSplitter, Writer, joined, prefix, wants_colour
 from aiodist_cli.pipes import Pipe, outputs, rest
 from aiodist_cli.summary import Exit, cause
+from aiodist_cli.tracebacks import PATIENCE, Withheld
 
 TAIL = 60
 """Lines of a rank's stderr that are kept to be shown last."""
@@ -29,13 +30,14 @@ _LAST_WORDS = 1.0
 
 @dataclass(slots=True)
 class _Rank:
-    """One running rank, and the last lines of its stderr."""
+    """One running rank, the last lines of its stderr, and those of them that were not shown."""
 
     rank: int
     process: Process
     out: Pipe
     err: Pipe
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL))
+    withheld: Withheld = field(default_factory=Withheld)
 
 
 class Ranks:
@@ -50,9 +52,9 @@ class Ranks:
         self._writer = writer
         self._grace = grace
         self._with_input = with_input
-        self._tasks: dict[asyncio.Task[None], _Rank] = {}
+        self._tasks: dict[asyncio.Task[None], _Rank] = {}  # what follows each rank to its end
         self._ended: dict[int, Exit | None] = {}  # None until all of its output was seen
-        self._stopping = False
+        self._stopping = False  # ranks that end from now on do so because of `stop`
 
     @property
     def exits(self) -> list[Exit]:
@@ -128,10 +130,7 @@ class Ranks:
     async def _follow(self, started: _Rank) -> None:
         """Pass on what a rank writes until it has ended, with all that it started."""
         process, rank = started.process, started.rank
-        output = asyncio.gather(
-            self._copy(started.out.stream, rank, _STDOUT, None),
-            self._copy(started.err.stream, rank, _STDERR, started.tail),
-        )
+        output = asyncio.gather(self._copy(started, _STDOUT), self._copy(started, _STDERR))
         code = await process.wait()
         if self._stopping:
             self.stopped.append(rank)
@@ -139,27 +138,44 @@ class Ranks:
             self._ended[rank] = None
         spawn.signal_group(process.pid, signal.SIGKILL)  # what it started and left behind
         await rest(output, [started.out, started.err])
+        ended = Exit(rank, code, tuple(started.tail), tuple(started.withheld.take()))
+        if rank in self._ended and code:
+            self._ended[rank] = ended
+            return
         if rank in self._ended:
-            self._ended[rank] = Exit(rank, code, tuple(started.tail))
+            self._ended[rank] = ended._replace(withheld=())
+        if not (self._stopping and ended.blames_another):
+            await self._show(started, _STDERR, ended.withheld)
 
-    async def _copy(
-        self, stream: asyncio.StreamReader, rank: int, fd: int, tail: deque[bytes] | None
-    ) -> None:
-        before = prefix(rank, colour=wants_colour(fd))
+    async def _copy(self, started: _Rank, fd: int) -> None:
+        """Pass on what a rank writes to `fd`, until it has no more to say there."""
         splitter = LineSplitter()
-        while chunk := await stream.read(_CHUNK):
-            if rank == self._with_input:
+        stream = (started.out if fd == _STDOUT else started.err).stream
+        while chunk := await self._read(stream, started, fd):
+            if started.rank == self._with_input:
                 # A prompt has no end of line, and is to be seen.
                 await self._writer.write(fd, chunk)
-                if tail is not None:
-                    tail.extend(splitter.feed(chunk))
+                if fd == _STDERR:
+                    started.tail.extend(splitter.feed(chunk))
                 continue
-            await self._pass_on(splitter.feed(chunk), before, fd, tail)
-        await self._pass_on(splitter.flush(), before, fd, tail)
+            await self._pass_on(started, fd, splitter.feed(chunk))
+        await self._pass_on(started, fd, splitter.flush())
 
-    async def _pass_on(
-        self, lines: list[bytes], before: bytes, fd: int, tail: deque[bytes] | None
-    ) -> None:
-        if tail is not None:
-            tail.extend(lines)
+    async def _read(self, stream: asyncio.StreamReader, started: _Rank, fd: int) -> bytes:
+        """The next bytes. A traceback that is the last that was written is shown while it waits."""
+        reading = asyncio.ensure_future(stream.read(_CHUNK))
+        if fd == _STDERR and started.withheld:
+            await asyncio.wait([reading], timeout=PATIENCE)
+            if not reading.done():
+                await self._show(started, fd, started.withheld.take())
+        return await reading
+
+    async def _pass_on(self, started: _Rank, fd: int, lines: list[bytes]) -> None:
+        if fd == _STDERR:
+            started.tail.extend(lines)
+            lines = started.withheld.feed(lines)
+        await self._show(started, fd, lines)
+
+    async def _show(self, started: _Rank, fd: int, lines: Sequence[bytes]) -> None:
+        before = prefix(started.rank, colour=wants_colour(fd))
         await self._writer.write(fd, joined(lines, before))

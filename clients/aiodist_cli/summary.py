@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiodist.launching import spawn
 
@@ -17,21 +17,30 @@ _CONSEQUENCE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """The end of one rank. `code`: its return code, negative for a signal; `tail`: the last lines
-    that it wrote to stderr."""
+    that it wrote to stderr; `withheld`: those of them that were not shown yet, a traceback."""
 
     rank: int
     code: int
     tail: Sequence[bytes] = ()
+    withheld: Sequence[bytes] = ()
 
     @property
     def is_consequence(self) -> bool:
         """Whether the rank failed because another one did, as far as its last words tell."""
+        return self.code > 0 and self.blames_another
+
+    @property
+    def blames_another(self) -> bool:
+        """Whether its last words are that another rank failed."""
+        return _CONSEQUENCE.match(self.last_line) is not None
+
+    @property
+    def last_line(self) -> bytes:
+        """What it said last; of a traceback, the exception."""
         words = (line.strip(_FRAME) for line in reversed(self.tail))
-        last = next((line for line in words if line), b"")
-        return self.code > 0 and _CONSEQUENCE.match(last) is not None
+        return next((line for line in words if line), b"")
 
 
 def cause(exits: Sequence[Exit]) -> Exit | None:

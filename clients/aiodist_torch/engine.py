@@ -40,15 +40,18 @@ class Engine:
     """The thread, its loop, and the way in for other threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queue: deque[Callable[[], None]] = deque()
-        self._loop = Loop(self._lock, self._abort_all)
+        self._lock = threading.Lock()  # who holds it may be in the loop
+        self._queue: deque[Callable[[], None]] = deque()  # what other threads want done in the loop
+        self._loop = Loop(self._lock, self._abort_all)  # on which all groups of the process live
+        # Those that are to be aborted, should the engine fail.
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.failures: weakref.WeakKeyDictionary[Group, AiodistError] = weakref.WeakKeyDictionary()
         """The latest error of each group, without frames, which might keep the group alive."""
-        self.completions = Completions()
-        self._inherited = False
+        self.completions = Completions()  # threads that run what programs have hung onto futures
+        self._inherited = False  # this process was forked, and the thread is not here
+        # What is to be done before the process ends.
         self._endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        # Turns the loop while no thread of the program does.
         self._thread = threading.Thread(target=self._run, name="aiodist engine", daemon=True)
         self._thread.start()
 

@@ -91,9 +91,10 @@ class Selector(selectors.DefaultSelector):
         self._is_woken = False  # by what was written since somebody last came back from waiting
         self._is_idle = False  # the loop's own thread waits, and had nothing else to do
         self._stands_by = False  # it does not wait for events, but to be called
+        # Set to have the loop's own thread look, where it stands by.
         self._called = threading.Event()
         self._driver: Until | None = None  # what the driver waits for, while it waits for events
-        self._last_visit = -STANDBY
+        self._last_visit = -STANDBY  # when a thread of the program last worked in the loop
 
     # -- waiting ----------------------------------------------------------------------------------
 

@@ -64,13 +64,14 @@ class ProcessGroup(_Base):
     def __init__(self, membership: Membership, timeout: timedelta, store: Any) -> None:
         super().__init__(membership.group.rank, membership.group.size)
         self._membership = membership
-        self._engine = membership.engine
-        self._group = membership.group
+        self._engine = membership.engine  # in whose loop the group lives
+        self._group = membership.group  # the group of aiodist
         self._store: Any = store
         self.set_timeout(timeout)
-        self._name = self._desc = ""
+        self._name = self._desc = ""  # what torch calls this, and how it describes it
+        # Calls since `_start_coalescing`; None: each is on its own.
         self._batch: list[TorchWork] | None = None
-        self._beside: dict[str, Any] = {}
+        self._beside: dict[str, Any] = {}  # the backends of other devices, by the type of device
         self._sequence = 0  # operations that were called
 
     @property

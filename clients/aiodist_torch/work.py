@@ -47,11 +47,13 @@ class TorchWork(dist.Work):
         self._group = group
         self._start = start
         self.tensors = tensors
+        # The operations of aiodist that it is made of.
         self._works: Sequence[asyncio.Future[Any]] = ()
         self._left = 0  # works that are not done
-        self._done = False
-        self._error: BaseException | None = None
+        self._done = False  # all of them are
+        self._error: BaseException | None = None  # what the first of them that failed raised
         self._gate: threading.Lock | None = None  # held until this is done
+        # Torch's future of the result, where somebody asked for one.
         self._root: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None  # chained to the root
 

@@ -102,12 +102,12 @@ class Visit(asyncio.Protocol):
 
     def __init__(self, visits: Visits, handler: asyncio.Protocol, host: str, port: int) -> None:
         self.host = host
-        self.peer = f"{host}:{port}"
+        self.peer = f"{host}:{port}"  # who it is, for the log
         self.handler = handler
         self._visits = visits
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._dropped = False
+        self._transport: asyncio.Transport | None = None  # the connection; None: not made yet
+        self._timer: asyncio.TimerHandle | None = None  # ends it, unless a request comes
+        self._dropped = False  # its handler hears nothing more
 
     def has_asked(self) -> None:
         """It has brought a request: how long the answer takes is not up to it."""

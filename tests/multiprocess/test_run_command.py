@@ -133,7 +133,62 @@ def test_first_failure_stops_all(
     last = err[err.index(headline) + 1 :]
     assert last[0] == "[1] Traceback (most recent call last):"
     assert last[-1] == "[1] KeyError: 'mine'"
+    assert err.count(last[0]) == 1
     assert all(gone(pid) for pid in pids.values())
+
+
+def test_a_traceback_that_a_rank_logs_is_shown_while_it_goes_on(
+    aiodist: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    subprocess.run(["mkfifo", str(gate)], check=True)
+    path = script(
+        "import sys, traceback\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: traceback.print_exc()\n"
+        "open(sys.argv[1]).read()\n"
+    )
+    process = aiodist("run", "-n", 1, path, gate)
+    assert process.stderr is not None
+    shown = [process.stderr.readline() for _ in range(5)]
+    assert shown[0] == "[0] Traceback (most recent call last):\n"
+    assert shown[-1] == "[0] ZeroDivisionError: division by zero\n"
+    gate.write_text("")
+    assert finish(process) == (0, [], [])
+
+
+def test_one_failure_is_shown_once_and_its_consequences_by_a_line_each(
+    aiodist: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    # The ranks that lose rank 1 end before it does: it waits for the locks that they hold.
+    path = script(
+        "import asyncio, fcntl, os, sys\n"
+        "rank = os.environ['RANK']\n"
+        "lock = os.open(sys.argv[1] + rank, os.O_CREAT)\n"
+        "async def main():\n"
+        "    if rank == '1':\n"
+        "        for other in '02':\n"
+        "            open(sys.argv[2] + other).read()\n"
+        "            fcntl.flock(os.open(sys.argv[1] + other, os.O_CREAT), fcntl.LOCK_EX)\n"
+        "        raise KeyError('mine')\n"
+        "    fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "    open(sys.argv[2] + rank, 'w').write('locked')\n"
+        "    import aiodist\n"
+        "    raise aiodist.PeerLostError('rank 1 is gone', ranks=[1])\n"
+        "asyncio.run(main())\n"
+    )
+    for rank in "02":
+        subprocess.run(["mkfifo", str(tmp_path / f"gate{rank}")], check=True)
+    run = aiodist("run", "-n", 3, path, tmp_path / "lock", tmp_path / "gate")
+    status, _, err = finish(run)
+    assert status == 1
+    lost = "aiodist.errors.PeerLostError: rank 1 is gone"
+    head = "aiodist run: rank 1 of 3 failed with exit code 1; the end of its stderr:"
+    assert sorted(err[:2]) == [f"[0] {lost}", f"[2] {lost}"]
+    assert err[2] == head
+    assert err[3] == "[1] Traceback (most recent call last):"
+    assert err[-1] == "[1] KeyError: 'mine'"
+    assert not [line for line in err if "/asyncio/" in line]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
+import re
 import subprocess
 import sys
 import zipfile
@@ -52,7 +54,7 @@ def test_command_is_installed(wheel: zipfile.ZipFile) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
     points = configparser.ConfigParser()
     points.read_string(wheel.read(name).decode())
-    assert dict(points["console_scripts"]) == {"aiodist": "aiodist_cli.main:app"}
+    assert dict(points["console_scripts"]) == {"aiodist": "aiodist_cli.command:main"}
     assert dict(points["torch.backends"]) == {"aiodist": "aiodist_torch.registration:register"}
 
 
@@ -61,17 +63,64 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     metadata = Parser().parsestr(wheel.read(name).decode())
     assert (metadata["Name"], metadata["Version"]) == ("aiodist", aiodist.__version__)
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"torch", "server", "bench", "all", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "cli",
+        "torch",
+        "server",
+        "bench",
+        "all",
+        "dev",
+    }
     required = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
-    assert not [r for r in required if r.startswith(("torch", "pydantic", "structlog", "aiohttp"))]
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in required}  # type: ignore[index]
+    assert names == {"msgpack", "numpy", "uvloop"}
     assert any(name.endswith("/licenses/LICENSE") for name in wheel.namelist())
 
 
-def test_importing_aiodist_is_light() -> None:
-    heavy = "{'torch', 'typer', 'rich', 'pydantic', 'structlog', 'aiohttp', 'aiodist.testing'}"
-    code = f"import sys, aiodist; print(sorted({heavy} & set(sys.modules)))"
+def loaded_by(code: str, names: set[str]) -> set[str]:
+    """Which of these modules are there once a new interpreter has run `code`."""
+    code = f"{code}; import sys; print(*sorted({names!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "[]\n"
+    return set(done.stdout.split())
+
+
+def test_importing_aiodist_is_light() -> None:
+    heavy = {"asyncio", "msgpack", "multiprocessing", "numpy", "torch", "aiodist.group"}
+    assert loaded_by("import aiodist; aiodist.PeerLostError, aiodist.ReduceOp.SUM", heavy) == set()
+
+
+def test_the_library_is_without_what_the_extras_bring() -> None:
+    extras = {"torch", "typer", "rich", "pydantic", "structlog", "aiohttp", "aiodist.testing"}
+    assert loaded_by("from aiodist import *", {*extras, "aiodist.group"}) == {"aiodist.group"}
+
+
+def test_names_that_are_loaded_when_asked_for_are_those_that_type_checkers_see() -> None:
+    tree = ast.parse(Path(aiodist.__file__).read_text(encoding="utf-8"))
+    (seen,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = {
+        name.name: module.module
+        for module in seen.body
+        if isinstance(module, ast.ImportFrom)
+        for name in module.names
+    }
+    imports["flight_recorder"] = "aiodist.rank.flight_recorder"  # a module, not a name in one
+    assert imports == aiodist._LOADED_WHEN_ASKED_FOR
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="module 'aiodist' has no attribute 'all_reduce'"):
+        _ = aiodist.all_reduce  # type: ignore[attr-defined]
+    assert {"connect", "PeerLostError"} <= set(dir(aiodist))
+
+
+@pytest.mark.parametrize("library", ["rich", "typer"])
+def test_the_command_without_its_libraries_says_how_to_get_them(library: str) -> None:
+    code = f"import sys; sys.modules[{library!r}] = None; sys.argv[1:] = ['doctor']"
+    code = f"{code}; from aiodist_cli.command import main; main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    advice = f"{library}, which is not installed: pip install 'aiodist[cli]'"
+    assert (done.returncode, done.stderr) == (1, f"aiodist: the commands need {advice}\n")
 
 
 def test_public_names_exist_and_are_sorted() -> None:

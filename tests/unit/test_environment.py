@@ -148,7 +148,7 @@ def test_job_ids_matter_only_without_an_address() -> None:
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({}, "names no coordinator: set AIODIST_ADDRESS .*, or MASTER_ADDR"),
+        ({}, "names no coordinator: .*`aiodist run -n 4 .*AIODIST_ADDRESS .*, or MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "1"}, "names no coordinator"),
         ({**SLURM, "SLURM_NNODES": "2"}, "Slurm gives .* on one host .SLURM_NNODES=2.: set"),
         (

@@ -101,3 +101,13 @@ def test_status_tells_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 1
     assert json.loads(result.output)[0]["advice"] == "pip install numpy"
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
+
+
+def test_advice_can_be_copied_as_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = "for torch tensors: pip install 'aiodist[torch]'"
+    missing = checks.Check("torch", "note", "not [installed]", advice)
+    monkeypatch.setattr(checks, "all_checks", lambda environ: [missing])
+    monkeypatch.setenv("COLUMNS", "30")  # narrower than the command is long
+    output = CliRunner().invoke(app, ["doctor"]).output
+    assert f"torch: {advice}\n" in output
+    assert "not [installed]" in output.replace("\n", "")
