@@ -97,12 +97,11 @@ def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tup
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]
     heads = {rank: bytearray(_HEAD.size) for rank in others}
-    yield from exchange(
+    yield _chosen(
         place,
-        {rank: [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes))] for rank in others},
-        {rank: [memoryview(head)] for rank, head in heads.items()},
-        0,
-        on_lane=False,
+        choose_all_to_all(_HEAD.size, place.size),
+        [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes)) for rank in others],
+        [memoryview(head) for head in heads.values()],
     )
     offers: Offers = [[None] * place.size for _ in range(place.size)]
     offers[place.rank] = [*mine]
