@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from aiodist.schedules.cuts import pieces
+from aiodist.schedules.cuts import Cut, pieces
 from aiodist.schedules.plan import OUT, TMP, Grant, Plan, Recv, Reduce, Send, Span, Step, X
 
 
@@ -40,58 +40,90 @@ def reduce_slices(
     if window < 1:
         raise ValueError(f"the window has at least one segment, not {window}")
     cuts = [pieces(bounds[s], bounds[s + 1], segment) for s in range(size)]
-    counts = [len(cut) for cut in cuts]
-    mine = cuts[rank]
     peers = [(rank + distance) % size for distance in range(1, size)]
-    targets = [peer for peer in peers if peer in readers]
-    reading = rank in readers
     # One grant covers `batch` iterations. With ahead + batch - 1 > window all ranks would wait for
     # grants that stand behind their own sends.
     ahead = batch = max(1, window // 2)
-    iterations = max(counts) + (ahead if readers else 0)
+    slices = _Slices(rank, cuts, peers, window, ahead, origin)
+    targets = [peer for peer in peers if peer in readers]
+    reading = rank in readers
 
-    width = mine[0][1] - mine[0][0] if mine else 0
-    slots = min(window, len(mine))
-    inbox = {peer: at * slots * width for at, peer in enumerate(peers)}
-    outbox = len(peers) * slots * width
-    # A reader sends its own segment m after it has received result m - 2 * ahead, so that result's
-    # place is free when m is reduced.
-    outbox_slots = min(2 * ahead, len(mine)) if origin is None else 0
+    def grants(first: int, stop: int) -> list[Step]:
+        due = {peer: slices.due(first, stop, peer, reading) for peer in peers}
+        return [Grant(peer, count) for peer, count in due.items() if count]
 
-    def due(first: int, stop: int, peer: int) -> int:
-        """Frames that come from `peer` for iterations `first` to `stop`."""
-        count = max(0, min(stop, counts[rank]) - first)
-        if reading:
-            count += max(0, min(stop - ahead, counts[peer]) - max(first - ahead, 0))
-        return count
-
-    steps: list[Step] = [Grant(p, count) for p in peers if (count := due(0, window, p))]
+    steps = grants(0, window)
     for k in range(ahead):
-        steps += [Send(p, (Span(X, *cuts[p][k]),)) for p in peers if k < counts[p]]
-    for k in range(iterations):
+        steps += slices.contribute(k)
+    for k in range(max(map(len, cuts)) + (ahead if readers else 0)):
         results: list[Step] = []
         if reading and k >= ahead:
-            done = k - ahead
-            steps += [Recv(p, (Span(OUT, *cuts[p][done]),)) for p in peers if done < counts[p]]
-        if k < len(mine):
-            start, stop = mine[k]
-            at = (k % slots) * width
-            operands = {
-                peer: Span(TMP, box + at, box + at + stop - start) for peer, box in inbox.items()
-            }
-            steps += [Recv(peer, (span,)) for peer, span in operands.items()]
-            operands[rank] = Span(X, start, stop)
-            if origin is None:
-                place = outbox + (k % outbox_slots) * width
-                into = Span(TMP, place, place + stop - start)
-            else:
-                into = Span(OUT, start - origin, stop - origin)
-            steps.append(Reduce(into, tuple(operands[s] for s in range(size))))
-            results = [Send(peer, (into,)) for peer in targets]
+            steps += slices.collect(k - ahead)
+        if k < len(cuts[rank]):
+            *reduction, result = slices.reduce(k)
+            steps += [*reduction, result]
+            results = [Send(peer, (result.into,)) for peer in targets]
         if (k + 1) % batch == 0:
-            last = k + 1 + window
-            steps += [Grant(p, count) for p in peers if (count := due(last - batch, last, p))]
-        steps += results
-        steps += [Send(p, (Span(X, *cuts[p][k + ahead]),)) for p in peers if k + ahead < counts[p]]
-    scratch = outbox + outbox_slots * width
-    return Plan(name, rank, size, tuple(steps), eager=False, scratch=scratch)
+            steps += grants(k + 1 + window - batch, k + 1 + window)
+        steps += [*results, *slices.contribute(k + ahead)]
+    return Plan(name, rank, size, tuple(steps), eager=False, scratch=slices.scratch)
+
+
+class _Slices:
+    """The slices of all ranks, and where this one keeps what it needs for its own."""
+
+    def __init__(
+        self,
+        rank: int,
+        cuts: Sequence[Sequence[Cut]],
+        peers: Sequence[int],
+        window: int,
+        ahead: int,
+        origin: int | None,
+    ) -> None:
+        self._rank, self._cuts, self._peers = rank, cuts, peers
+        self._ahead, self._origin = ahead, origin
+        mine = cuts[rank]
+        self._width = mine[0][1] - mine[0][0] if mine else 0
+        self._slots = min(window, len(mine))  # of each peer
+        # A reader sends its own segment m after it has received result m - 2 * ahead, so that
+        # result's place is free when m is reduced.
+        self._outbox_slots = min(2 * ahead, len(mine)) if origin is None else 0
+        self._outbox = len(peers) * self._slots
+        self.scratch = (self._outbox + self._outbox_slots) * self._width
+
+    def due(self, first: int, stop: int, peer: int, reading: bool) -> int:
+        """Frames that come from `peer` for iterations `first` to `stop`."""
+        count = max(0, min(stop, len(self._cuts[self._rank])) - first)
+        if reading:
+            last = min(stop - self._ahead, len(self._cuts[peer]))
+            count += max(0, last - max(first - self._ahead, 0))
+        return count
+
+    def contribute(self, k: int) -> list[Step]:
+        """Send segment k of each slice to whoever reduces it."""
+        there = [(peer, self._cuts[peer]) for peer in self._peers]
+        return [Send(peer, (Span(X, *cuts[k]),)) for peer, cuts in there if k < len(cuts)]
+
+    def collect(self, k: int) -> list[Step]:
+        """Receive segment k of each slice, reduced."""
+        there = [(peer, self._cuts[peer]) for peer in self._peers]
+        return [Recv(peer, (Span(OUT, *cuts[k]),)) for peer, cuts in there if k < len(cuts)]
+
+    def reduce(self, k: int) -> tuple[*tuple[Recv, ...], Reduce]:
+        """Receive segment k of the own slice from everybody, and reduce it."""
+        start, stop = self._cuts[self._rank][k]
+        operands = {
+            peer: self._cell(at * self._slots + k % self._slots, stop - start)
+            for at, peer in enumerate(self._peers)
+        }
+        received = [Recv(peer, (span,)) for peer, span in operands.items()]
+        operands[self._rank] = Span(X, start, stop)
+        if self._origin is None:
+            into = self._cell(self._outbox + k % self._outbox_slots, stop - start)
+        else:
+            into = Span(OUT, start - self._origin, stop - self._origin)
+        return (*received, Reduce(into, tuple(operands[s] for s in range(len(operands)))))
+
+    def _cell(self, at: int, length: int) -> Span:
+        return Span(TMP, at * self._width, at * self._width + length)

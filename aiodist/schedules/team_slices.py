@@ -44,7 +44,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined
-from aiodist.schedules.teams import Teams, post
+from aiodist.schedules.teams import Post, Teams, post
 
 LAG = 2
 """Rounds that partial results and results have to cross, where nothing else is said."""
@@ -129,148 +129,196 @@ def _slices(
     if lag < 1:
         raise ValueError(f"a partial result takes at least one round, not {lag}")
     here = post(teams, rank)
-    size, team, mates = here.size, here.team, here.mates
-    blocks = blocks or [[(0, 0)] * size]
-    count = len(blocks)
-    width = max(stop - start for block in blocks for start, stop in block)
-    hosts = range(len(teams))
-    sources = [here.agent(host, rank) for host in here.abroad()]
-    away = sorted(set(here.duties(rank)) - {rank}, key=lambda owner: (owner - rank) % size)
-    staged = [owner for owner in range(size) if here.agent(here.host, owner) != rank]
-
-    keeps = rank in readers or not readers
-    reads = rank in readers
-    shows = any(mate in readers for mate in mates)
-    # Whose results come here over links, and to whom the own ones go; empty slices do not matter.
-    takes = [owner for owner in away if any(mate in readers for mate in team)]
-    gives = [
-        here.agent(host, rank)
-        for host in here.abroad()
-        if any(mate in readers for mate in teams[host])
-    ]
-    crosses = len(readers) == size
-
-    # One grant covers `batch` blocks; see `sliced.reduce_slices`.
-    batch = lag
-    window = lag + batch
-    iterations = count + (lag if crosses else 0)
-    finished = count + lag * (1 + crosses)
-    rounds = finished + (1 if readers else 0)
-    awaited = rounds if readers else count
-
-    outgoing = {owner: at * (window + 1) for at, owner in enumerate(away)}
-    base = len(away) * (window + 1)
-    incoming = {source: base + at * window for at, source in enumerate(sources)}
-    own = base + len(sources) * window
-    scratch = (own + lag + 1) * width
-
-    def length(k: int, owner: int) -> int:
-        start, stop = blocks[k][owner]
-        return stop - start
-
-    def cell(first: int, slots: int, k: int, owner: int) -> Span:
-        at = (first + k % slots) * width
-        return Span(TMP, at, at + length(k, owner))
-
-    def place(holder: int, k: int, owner: int) -> Span:
-        """Where slice `owner` of block k, staged or reduced, lies in the memory of `holder`."""
-        at = ((k % 2) * size + owner) * width
-        return Span(SHARED + holder, at, at + length(k, owner))
-
-    def result(k: int, owner: int) -> Span:
-        start, stop = blocks[k][owner]
-        return Span(OUT, start - origin, stop - origin)
-
-    def stage(k: int) -> list[Step]:
-        return [Copy(place(rank, k, owner), Span(X, *blocks[k][owner])) for owner in staged]
-
-    def partial(k: int, owner: int, into: Span) -> Reduce:
-        """Of the team."""
-        operands = tuple(
-            Span(X, *blocks[k][owner]) if mate == rank else place(mate, k, owner) for mate in team
-        )
-        return Reduce(into, operands, final=False)
-
-    def reduce_team(k: int) -> list[Step]:
-        steps: list[Step] = []
-        for owner in away:
-            if length(k, owner):
-                going = cell(outgoing[owner], window + 1, k, owner)
-                steps += [partial(k, owner, going), Send(owner, (going,))]
-        return [*steps, partial(k, rank, cell(own, lag + 1, k, rank))]
-
-    def reduce_hosts(k: int) -> list[Step]:
-        if not length(k, rank):
-            return []
-        coming = {source: cell(incoming[source], window, k, rank) for source in sources}
-        steps: list[Step] = [Recv(source, (span,)) for source, span in coming.items()]
-        coming[rank] = cell(own, lag + 1, k, rank)
-        into = result(k, rank) if keeps else place(rank, k, rank)
-        steps.append(Reduce(into, tuple(coming[here.agent(host, rank)] for host in hosts)))
-        steps += [Send(target, (into,)) for target in gives]
-        if shows and keeps:
-            steps.append(Copy(place(rank, k, rank), into))
-        return steps
-
-    def take(k: int) -> list[Step]:
-        steps: list[Step] = []
-        for owner in takes:
-            if length(k, owner):
-                steps.append(Recv(owner, (result(k, owner),)))
-                if shows:
-                    steps.append(Copy(place(rank, k, owner), result(k, owner)))
-        return steps
-
-    def collect(k: int, crossed: bool) -> list[Step]:
-        """The results of block k, of the own team's slices or those that have `crossed`."""
-        holders = {owner: here.agent(here.host, owner) for owner in range(size)}
-        return [
-            Copy(result(k, owner), place(holders[owner], k, owner))
-            for owner in range(size)
-            if reads and holders[owner] != rank and (owner not in team) is crossed
-        ]
-
-    def due(first: int, stop: int, peer: int) -> int:
-        """Frames from `peer` for iterations `first` to `stop`: a partial result of each block, and
-        the result of the block `lag` before."""
-        partials = range(first, min(stop, count)) if peer in sources else ()
-        results = range(max(first - lag, 0), min(stop - lag, count)) if peer in takes else ()
-        return sum(length(k, rank) > 0 for k in partials) + sum(
-            length(k, peer) > 0 for k in results
-        )
-
-    peers = list(dict.fromkeys((*sources, *takes)))
-
-    def grants(first: int, stop: int) -> list[Step]:
-        return [Grant(peer, frames) for peer in peers if (frames := due(first, stop, peer))]
-
-    steps: list[Step] = [*grants(0, window), *stage(0), Publish()]
-    for n in range(rounds):
-        if mates and n < awaited:
-            steps.append(Await(mates, n + 1))
-        if n < count:
-            steps += reduce_team(n)
-        if n + 1 < count:
-            steps += stage(n + 1)
-        for behind, crossed in ((1 + lag, False), (1 + 2 * lag, True)):
-            if 0 <= n - behind < count:
-                steps += collect(n - behind, crossed)
-        k = n - lag
-        if 0 <= k < count:
-            steps += reduce_hosts(k)
-        if crosses and 0 <= k - lag < count:
-            steps += take(k - lag)
-        if 0 <= k < iterations and (k + 1) % batch == 0:
-            steps += grants(k + 1 + window - batch, k + 1 + window)
-        if n + 1 < awaited:
-            steps.append(Publish())
+    places = _Places(here, blocks or [[(0, 0)] * here.size], lag, origin)
+    program = _Program(here, places, lag, readers)
     return Plan(
         name,
         rank,
-        size,
-        joined(steps),
+        here.size,
+        joined(program.steps()),
         eager=False,
-        scratch=scratch,
-        shared=2 * size * width,
-        publishes=awaited,
+        scratch=places.scratch,
+        shared=2 * here.size * places.width,
+        publishes=program.awaited,
     )
+
+
+class _Places:
+    """Where slices lie while they are reduced: in X and OUT, in scratch, and in shared memory."""
+
+    def __init__(self, here: Post, blocks: Sequence[Sequence[Cut]], lag: int, origin: int) -> None:
+        self.rank, self.size = here.rank, here.size
+        self.blocks = blocks
+        self.width = max(stop - start for block in blocks for start, stop in block)
+        # The agents of this rank on other hosts, and the others whose agent it is on its own.
+        self.sources = [here.agent(host, here.rank) for host in here.abroad()]
+        others = {*here.duties(here.rank)} - {here.rank}
+        self.away = sorted(others, key=lambda owner: (owner - here.rank) % here.size)
+        self._origin = origin
+        # Scratch: rings of cells for partial results that go, for those that come, and for the own.
+        window = 2 * lag
+        self._going, self._coming, self._own = window + 1, window, lag + 1
+        self._first_coming = len(self.away) * self._going
+        self._first_own = self._first_coming + len(self.sources) * self._coming
+        self.scratch = (self._first_own + self._own) * self.width
+
+    def length(self, k: int, owner: int) -> int:
+        start, stop = self.blocks[k][owner]
+        return stop - start
+
+    def given(self, k: int, owner: int) -> Span:
+        """Slice `owner` of block k in X."""
+        return Span(X, *self.blocks[k][owner])
+
+    def result(self, k: int, owner: int) -> Span:
+        """The same slice in OUT."""
+        start, stop = self.blocks[k][owner]
+        return Span(OUT, start - self._origin, stop - self._origin)
+
+    def shown(self, holder: int, k: int, owner: int) -> Span:
+        """Where it lies, staged or reduced, in the memory of `holder`."""
+        at = ((k % 2) * self.size + owner) * self.width
+        return Span(SHARED + holder, at, at + self.length(k, owner))
+
+    def going(self, k: int, owner: int) -> Span:
+        """The partial result of this team for `owner`."""
+        return self._cell(self.away.index(owner) * self._going, self._going, k, owner)
+
+    def coming(self, k: int, source: int) -> Span:
+        """The partial result that `source` sends for the own slice."""
+        first = self._first_coming + self.sources.index(source) * self._coming
+        return self._cell(first, self._coming, k, self.rank)
+
+    def own(self, k: int) -> Span:
+        """The partial result of this team for the own slice."""
+        return self._cell(self._first_own, self._own, k, self.rank)
+
+    def _cell(self, first: int, cells: int, k: int, owner: int) -> Span:
+        at = (first + k % cells) * self.width
+        return Span(TMP, at, at + self.length(k, owner))
+
+
+class _Program:
+    """What one rank does, round by round, as the module says."""
+
+    def __init__(self, here: Post, places: _Places, lag: int, readers: Collection[int]) -> None:
+        self._here, self._places, self._lag = here, places, lag
+        rank, size, team = here.rank, here.size, here.team
+        self._staged = [owner for owner in range(size) if here.agent(here.host, owner) != rank]
+        self._reads = rank in readers
+        self._keeps = self._reads or not readers
+        self._shows = any(mate in readers for mate in here.mates)
+        # Whose results come here over links, and to whom the own ones go; empty slices do not
+        # matter.
+        self._takes = [owner for owner in places.away if any(mate in readers for mate in team)]
+        self._gives = [
+            here.agent(host, rank)
+            for host in here.abroad()
+            if any(mate in readers for mate in here.teams[host])
+        ]
+        self._crosses = len(readers) == size
+        count = len(places.blocks)
+        finished = count + lag * (1 + self._crosses)
+        self._rounds = finished + (1 if readers else 0)
+        self.awaited = self._rounds if readers else count
+
+    def steps(self) -> list[Step]:
+        count, lag = len(self._places.blocks), self._lag
+        # One grant covers `batch` blocks; see `sliced.reduce_slices`.
+        batch, window = lag, 2 * lag
+        iterations = count + (lag if self._crosses else 0)
+        steps: list[Step] = [*self._grants(0, window), *self._stage(0), Publish()]
+        for n in range(self._rounds):
+            if self._here.mates and n < self.awaited:
+                steps.append(Await(self._here.mates, n + 1))
+            if n < count:
+                steps += self._reduce_team(n)
+            if n + 1 < count:
+                steps += self._stage(n + 1)
+            for behind, crossed in ((1 + lag, False), (1 + 2 * lag, True)):
+                if 0 <= n - behind < count:
+                    steps += self._collect(n - behind, crossed)
+            k = n - lag
+            if 0 <= k < count:
+                steps += self._reduce_hosts(k)
+            if self._crosses and 0 <= k - lag < count:
+                steps += self._take(k - lag)
+            if 0 <= k < iterations and (k + 1) % batch == 0:
+                steps += self._grants(k + 1 + window - batch, k + 1 + window)
+            if n + 1 < self.awaited:
+                steps.append(Publish())
+        return steps
+
+    def _stage(self, k: int) -> list[Step]:
+        """Show the team what the others of it reduce."""
+        rank, places = self._here.rank, self._places
+        return [Copy(places.shown(rank, k, o), places.given(k, o)) for o in self._staged]
+
+    def _reduce_team(self, k: int) -> list[Step]:
+        """Reduce what the team has staged of each slice that this rank is agent of."""
+        steps: list[Step] = []
+        for owner in self._places.away:
+            if self._places.length(k, owner):
+                going = self._places.going(k, owner)
+                steps += [self._partial(k, owner, going), Send(owner, (going,))]
+        return [*steps, self._partial(k, self._here.rank, self._places.own(k))]
+
+    def _partial(self, k: int, owner: int, into: Span) -> Reduce:
+        rank, places = self._here.rank, self._places
+        operands = [
+            places.given(k, owner) if mate == rank else places.shown(mate, k, owner)
+            for mate in self._here.team
+        ]
+        return Reduce(into, tuple(operands), final=False)
+
+    def _reduce_hosts(self, k: int) -> list[Step]:
+        """Reduce the partial results of all hosts for the own slice, and hand on the result."""
+        here, places, rank = self._here, self._places, self._here.rank
+        if not places.length(k, rank):
+            return []
+        partials = {source: places.coming(k, source) for source in places.sources}
+        steps: list[Step] = [Recv(source, (span,)) for source, span in partials.items()]
+        partials[rank] = places.own(k)
+        into = places.result(k, rank) if self._keeps else places.shown(rank, k, rank)
+        agents = [here.agent(host, rank) for host in range(len(here.teams))]
+        steps.append(Reduce(into, tuple(partials[agent] for agent in agents)))
+        steps += [Send(target, (into,)) for target in self._gives]
+        if self._shows and self._keeps:
+            steps.append(Copy(places.shown(rank, k, rank), into))
+        return steps
+
+    def _take(self, k: int) -> list[Step]:
+        """Receive the results of slices that this rank is agent of, and show them to the team."""
+        places = self._places
+        steps: list[Step] = []
+        for owner in self._takes:
+            if places.length(k, owner):
+                result = places.result(k, owner)
+                steps.append(Recv(owner, (result,)))
+                if self._shows:
+                    steps.append(Copy(places.shown(self._here.rank, k, owner), result))
+        return steps
+
+    def _collect(self, k: int, crossed: bool) -> list[Step]:
+        """The results of block k, of the own team's slices or those that have `crossed`."""
+        here, places = self._here, self._places
+        holders = {owner: here.agent(here.host, owner) for owner in range(here.size)}
+        return [
+            Copy(places.result(k, owner), places.shown(holder, k, owner))
+            for owner, holder in holders.items()
+            if self._reads and holder != here.rank and (owner not in here.team) is crossed
+        ]
+
+    def _grants(self, first: int, stop: int) -> list[Step]:
+        """For what comes in iterations `first` to `stop`: partial results of each block, and the
+        results of the block `lag` before."""
+        count, lag = len(self._places.blocks), self._lag
+        due: dict[int, int] = {}
+        for source in self._places.sources:
+            blocks = range(first, min(stop, count))
+            due[source] = sum(self._places.length(k, self._here.rank) > 0 for k in blocks)
+        for owner in self._takes:
+            blocks = range(max(first - lag, 0), min(stop - lag, count))
+            found = sum(self._places.length(k, owner) > 0 for k in blocks)
+            due[owner] = due.get(owner, 0) + found
+        return [Grant(peer, frames) for peer, frames in due.items() if frames]

@@ -8,9 +8,9 @@ between hosts a pipelined chain (broadcast) and direct exchange (all-gather).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from aiodist.schedules.cuts import even_bounds, pieces
+from aiodist.schedules.cuts import Cut, even_bounds, pieces
 from aiodist.schedules.plan import (
     OUT,
     SHARED,
@@ -26,7 +26,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined
-from aiodist.schedules.teams import Teams, post
+from aiodist.schedules.teams import Post, Teams, post
 
 LAG = 2
 """Rounds that pieces have to cross, where nothing else is said."""
@@ -41,81 +41,103 @@ def broadcast(rank: int, teams: Teams, root: int, length: int, piece: int) -> Pl
 
     Between H hosts cross H - 1 times `length`, which is the least possible. Shared: two blocks.
     """
-    here = post(teams, rank)
-    hosts = len(teams)
-    carriers = min(map(len, teams))
-    cuts = pieces(0, length, piece * carriers)
-    width = cuts[0][1] if cuts else 0
-    place = here.team.index(rank)
-    hops = (here.host - post(teams, root).host) % hosts
-    source = X if rank == root else OUT
-
-    def mine(k: int) -> tuple[int, int]:
-        """What this rank carries of block k."""
-        start, stop = cuts[k]
-        bounds = even_bounds(stop - start, carriers)
-        return (start + bounds[place], start + bounds[place + 1]) if place < carriers else (0, 0)
-
-    def shown(holder: int, k: int, start: int, stop: int) -> Span:
-        at = (k % 2) * width - cuts[k][0]
-        return Span(SHARED + holder, at + start, at + stop)
-
-    def forward(k: int) -> list[Step]:
-        start, stop = mine(k)
-        if start == stop or hops + 1 == hosts:
-            return []
-        return [Send(teams[(here.host + 1) % hosts][place], (Span(source, start, stop),))]
-
-    def receive(k: int) -> list[Step]:
-        start, stop = mine(k)
-        if start == stop:
-            return []
-        return [Recv(teams[here.host - 1][place], (Span(OUT, start, stop),))]
-
-    def show(k: int) -> list[Step]:
-        start, stop = cuts[k] if rank == root else mine(k)
-        return [Copy(shown(rank, k, start, stop), Span(source, start, stop))] if here.mates else []
-
-    def collect(k: int) -> list[Step]:
-        """What the mates carry of block k."""
-        start, stop = cuts[k]
-        bounds = [start + at for at in even_bounds(stop - start, carriers)]
-        return [
-            Copy(Span(OUT, a, b), shown(holder, k, a, b))
-            for holder, a, b in zip(here.team[:carriers], bounds, bounds[1:], strict=False)
-            if holder != rank
-        ]
-
-    def wait(count: int) -> list[Step]:
-        return [Await(here.mates, count)] if here.mates and count > 0 else []
-
-    steps: list[Step] = []
-    rounds = range(len(cuts))
+    program = _Broadcast(post(teams, rank), post(teams, root), length, piece)
     if rank == root:
-        # The n-th Publish of others says that n blocks are read.
-        for k in rounds:
-            steps += [*wait(k - 1), *show(k), Publish(), *forward(k)]
-    elif not hops:
-        for k in rounds:
-            taken = Copy(Span(OUT, *cuts[k]), shown(root, k, *cuts[k]))
-            steps += [Await((root,), k + 1), taken, Publish(), *forward(k)]
+        steps = program.begin()
+    elif program.hops:
+        steps = program.pass_on()
     else:
-        frames = sum(a < b for a, b in map(mine, rounds))
-        steps += [Grant(teams[here.host - 1][place], frames)] if frames else []
-        for k in rounds:
-            steps += [*receive(k), *forward(k), *wait(k)]
-            steps += [*(collect(k - 1) if k else ()), *show(k), Publish()]
-        if cuts:
-            steps += [*wait(len(cuts)), *collect(len(cuts) - 1)]
+        steps = program.follow()
     return Plan(
         "team_values.broadcast",
         rank,
-        here.size,
+        program.here.size,
         joined(steps),
         eager=False,
-        shared=2 * width,
-        publishes=len(cuts),
+        shared=2 * program.width,
+        publishes=len(program.cuts),
     )
+
+
+class _Broadcast:
+    """What one rank does in a broadcast."""
+
+    def __init__(self, here: Post, root: Post, length: int, piece: int) -> None:
+        hosts = len(here.teams)
+        self.here, self._root = here, root.rank
+        self._carriers = min(map(len, here.teams))
+        self.cuts = pieces(0, length, piece * self._carriers)
+        self.width = self.cuts[0][1] if self.cuts else 0
+        self._place = here.team.index(here.rank)
+        self.hops = (here.host - root.host) % hosts  # from the host where it begins
+        self._before = here.teams[here.host - 1]
+        self._after = here.teams[(here.host + 1) % hosts] if self.hops + 1 < hosts else None
+        self._source = X if here.rank == root.rank else OUT
+
+    def begin(self) -> list[Step]:
+        """At the root. The n-th Publish of others says that n blocks are read."""
+        steps: list[Step] = []
+        for k in range(len(self.cuts)):
+            steps += [*self._wait(k - 1), *self._show(k), Publish(), *self._forward(k)]
+        return steps
+
+    def follow(self) -> list[Step]:
+        """On the host of the root."""
+        steps: list[Step] = []
+        for k, cut in enumerate(self.cuts):
+            taken = Copy(Span(OUT, *cut), self._shown(self._root, k, *cut))
+            steps += [Await((self._root,), k + 1), taken, Publish(), *self._forward(k)]
+        return steps
+
+    def pass_on(self) -> list[Step]:
+        """On the other hosts."""
+        count = len(self.cuts)
+        frames = sum(a < b for a, b in map(self._mine, range(count)))
+        steps: list[Step] = [Grant(self._before[self._place], frames)] if frames else []
+        for k in range(count):
+            steps += [*self._receive(k), *self._forward(k), *self._wait(k)]
+            steps += [*(self._collect(k - 1) if k else ()), *self._show(k), Publish()]
+        return [*steps, *self._wait(count), *self._collect(count - 1)] if count else steps
+
+    def _mine(self, k: int) -> Cut:
+        """What this rank carries of block k."""
+        start, stop = self.cuts[k]
+        at, bounds = self._place, even_bounds(stop - start, self._carriers)
+        return (start + bounds[at], start + bounds[at + 1]) if at < self._carriers else (0, 0)
+
+    def _shown(self, holder: int, k: int, start: int, stop: int) -> Span:
+        at = (k % 2) * self.width - self.cuts[k][0]
+        return Span(SHARED + holder, at + start, at + stop)
+
+    def _forward(self, k: int) -> list[Step]:
+        start, stop = self._mine(k)
+        if start == stop or self._after is None:
+            return []
+        return [Send(self._after[self._place], (Span(self._source, start, stop),))]
+
+    def _receive(self, k: int) -> list[Step]:
+        start, stop = self._mine(k)
+        return [Recv(self._before[self._place], (Span(OUT, start, stop),))] if start < stop else []
+
+    def _show(self, k: int) -> list[Step]:
+        rank = self.here.rank
+        cut = self.cuts[k] if rank == self._root else self._mine(k)
+        return (
+            [Copy(self._shown(rank, k, *cut), Span(self._source, *cut))] if self.here.mates else []
+        )
+
+    def _collect(self, k: int) -> list[Step]:
+        """What the mates carry of block k."""
+        start, stop = self.cuts[k]
+        bounds = [start + at for at in even_bounds(stop - start, self._carriers)]
+        return [
+            Copy(Span(OUT, a, b), self._shown(holder, k, a, b))
+            for holder, (a, b) in zip(self.here.team, pairwise(bounds), strict=False)
+            if holder != self.here.rank
+        ]
+
+    def _wait(self, count: int) -> list[Step]:
+        return [Await(self.here.mates, count)] if self.here.mates and count > 0 else []
 
 
 def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag: int = LAG) -> Plan:
