@@ -204,10 +204,12 @@ def test_broadcasts(algorithm: Callable[..., Plan], size: int, in_place: bool) -
                 buffer = OUT if rank == root and not in_place else X
                 assert out == span(root, buffer, 0, length)
             if algorithm is tree.broadcast:
-                assert outcome.rounds == (rounds if length else 0)
+                assert outcome.rounds <= rounds
+                assert max(map(peers, plans)) == (rounds if length else 0)
             elif algorithm is spread.direct:
                 assert outcome.rounds <= 2
-                assert max(outcome.units) <= length
+                # A slice may be a unit longer than the others.
+                assert max(outcome.units) < length + size
             else:
                 assert max(map(peers, plans)) <= 2 * rounds
             assert sum(outcome.units) == (size - 1) * length, "nothing is sent twice to one rank"

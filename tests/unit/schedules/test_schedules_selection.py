@@ -218,6 +218,11 @@ def assert_right(op: str, size: int, found: Survey) -> None:
             assert np.array_equal(out[rank], np.concatenate(mine))
 
 
+def test_one_rank_broadcasts_to_nobody() -> None:
+    chosen = choose_broadcast(MIB, 1, 0)
+    assert chosen.algorithm(0, 1, *chosen.args).steps == ()
+
+
 def test_scans_share_what_is_small_in_all() -> None:
     assert is_gathered(16 * KIB, 4)
     assert not is_gathered(16 * KIB + 1, 4)
