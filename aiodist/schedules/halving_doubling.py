@@ -117,7 +117,7 @@ def _edges(length: int, parts: int) -> list[int]:
 class _Part(NamedTuple):
     """Steps, and the peers whose frames of the next block have a place once these are done."""
 
-    steps: list[Step]
+    steps: Sequence[Step]
     frees: tuple[int, ...] = ()
 
 
