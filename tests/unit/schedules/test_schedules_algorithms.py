@@ -352,7 +352,7 @@ def test_any_shape_and_interleaving(data: st.DataObject) -> None:
 # -- cuts -------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True)
+@settings(derandomize=True, deadline=None)
 @given(length=st.integers(0, 200), size=st.integers(1, 20))
 def test_even_bounds_cut_as_array_split_does(length: int, size: int) -> None:
     np = pytest.importorskip("numpy")
