@@ -41,11 +41,12 @@ def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_
     halves = Tally(2 * rounds, 2 * slices, 1 + rounds, 2 * rounds, 2 * nbytes * others / size)
     args = (root, nbytes, segment)
     choices = [
-        Choice(chain.broadcast, args, hops),
-        Choice(tree.broadcast, args, down),
         Choice(spread.direct, args, to_all),
+        Choice(tree.broadcast, args, down),
         Choice(spread.tree, args, halves),
     ]
+    # A chain overlaps most once it is full: where there are more segments than hops.
+    choices.insert(0 if frames >= size else len(choices), Choice(chain.broadcast, args, hops))
     return cheapest(choices, costs)
 
 
