@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from aiodist.schedules.choose_reductions import (
-    Operand,
+    Shape,
     choose_all_reduce,
     choose_reduce,
     choose_reduce_scatter,
@@ -29,13 +29,13 @@ PARTS = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB}
 RANKS = (2, 8, 128, 1000, 1024)
 
 
-def _slices(x: Operand, size: int) -> Choice:
+def _slices(x: Shape, size: int) -> Choice:
     lengths = [x.length // size + (rank < x.length % size) for rank in range(size)]
     return choose_reduce_scatter(x, tuple(accumulate(lengths, initial=0)))
 
 
-def _floats(choose: Callable[[Operand, int], Choice]) -> Callable[[int, int], Choice]:
-    return lambda nbytes, size: choose(Operand(nbytes // 4, 4, 4), size)
+def _floats(choose: Callable[[Shape, int], Choice]) -> Callable[[int, int], Choice]:
+    return lambda nbytes, size: choose(Shape(nbytes // 4, 4, 4), size)
 
 
 def _from_others(nbytes: int, size: int) -> tuple[int, ...]:

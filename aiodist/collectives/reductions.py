@@ -25,9 +25,7 @@ from aiodist.phases.base import Call, Part, Place, check_root, share
 from aiodist.phases.memories import Partials, Reductions, SmallReductions
 from aiodist.schedules import recursive_doubling
 from aiodist.schedules.choose_reductions import (
-    Operand as Shape,
-)
-from aiodist.schedules.choose_reductions import (
+    Shape,
     choose_all_reduce,
     choose_reduce,
     choose_reduce_scatter,

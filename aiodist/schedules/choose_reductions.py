@@ -34,7 +34,7 @@ from aiodist.schedules.selection import (
 )
 
 
-class Operand(NamedTuple):
+class Shape(NamedTuple):
     """An array that is reduced."""
 
     length: int
@@ -57,7 +57,7 @@ def goes_whole(nbytes: int, size: int, sliceable: bool, costs: Costs = ONE_HOST_
         return True
     rounds = _doubling_rounds(size)
     whole = Tally(rounds, rounds, 0, rounds, rounds * nbytes, rounds * nbytes)
-    other = choose_all_reduce(Operand(nbytes, 1, 1), size, costs)
+    other = choose_all_reduce(Shape(nbytes, 1, 1), size, costs)
     return whole.seconds(costs) <= other.tally.seconds(costs)
 
 
@@ -71,7 +71,7 @@ def _folded(size: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def choose_all_reduce(x: Operand, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+def choose_all_reduce(x: Shape, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The all_reduce of an array that does not go whole in one frame."""
     if not x.sliceable or size == 1:
         return _whole(x, size)
@@ -82,7 +82,7 @@ def choose_all_reduce(x: Operand, size: int, costs: Costs = ONE_HOST_TCP) -> Cho
 
 
 @lru_cache(maxsize=1024)
-def choose_reduce(x: Operand, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The reduce of an array that does not go whole in one frame. If it has to be reduced whole,
     that is an all_reduce whose result only `root` keeps."""
     if not x.sliceable or size == 1:
@@ -91,9 +91,7 @@ def choose_reduce(x: Operand, size: int, root: int, costs: Costs = ONE_HOST_TCP)
 
 
 @lru_cache(maxsize=1024)
-def choose_reduce_scatter(
-    x: Operand, bounds: tuple[int, ...], costs: Costs = ONE_HOST_TCP
-) -> Choice:
+def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> Choice:
     """The reduce_scatter of an array with slices at `bounds`."""
     size = len(bounds) - 1
     lengths = [b - a for a, b in pairwise(bounds)]
@@ -119,7 +117,7 @@ def choose_reduce_scatter(
     return cheapest(fitting, costs)
 
 
-def _whole(x: Operand, size: int) -> Choice:
+def _whole(x: Shape, size: int) -> Choice:
     nbytes = x.length * x.itemsize
     segment = segment_for(nbytes // size, x.itemsize)
     rounds = _doubling_rounds(size)
@@ -141,7 +139,7 @@ def _batches(iterations: int) -> int:
     return 1 + max(0, -(-(iterations - WINDOW) // (WINDOW // 2)))
 
 
-def _direct(x: Operand, size: int, root: int | None) -> Choice:
+def _direct(x: Shape, size: int, root: int | None) -> Choice:
     """By slices, with all at once; then to all, or to a root, which has as much to take."""
     others, share = size - 1, -(-x.length // size)
     segment = shared_segment(share * x.itemsize, x.itemsize, size)
@@ -165,7 +163,7 @@ def _direct(x: Operand, size: int, root: int | None) -> Choice:
     return Choice(reduce.scatter_gather, (root, x.length, segment), tally, synchronises=all_enter)
 
 
-def _halving(x: Operand, size: int, root: int | None) -> Choice:
+def _halving(x: Shape, size: int, root: int | None) -> Choice:
     block = max(1, min(x.length, BLOCK // x.wide))
     segment = segment_for(block * x.wide // 2, x.wide)
     blocks = frames_of(x.length, block)
@@ -189,7 +187,7 @@ def _halving(x: Operand, size: int, root: int | None) -> Choice:
     return Choice(halving_doubling.reduce, (root, *args), tally, partials=True)
 
 
-def _halving_slices(x: Operand, bounds: tuple[int, ...], longest: int) -> Choice:
+def _halving_slices(x: Shape, bounds: tuple[int, ...], longest: int) -> Choice:
     size = len(bounds) - 1
     segment = segment_for(x.length * x.wide // 2, x.wide)
     partners, folded = size.bit_length() - 1, _folded(size)
@@ -226,7 +224,7 @@ def _around(rounds: int, rows: int, row: int, wide: int) -> Tally:
     )
 
 
-def _ring(x: Operand, size: int) -> Choice:
+def _ring(x: Shape, size: int) -> Choice:
     share = -(-x.length // size)
     segment = segment_for(share * x.wide, x.wide)
     rows = frames_of(share, segment)
@@ -234,7 +232,7 @@ def _ring(x: Operand, size: int) -> Choice:
     return Choice(ring.all_reduce, (x.length, segment), tally, partials=True, synchronises=True)
 
 
-def _ring_slices(x: Operand, bounds: tuple[int, ...], longest: int) -> Choice:
+def _ring_slices(x: Shape, bounds: tuple[int, ...], longest: int) -> Choice:
     segment = segment_for(longest * x.wide, x.wide)
     tally = _around(len(bounds) - 2, frames_of(longest, segment), min(segment, longest), x.wide)
     return Choice(ring.reduce_scatter, (bounds, segment), tally, partials=True, synchronises=True)
@@ -248,7 +246,7 @@ def is_gathered(nbytes: int, size: int) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def choose_scan(x: Operand, size: int, exclusive: bool, costs: Costs = ONE_HOST_TCP) -> Choice:
+def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The scan of an array whose inputs are not gathered."""
     wide, rounds = x.length * x.wide, doublings(size)
     segment = segment_for(wide, x.wide)

@@ -94,7 +94,7 @@ def test_halving_to_slices(size: int) -> None:
         for rank, out in enumerate(outcome.out):
             assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
         assert max(map(peers, plans)) <= size.bit_length() + 2
-        shape = choose_reductions.Operand(bounds[-1], 1, 1)
+        shape = choose_reductions.Shape(bounds[-1], 1, 1)
         bound = choose_reductions._halving_slices(shape, bounds, max(slices)).tally.scratch
         assert max(plan.scratch for plan in plans) <= bound
 

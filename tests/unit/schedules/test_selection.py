@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aiodist.schedules import costs, recursive_doubling
 from aiodist.schedules.choose_reductions import (
-    Operand,
+    Shape,
     choose_all_reduce,
     choose_reduce,
     choose_reduce_scatter,
@@ -80,8 +80,8 @@ def test_a_whole_value_takes_as_many_frames_as_the_plan_has(size: int) -> None:
     assert goes_whole(KIB, size, True, priced) is (limit >= 1)
 
 
-def array(nbytes: int, **options: bool) -> Operand:
-    return Operand(nbytes // 4, 4, 4, **options)
+def array(nbytes: int, **options: bool) -> Shape:
+    return Shape(nbytes // 4, 4, 4, **options)
 
 
 def test_operators_that_must_see_whole_arrays_do() -> None:
@@ -108,7 +108,7 @@ def test_few_ranks_exchange_directly_and_many_do_not() -> None:
 def test_an_order_that_matters_does_not_go_around_a_ring() -> None:
     chatty = costs.ONE_HOST_TCP._replace(connection=10.0, beta=1e-3)
     bounds = tuple(range(0, 49 * KIB, KIB))
-    x = Operand(48 * KIB, 4, 4)
+    x = Shape(48 * KIB, 4, 4)
     assert choose_all_reduce(x, 48, chatty).name == "ring.all_reduce"
     assert choose_reduce_scatter(x, bounds, chatty).name == "ring.reduce_scatter"
     ordered = x._replace(commutative=False)
@@ -127,7 +127,7 @@ def test_an_order_that_matters_does_not_go_around_a_ring() -> None:
 def test_scratch_is_capped_whatever_the_array(
     size: int, length: int, wide: int, itemsize: int, commutative: bool
 ) -> None:
-    x = Operand(length, itemsize, itemsize * wide, commutative=commutative)
+    x = Shape(length, itemsize, itemsize * wide, commutative=commutative)
     bounds = tuple(length * at // size for at in range(size + 1))
     for chosen in (
         choose_all_reduce(x, size),
@@ -147,7 +147,7 @@ def chosen_of_all() -> Iterator[tuple[str, int, Choice, Callable[[int], list[int
         for nbytes in ((EAGER_LIMIT // size + 8) * size, MIB // size * size):
             if nbytes * size > 16 * MIB:
                 continue
-            x = Operand(nbytes, 1, 1)
+            x = Shape(nbytes, 1, 1)
             bounds = tuple(accumulate([nbytes // size] * size, initial=0))
             parts = (nbytes // size,) * size
             at_root = (0, *parts[1:])
