@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import choices
 import file_map
 import message_table
 import rooms
@@ -18,6 +19,7 @@ Render = Callable[[Path], Iterator[str]]
 PARTS: Mapping[tuple[str, str], Render] = {
     ("docs/architecture.md", "rooms"): rooms.render,
     ("docs/architecture.md", "messages"): message_table.render,
+    ("docs/algorithms.md", "choices"): choices.render,
     ("docs/files.md", "map"): file_map.render,
 }
 """By page and name of the part: what gives its text."""

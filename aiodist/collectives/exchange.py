@@ -23,7 +23,9 @@ from aiodist.errors import MismatchError, ProtocolError
 from aiodist.phases import lanes, pulls
 from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Part, Place, share
 from aiodist.phases.memories import Regions
-from aiodist.schedules import chain, direct_exchange
+from aiodist.schedules import direct_exchange
+from aiodist.schedules.choose_values import choose_all_to_all, choose_broadcast
+from aiodist.schedules.selection import Choice
 from aiodist.schedules.teams import spans_hosts
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -92,12 +94,11 @@ def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tup
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]
     heads = {rank: bytearray(_HEAD.size) for rank in others}
-    yield from exchange(
+    yield _by(
         place,
-        {rank: [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes))] for rank in others},
-        {rank: [memoryview(head)] for rank, head in heads.items()},
-        0,
-        on_lane=False,
+        choose_all_to_all(_HEAD.size, place.size),
+        [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes)) for rank in others],
+        [memoryview(head) for head in heads.values()],
     )
     offers: Offers = [[None] * place.size for _ in range(place.size)]
     offers[place.rank] = [*mine]
@@ -157,13 +158,15 @@ def collect(
     on_lane: bool,
     fits: bool,
     lengths: Sequence[int] | None = None,
+    chosen: Choice | None = None,
 ) -> Part[dict[int, Any]]:
     """The values offered to this rank, by source; those offered to others are sent. `own`: what
     this rank has for itself, and where it goes.
 
     `travelling`: what any rank offers to any other. `fits`: whether all know that it fits where it
-    goes. `lengths`: where everyone offers the same to all others, the bytes of each. `outs` may be
-    what is wrong with them. Raises MismatchError.
+    goes. `lengths`: where everyone offers the same to all others, the bytes of each. `chosen`: how
+    it travels over links; None: directly. `outs` may be what is wrong with them. Raises
+    MismatchError.
     """
     problem: MismatchError | None = None
     if isinstance(outs, MismatchError):
@@ -182,7 +185,7 @@ def collect(
         if (data := receives[src].data) is not None:
             fill(value.buffers, data)
     transfer.read()
-    yield from _data_of_all(place, sends, receives, incoming, travelling, on_lane, lengths)
+    yield from _data_of_all(place, sends, receives, incoming, travelling, on_lane, lengths, chosen)
     if own is not None:
         incoming[place.rank] = transfer.own(*own)
         transfer.read()
@@ -275,6 +278,7 @@ def _data_of_all(
     travelling: Sequence[Offer | None],
     on_lane: bool,
     lengths: Sequence[int] | None,
+    chosen: Choice | None,
 ) -> Part[None]:
     """Move what did not travel within the offers. The arguments are those of `collect`."""
     longest = max((o.nbytes for o in travelling if o is not None and o.data is None), default=0)
@@ -286,11 +290,24 @@ def _data_of_all(
     if on_lane and longest and _all_see(place, travelling):
         places = {src: receives[src].place for src in buffers if receives[src].nbytes}
         yield pulls.take(place, places, _bounds(place.size, buffers), target)
+    elif chosen is not None:
+        # What is the same for all is there once.
+        for_whom = sorted(outgoing)[: None if lengths is None else 1]
+        yield _by(place, chosen, [view for dst in for_whom for view in outgoing[dst]], target)
     elif not on_lane or lengths is None:
         yield from exchange(place, outgoing, buffers, longest, on_lane)
     elif longest:
         source = next(iter(outgoing.values()), ())
         yield from lanes.all_gather(place, lengths, source, target)
+
+
+def apart(offers: Sequence[Offer], root: int | None = None) -> tuple[int, ...]:
+    """The bytes of each rank's data that do not travel within the offers, but for those of `root`,
+    which stay there."""
+    return tuple(
+        offer.nbytes if offer.data is None and rank != root else 0
+        for rank, offer in enumerate(offers)
+    )
 
 
 def _all_see(place: Place, offers: Sequence[Offer | None]) -> bool:
@@ -344,7 +361,11 @@ def _chain(
         yield from lanes.broadcast(place, src, source, target)
         return
     length = sum(view.nbytes for view in (source or target))
-    yield Phase(
-        prepared(chain.broadcast, place.rank, place.size, src, length, MAX_PAYLOAD),
-        Regions.of_bytes(source, target),
-    )
+    yield _by(place, choose_broadcast(length, place.size, src), source, target)
+
+
+def _by(
+    place: Place, chosen: Choice, source: Sequence[memoryview], target: Sequence[memoryview]
+) -> Phase:
+    plan = prepared(chosen.algorithm, place.rank, place.size, *chosen.args)
+    return Phase(plan, Regions.of_bytes(source, target, plan.plan.scratch))

@@ -23,19 +23,17 @@ from aiodist.errors import ProtocolError
 from aiodist.phases import lanes
 from aiodist.phases.base import Call, Part, Place, check_root, share
 from aiodist.phases.memories import Partials, Reductions, SmallReductions
-from aiodist.schedules import (
-    chain,
-    recursive_doubling,
-    reduce_scatter_all_gather,
-)
-from aiodist.schedules import reduce as reduce_to_root
-from aiodist.schedules import reduce_scatter as reduce_scatter_plans
-from aiodist.schedules.selection import (
+from aiodist.schedules import recursive_doubling
+from aiodist.schedules.choose_reductions import (
+    Shape,
     choose_all_reduce,
     choose_reduce,
+    choose_reduce_scatter,
     choose_scan,
-    segment_for,
+    goes_whole,
+    is_gathered,
 )
+from aiodist.schedules.selection import Choice
 from aiodist.types import ReduceOp
 
 MAX_RANKS_LISTING_NUMBERS = 128
@@ -66,13 +64,11 @@ def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -
         return
     # Over links from here on, also where the ranks share memory and have no plan there for such
     # arrays and operators.
-    chosen = choose_all_reduce(_nbytes(groups), place.size, _sliceable(groups))
-    if chosen == "recursive_doubling":
+    if goes_whole(_nbytes(groups), place.size, _sliceable(groups)):
         yield _small(place, groups)
         return
-    yield from _synchronise(place, groups, on_lane)
-    for group in groups:
-        yield _whole(place, group) if chosen == "whole" else _sliced(place, group)
+    chosen = [choose_all_reduce(_shape(group), place.size) for group in groups]
+    yield from _run(place, groups, chosen, on_lane)
 
 
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
@@ -109,13 +105,11 @@ def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
 
 
 def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool) -> Part[None]:
-    chosen = choose_reduce(_nbytes(groups), place.size, _sliceable(groups))
-    if chosen == "recursive_doubling":
+    if goes_whole(_nbytes(groups), place.size, _sliceable(groups)):
         yield _small(place, groups)
         return
-    yield from _synchronise(place, groups, on_lane)
-    for group in groups:
-        yield _whole(place, group) if chosen == "whole" else _to_root(place, group, dst)
+    chosen = [choose_reduce(_shape(group), place.size, dst) for group in groups]
+    yield from _run(place, groups, chosen, on_lane)
 
 
 def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
@@ -137,11 +131,9 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
         else:
-            if on_lane or any(map(_has_empty_slot, operand.groups)) or not operand.groups:
-                # Someone hears from nobody in what follows.
-                yield from share(place, b"", on_lane)
-            for group in operand.groups:
-                yield _slots(place, group)
+            groups = operand.groups
+            chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds)) for g in groups]
+            yield from _run(place, groups, chosen, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
@@ -164,13 +156,12 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
         groups = operand.groups
         if on_lane and groups and lanes.can_scan(place, groups):
             yield from lanes.scan(place, groups, exclusive)
-        elif choose_scan(_nbytes(groups), place.size) == "gather":
+        elif is_gathered(_nbytes(groups), place.size):
             blobs = yield from share(place, b"".join(_bytes_of(groups)), on_lane)
             _fold(groups, blobs[:stop])
         else:
-            yield from share(place, b"", on_lane)
-            for group in groups:
-                yield _chained(place, group, exclusive)
+            chosen = [choose_scan(_shape(group), place.size, exclusive) for group in groups]
+            yield from _run(place, groups, chosen, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
@@ -204,11 +195,17 @@ def _sliceable(groups: Sequence[Group]) -> bool:
     return all(group.kernel.sliceable for group in groups)
 
 
-def _synchronise(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
-    """Where a rank's slice may be empty, it hears from nobody in what follows. On a lane, what is
-    sent must not come before it is the receiver's turn."""
-    if on_lane or any(group.x.length < place.size for group in groups):
+def _run(
+    place: Place, groups: Sequence[Group], chosen: Sequence[Choice], on_lane: bool
+) -> Part[None]:
+    """The plans that were chosen for the groups, after a phase that synchronises where they do not.
+    On a lane, what is sent must not come before it is the receiver's turn."""
+    if on_lane or not chosen or not all(choice.synchronises for choice in chosen):
         yield from share(place, b"", on_lane)
+    for group, (algorithm, args, _, partials, _) in zip(groups, chosen, strict=True):
+        plan = prepared(algorithm, place.rank, place.size, *args)
+        memory = Partials if partials else Reductions
+        yield Phase(plan, memory(group.x, group.out, plan.plan.scratch, group.kernel, place.size))
 
 
 def _small(place: Place, groups: Sequence[Group]) -> Phase:
@@ -218,57 +215,15 @@ def _small(place: Place, groups: Sequence[Group]) -> Phase:
     )
 
 
-def _memory(place: Place, group: Group, scratch: int) -> Reductions:
-    return Reductions(group.x, group.out, scratch, group.kernel, place.size)
-
-
-def _sliced(place: Place, group: Group) -> Phase:
-    length = group.x.length
-    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
-    plan = prepared(reduce_scatter_all_gather.all_reduce, place.rank, place.size, length, segment)
-    return Phase(plan, _memory(place, group, plan.plan.scratch))
-
-
-def _whole(place: Place, group: Group) -> Phase:
-    length = group.x.length
-    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
-    plan = prepared(recursive_doubling.all_reduce_whole, place.rank, place.size, length, segment)
-    return Phase(plan, _memory(place, group, plan.plan.scratch))
-
-
-def _to_root(place: Place, group: Group, dst: int) -> Phase:
-    length = group.x.length
-    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
-    plan = prepared(reduce_to_root.scatter_gather, place.rank, place.size, dst, length, segment)
-    return Phase(plan, _memory(place, group, plan.plan.scratch))
-
-
-def _slots(place: Place, group: Group) -> Phase:
-    algorithm = (
-        reduce_scatter_plans.direct if group.kernel.sliceable else reduce_scatter_plans.whole
+def _shape(group: Group) -> Shape:
+    kernel = group.kernel
+    return Shape(
+        group.x.length,
+        group.x.itemsize,
+        kernel.wire_dtype.itemsize,
+        kernel.sliceable,
+        kernel.op.commutative,
     )
-    segment = segment_for(group.x.nbytes // place.size, group.x.itemsize)
-    plan = prepared(algorithm, place.rank, place.size, tuple(group.bounds), segment)
-    return Phase(plan, _memory(place, group, plan.plan.scratch))
-
-
-def _chained(place: Place, group: Group, exclusive: bool) -> Phase:
-    segment = segment_for(group.x.nbytes, group.kernel.wire_dtype.itemsize)
-    plan = prepared(
-        _scan_plan, place.rank, place.size, group.x.length, segment, exclusive,
-        not group.kernel.sliceable,
-    )  # fmt: skip
-    return Phase(plan, Partials(group.x, group.out, plan.plan.scratch, group.kernel, 1))
-
-
-def _scan_plan(
-    rank: int, size: int, length: int, segment: int, exclusive: bool, whole: bool
-) -> Any:
-    return chain.scan(rank, size, length, segment, exclusive, whole=whole)
-
-
-def _has_empty_slot(group: Group) -> bool:
-    return any(a == b for a, b in zip(group.bounds, group.bounds[1:], strict=False))
 
 
 def _bytes_of(groups: Sequence[Group]) -> list[memoryview]:

@@ -17,6 +17,7 @@ from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.exchange import (
+    apart,
     collect,
     data_of_one,
     known,
@@ -30,6 +31,13 @@ from aiodist.collectives.offers import Offer
 from aiodist.engine.operation import Program
 from aiodist.errors import MismatchError
 from aiodist.phases.base import Call, Place, check_root
+from aiodist.schedules.choose_values import (
+    choose_all_gather,
+    choose_all_to_all,
+    choose_gather,
+    choose_scatter,
+)
+from aiodist.schedules.selection import Choice
 
 
 def broadcast(place: Place, x: Any, src: int) -> Call:
@@ -98,7 +106,10 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
         receivers = others
         if dst is not None:
             receivers = [] if here else [dst]
-        lengths = [offer.nbytes if offer.data is None else 0 for offer in offers]
+        lengths = apart(offers, dst)
+        chosen = None
+        if not on_lane:
+            chosen = choose_all_gather(lengths) if dst is None else choose_gather(lengths, dst)
         values = yield from collect(
             place,
             transfer,
@@ -110,6 +121,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
             on_lane,
             fits,
             lengths if dst is None else None,
+            chosen,
         )
         if not here:
             return None
@@ -148,6 +160,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
             [offer for dst, offer in enumerate(offers) if dst != src],
             on_lane,
             fits,
+            chosen=None if on_lane else choose_scatter(apart(offers, src), src),
         )
         return values[src]
 
@@ -184,11 +197,23 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
             ],
             on_lane,
             fits,
+            chosen=None if on_lane else _alike(offers),
         )
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
     return Call("all_to_all", "all_to_all()", transfer.guard(program), nbytes)
+
+
+def _alike(offers: Sequence[Sequence[Offer | None]]) -> Choice | None:
+    """What to do where all messages of an all_to_all have one length, and travel apart."""
+    size = len(offers)
+    others = (
+        offer for src, row in enumerate(offers) for dst, offer in enumerate(row) if src != dst
+    )
+    sizes = {None if o is None or o.data is not None else o.nbytes for o in others}
+    nbytes = sizes.pop() if len(sizes) == 1 else None
+    return None if not nbytes else choose_all_to_all(nbytes, size)
 
 
 def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> list[Encoded]:

@@ -116,9 +116,11 @@ class Regions:
         self._shown = ()
 
     @classmethod
-    def of_bytes(cls, x: Sequence[memoryview], out: Sequence[memoryview]) -> Regions:
+    def of_bytes(
+        cls, x: Sequence[memoryview], out: Sequence[memoryview], scratch: int = 0
+    ) -> Regions:
         """Plain bytes, for exchanges that reduce nothing."""
-        return cls(Vector(x, np.uint8), Vector(out, np.uint8))
+        return cls(Vector(x, np.uint8), Vector(out, np.uint8), scratch)
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
         if len(spans) == 1:

@@ -51,7 +51,6 @@ def scan(
     length: int,
     segment: int,
     exclusive: bool,
-    *,
     whole: bool = False,
     window: int = WINDOW,
 ) -> Plan:

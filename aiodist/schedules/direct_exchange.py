@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.schedules.cuts import AHEAD, pieces
+from aiodist.schedules.parts import parts_of
 from aiodist.schedules.plan import OUT, Copy, Grant, Plan, Recv, Send, Span, Step, X
 
 
@@ -55,8 +56,6 @@ def all_to_all(
 ) -> Plan:
     """Send a message to each rank and receive one from each. Bulk.
 
-    Also gather, scatter and all_gather, where some messages are empty, or are the same.
-
     X[send_bounds[p]:send_bounds[p + 1]] goes to rank p, and what comes from it to
     OUT[recv_bounds[p]:recv_bounds[p + 1]]; the own message is copied. Lengths may differ, also be
     zero (then nothing is sent), but must be known at both ends. X must not be OUT.
@@ -68,3 +67,81 @@ def all_to_all(
     incoming = [spans(OUT, recv_bounds[p], recv_bounds[p + 1], segment) for p in range(size)]
     steps = exchange(rank, size, outgoing, incoming)
     return Plan("direct_exchange.all_to_all", rank, size, tuple(steps), eager=False)
+
+
+def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Plan:
+    """Gather a part of each rank on every rank. Bulk.
+
+    X and OUT are those of `bruck.all_gather`.
+
+    Rounds: 1, of P - 1 messages. On the wire per rank: the own part to all others. Connections: P
+    - 1. Scratch: none.
+    """
+    outgoing = [_cut([Span(X, 0, lengths[rank])], segment) for _ in range(size)]
+    parts = parts_of(rank, lengths, OUT)
+    incoming = [_cut(parts.around(p, 1), segment) for p in range(size)]
+    return _plan("direct_exchange.all_gather", rank, size, outgoing, incoming)
+
+
+def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
+    """Gather a part of each rank at `root`. Bulk.
+
+    X and OUT are those of `tree.gather`.
+
+    Rounds: 1, of P - 1 messages to `root`. Connections: there P - 1. Scratch: none.
+    """
+    outgoing: list[list[Span]] = [[] for _ in range(size)]
+    incoming = [*outgoing]
+    if rank == root:
+        parts = parts_of(rank, lengths, OUT)
+        incoming = [_cut(parts.around(p, 1), segment) for p in range(size)]
+    else:
+        outgoing[root] = _cut([Span(X, 0, lengths[rank])], segment)
+    return _plan("direct_exchange.gather", rank, size, outgoing, incoming)
+
+
+def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
+    """Send a part to each rank from `root`. Bulk.
+
+    X and OUT are those of `tree.scatter`.
+
+    Rounds: 1, of P - 1 messages of `root`. Connections: there P - 1. Scratch: none.
+    """
+    outgoing: list[list[Span]] = [[] for _ in range(size)]
+    incoming = [*outgoing]
+    if rank == root:
+        parts = parts_of(rank, lengths, X)
+        outgoing = [_cut(parts.around(p, 1), segment) for p in range(size)]
+    else:
+        incoming[root] = _cut([Span(OUT, 0, lengths[rank])], segment)
+    return _plan("direct_exchange.scatter", rank, size, outgoing, incoming)
+
+
+def uniform(rank: int, size: int, length: int, segment: int) -> Plan:
+    """Send `length` units to each other rank, and receive as many from each. Bulk.
+
+    X and OUT are those of `bruck.all_to_all`.
+
+    Rounds: 1, of P - 1 messages. On the wire per rank: its messages. Connections: P - 1. Scratch:
+    none.
+    """
+    going, coming = (parts_of(rank, (length,) * size, buffer) for buffer in (X, OUT))
+    outgoing = [_cut(going.around(p, 1), segment) for p in range(size)]
+    incoming = [_cut(coming.around(p, 1), segment) for p in range(size)]
+    return _plan("direct_exchange.uniform", rank, size, outgoing, incoming)
+
+
+def _cut(parts: Sequence[Span], segment: int) -> list[Span]:
+    return [piece for part in parts for piece in spans(*part, segment)]
+
+
+def _plan(
+    name: str,
+    rank: int,
+    size: int,
+    outgoing: list[list[Span]],
+    incoming: list[list[Span]],
+) -> Plan:
+    """An exchange in which nothing stays at this rank."""
+    outgoing[rank] = incoming[rank] = []
+    return Plan(name, rank, size, tuple(exchange(rank, size, outgoing, incoming)), eager=False)

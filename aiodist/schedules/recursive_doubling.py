@@ -26,7 +26,11 @@ from aiodist.schedules.cuts import AHEAD, pieces
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
 
 
-class _Role(NamedTuple):
+class Role(NamedTuple):
+    """What a rank does where neighbours are folded."""
+
+    block: int
+    """Its number among the ranks that are left, or that of the neighbour that stands in for it."""
     gives_to: int | None
     """The neighbour that stands in for this rank."""
     takes_from: int | None
@@ -35,18 +39,26 @@ class _Role(NamedTuple):
     """With whom partial results are exchanged, by round."""
 
 
-def _role(rank: int, size: int) -> _Role:
+def role_of(rank: int, size: int) -> Role:
+    """The role of `rank` among `size`."""
     rounds = size.bit_length() - 1
     pairs = size - (1 << rounds)
     if rank < 2 * pairs:
         if rank % 2:
-            return _Role(rank - 1, None, ())
+            return Role(rank // 2, rank - 1, None, ())
         block, takes_from = rank // 2, rank + 1
     else:
         block, takes_from = rank - pairs, None
     others = [block ^ (1 << k) for k in range(rounds)]
     partners = tuple(2 * other if other < pairs else other + pairs for other in others)
-    return _Role(None, takes_from, partners)
+    return Role(block, None, takes_from, partners)
+
+
+def ranks_of(block: int, size: int) -> tuple[int, ...]:
+    """The ranks that share a number among those that are left: one, or two neighbours. The first
+    does the work."""
+    pairs = size - (1 << (size.bit_length() - 1))
+    return (2 * block, 2 * block + 1) if block < pairs else (block + pairs,)
 
 
 def all_reduce(rank: int, size: int) -> Plan:
@@ -66,7 +78,7 @@ def all_reduce(rank: int, size: int) -> Plan:
     name = "recursive_doubling.all_reduce"
     if size == 1:
         return Plan(name, rank, size, (Reduce(result, (whole,)),), eager=True)
-    role = _role(rank, size)
+    role = role_of(rank, size)
     partial = Span(TMP, 0, 1)
     steps.append(Copy(partial, whole))
     if role.gives_to is not None:
@@ -111,7 +123,7 @@ def all_reduce_whole(rank: int, size: int, length: int, segment: int) -> Plan:
     if size == 1:
         return Plan(name, rank, size, (Reduce(result, (Span(X, 0, length),)),), eager=False)
     cuts = pieces(0, length, segment)
-    role = _role(rank, size)
+    role = role_of(rank, size)
     steps: list[Step] = []
     if role.gives_to is not None:
         to = role.gives_to

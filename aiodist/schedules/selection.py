@@ -1,13 +1,23 @@
-"""Which algorithm, and how long its segments are: pure functions of what all ranks agree on."""
+"""What the choice of an algorithm is made of: limits, costs, and how long segments are.
+
+`choose_reductions` and `choose_values` have a function for each operation. All of it is pure, and
+made of what all ranks agree on: so all choose alike.
+
+What is left of a rank's memory is no question of cost. No plan of links has more than SCRATCH_LIMIT
+bytes of scratch, however many ranks there are and however large the array is, but for operators
+that must see whole arrays: a plan that would need more is cut smaller, or not considered.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import isqrt
-from typing import Final, Literal
+from typing import Any, Final, NamedTuple
 
-from aiodist.schedules import cost
-from aiodist.schedules.cost import ONE_HOST_TCP, Network
+from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
+from aiodist.schedules.cuts import WINDOW
+from aiodist.schedules.plan import Plan
 from aiodist.wire.frames import MAX_PAYLOAD
 
 EAGER_LIMIT: Final = 64 * 1024
@@ -20,54 +30,54 @@ SEGMENT_LIMIT: Final = MAX_PAYLOAD
 SEGMENT_LEAST: Final = 16 * 1024
 """Bytes of a segment under which its own overhead is more than what it carries."""
 
-AllReduce = Literal["recursive_doubling", "reduce_scatter_all_gather", "whole"]
-Reduce = Literal["recursive_doubling", "scatter_gather", "whole"]
-Scan = Literal["gather", "chain"]
+SCRATCH_LIMIT: Final = 16 * 1024 * 1024
+"""Most bytes of scratch of one plan."""
+
+BLOCK: Final = SCRATCH_LIMIT // 4
+"""Bytes of a block of `halving_doubling`, which takes up to three of them, and a unit a round."""
+
+
+MARGIN: Final = 1.25
+"""How many times a plan has to be cheaper than the most direct one to be chosen."""
+
+
+class Choice(NamedTuple):
+    """A plan, ``algorithm(rank, size, *args)``, and what it costs."""
+
+    algorithm: Callable[..., Plan]
+    args: tuple[Any, ...]
+    tally: Tally
+    partials: bool = False
+    """Partial results stand in TMP and travel from there."""
+    synchronises: bool = False
+    """No rank completes before all have entered."""
+
+    @property
+    def name(self) -> str:
+        """As it is called in docs/algorithms.md."""
+        return f"{self.algorithm.__module__.rpartition('.')[2]}.{self.algorithm.__name__}"
+
+
+def cheapest(choices: Sequence[Choice], costs: Costs) -> Choice:
+    """The one that costs least. Another one than the first has to be cheaper by a clear margin: the
+    first has the fewest rounds, or its segments overlap most, which the model does not know."""
+    first, *others = choices
+    best = min(others, key=lambda choice: choice.tally.seconds(costs), default=first)
+    return best if best.tally.seconds(costs) * MARGIN < first.tally.seconds(costs) else first
+
+
+def doublings(size: int) -> int:
+    """Rounds in which what is known doubles until it is all."""
+    return (size - 1).bit_length()
+
+
+def frames_of(length: int, segment: int) -> int:
+    """Frames of a message that is sent even if it is empty."""
+    return max(1, -(-length // segment))
 
 
 @lru_cache(maxsize=1024)
-def choose_all_reduce(
-    nbytes: int, size: int, sliceable: bool, network: Network = ONE_HOST_TCP
-) -> AllReduce:
-    """The all-reduce over `size` ranks of an array whose partial results have `nbytes`.
-
-    "recursive_doubling" is `recursive_doubling.all_reduce`; "reduce_scatter_all_gather" the
-    function `all_reduce` of that module, for operators that may be given slices (`sliceable`);
-    "whole" is `recursive_doubling.all_reduce_whole`, for large arrays and operators that may not.
-    """
-    if nbytes > EAGER_LIMIT:
-        return "reduce_scatter_all_gather" if sliceable else "whole"
-    small = cost.recursive_doubling(nbytes, size, network)
-    if sliceable and nbytes and cost.reduce_scatter_all_gather(nbytes, size, network) < small:
-        return "reduce_scatter_all_gather"
-    return "recursive_doubling"
-
-
-@lru_cache(maxsize=1024)
-def choose_reduce(
-    nbytes: int, size: int, sliceable: bool, network: Network = ONE_HOST_TCP
-) -> Reduce:
-    """The reduce to one rank, over `size` ranks, of an array whose partial results have `nbytes`.
-
-    "scatter_gather" is `reduce.scatter_gather`. The others are all-reduces, as of
-    `choose_all_reduce`, whose result only the root keeps.
-    """
-    choice = choose_all_reduce(nbytes, size, sliceable, network)
-    return "scatter_gather" if choice == "reduce_scatter_all_gather" else choice
-
-
-def choose_scan(nbytes: int, size: int) -> Scan:
-    """The scan over `size` ranks of an array of `nbytes`.
-
-    "gather": everyone gets all inputs by `dissemination.all_gather` and reduces what it needs: no
-    rounds but those that synchronise, as long as all inputs together are small. "chain":
-    `chain.scan`, after a synchronisation.
-    """
-    return "gather" if nbytes * size <= EAGER_LIMIT else "chain"
-
-
-@lru_cache(maxsize=1024)
-def segment_for(nbytes: int, itemsize: int, network: Network = ONE_HOST_TCP) -> int:
+def segment_for(nbytes: int, itemsize: int, costs: Costs = ONE_HOST_TCP) -> int:
     """Units of `itemsize` bytes in a segment of a stream of `nbytes`: what one rank sends to one
     peer in all (of an all-reduce a slice, of a broadcast the whole).
 
@@ -80,6 +90,13 @@ def segment_for(nbytes: int, itemsize: int, network: Network = ONE_HOST_TCP) -> 
         raise ValueError(
             f"units have 1 to {SEGMENT_LIMIT} bytes, not {itemsize}: no frame could hold one"
         )
-    best = isqrt(2 * int(nbytes * network.frame / network.beta))  # one bit is for rounding
+    best = isqrt(2 * int(nbytes * costs.frame / costs.beta))  # one bit is for rounding
     nearest = 1 << max(0, best.bit_length() - 1)
     return max(1, min(max(nearest, SEGMENT_LEAST), SEGMENT_LIMIT) // itemsize)
+
+
+def shared_segment(nbytes: int, itemsize: int, size: int) -> int:
+    """Units in a segment of streams of `nbytes` that come from all others at once, WINDOW segments
+    of each of which have a place in scratch."""
+    room = SCRATCH_LIMIT // (WINDOW * max(1, size)) // itemsize
+    return max(1, min(segment_for(nbytes, itemsize), room))

@@ -15,7 +15,12 @@ PACKAGES = {
 }
 """Where the folders of tests/unit are that are no rooms of aiodist/."""
 
-SEVERAL = {"schedules/test_algorithms.py", "schedules/test_algorithms_docs.py", "p2p/test_parts.py"}
+SEVERAL = {
+    "schedules/test_algorithms.py",
+    "schedules/test_algorithms_docs.py",
+    "schedules/test_algorithms_few_links.py",
+    "p2p/test_parts.py",
+}
 """Those that are about several modules of their room."""
 
 

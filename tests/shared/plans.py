@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,34 @@ from aiodist.schedules.teams import Teams
 
 SIZES = range(1, 18)
 sizes = pytest.mark.parametrize("size", SIZES)
+windows = pytest.mark.parametrize(
+    ("size", "window"),
+    [(size, w) for size in SIZES for w in ((1, 2, 3, 4, 7) if size < 5 else (2 + size % 3,))],
+)
+
+
+def lengths(size: int) -> list[int]:
+    """Empty, fewer units than ranks, even, odd, one and several segments a rank."""
+    if size > 4:
+        return [size - 1, 2 * size + 1]
+    return sorted({0, 1, size - 1, size, 2 * size + 1, 5 * size + 3})
+
+
+def roots(size: int) -> set[int]:
+    return {size // 2} if size > 4 else {0, size // 2, size - 1}
+
+
+def run(
+    plan: Callable[[int], Plan],
+    size: int,
+    inputs: int | Sequence[int] = 0,
+    outputs: int | Sequence[int] = 0,
+    **options: Any,
+) -> Outcome:
+    """See `outcome_of`."""
+    plans = [plan(rank) for rank in range(size)]
+    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
+    return outcome_of(plans, inputs, outputs, **options)
 
 
 def outcome_of(

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import SIZES, assert_reduced, bounds_of, outcome_of, sizes, span, uneven
+from plans import (
+    assert_reduced,
+    bounds_of,
+    lengths,
+    roots,
+    run,
+    sizes,
+    span,
+    uneven,
+    windows,
+)
 
 from aiodist.schedules import (
     chain,
@@ -22,37 +30,7 @@ from aiodist.schedules import (
 )
 from aiodist.schedules.cuts import even_bounds, pieces
 from aiodist.schedules.plan import OUT, Plan, Recv, Reduce, Send, X
-from aiodist.schedules.simulator import Outcome, Unit
-
-windows = pytest.mark.parametrize(
-    ("size", "window"),
-    [(size, w) for size in SIZES for w in ((1, 2, 3, 4, 7) if size < 5 else (2 + size % 3,))],
-)
-
-
-def lengths(size: int) -> list[int]:
-    """Empty, fewer units than ranks, even, odd, one and several segments a rank."""
-    if size > 4:
-        return [size - 1, 2 * size + 1]
-    return sorted({0, 1, size - 1, size, 2 * size + 1, 5 * size + 3})
-
-
-def roots(size: int) -> set[int]:
-    return {size // 2} if size > 4 else {0, size // 2, size - 1}
-
-
-def run(
-    plan: Callable[[int], Plan],
-    size: int,
-    inputs: int | Sequence[int] = 0,
-    outputs: int | Sequence[int] = 0,
-    **options: Any,
-) -> Outcome:
-    """See `outcome_of`."""
-    plans = [plan(rank) for rank in range(size)]
-    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
-    return outcome_of(plans, inputs, outputs, **options)
-
+from aiodist.schedules.simulator import Unit
 
 # -- whole values -----------------------------------------------------------------------------
 
@@ -374,7 +352,7 @@ def test_any_shape_and_interleaving(data: st.DataObject) -> None:
 # -- cuts -------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True)
+@settings(derandomize=True, deadline=None)
 @given(length=st.integers(0, 200), size=st.integers(1, 20))
 def test_even_bounds_cut_as_array_split_does(length: int, size: int) -> None:
     np = pytest.importorskip("numpy")

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from aiodist.schedules import (
+    bruck,
     chain,
     direct_exchange,
     dissemination,
+    halving_doubling,
+    prefixes,
     pull_scan,
     pull_slices,
     pull_values,
@@ -20,9 +23,12 @@ from aiodist.schedules import (
     reduce,
     reduce_scatter,
     reduce_scatter_all_gather,
+    ring,
+    spread,
     team_slices,
     team_values,
     team_whole,
+    tree,
 )
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.plan import Await, Copy, Plan, Reduce
@@ -31,6 +37,8 @@ from aiodist.schedules.simulator import simulate
 PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
 SIZE, LENGTH = 8, 64
 SLICES = even_bounds(LENGTH, SIZE)
+PART = LENGTH // SIZE
+PARTS = (PART,) * SIZE
 
 ALGORITHMS: dict[str, Callable[[int], Plan]] = {
     "dissemination.all_gather": lambda r: dissemination.all_gather(r, SIZE),
@@ -47,6 +55,29 @@ ALGORITHMS: dict[str, Callable[[int], Plan]] = {
     "direct_exchange.all_to_all": lambda r: direct_exchange.all_to_all(
         r, SIZE, SLICES, SLICES, LENGTH
     ),
+    "halving_doubling.all_reduce": lambda r: halving_doubling.all_reduce(
+        r, SIZE, LENGTH, LENGTH, LENGTH
+    ),
+    "halving_doubling.reduce": lambda r: halving_doubling.reduce(
+        r, SIZE, 0, LENGTH, LENGTH, LENGTH
+    ),
+    "halving_doubling.reduce_scatter": lambda r: halving_doubling.reduce_scatter(
+        r, SIZE, SLICES, LENGTH
+    ),
+    "ring.all_reduce": lambda r: ring.all_reduce(r, SIZE, LENGTH, LENGTH),
+    "ring.reduce_scatter": lambda r: ring.reduce_scatter(r, SIZE, SLICES, LENGTH),
+    "direct_exchange.uniform": lambda r: direct_exchange.uniform(r, SIZE, PART, LENGTH),
+    "direct_exchange.all_gather": lambda r: direct_exchange.all_gather(r, SIZE, PARTS, LENGTH),
+    "direct_exchange.gather": lambda r: direct_exchange.gather(r, SIZE, 0, PARTS, LENGTH),
+    "direct_exchange.scatter": lambda r: direct_exchange.scatter(r, SIZE, 0, PARTS, LENGTH),
+    "bruck.all_gather": lambda r: bruck.all_gather(r, SIZE, PARTS, LENGTH),
+    "bruck.all_to_all": lambda r: bruck.all_to_all(r, SIZE, PART, LENGTH),
+    "tree.broadcast": lambda r: tree.broadcast(r, SIZE, 0, LENGTH, LENGTH),
+    "tree.gather": lambda r: tree.gather(r, SIZE, 0, PARTS, LENGTH),
+    "tree.scatter": lambda r: tree.scatter(r, SIZE, 0, PARTS, LENGTH),
+    "spread.direct": lambda r: spread.direct(r, SIZE, 0, LENGTH, LENGTH),
+    "spread.tree": lambda r: spread.tree(r, SIZE, 0, LENGTH, LENGTH),
+    "prefixes.scan": lambda r: prefixes.scan(r, SIZE, LENGTH, LENGTH, False),
     "chain.broadcast": lambda r: chain.broadcast(r, SIZE, 0, LENGTH, LENGTH),
     "chain.scan": lambda r: chain.scan(r, SIZE, LENGTH, LENGTH, False),
 }

@@ -2,86 +2,234 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.schedules import cost, recursive_doubling
+from aiodist.schedules import costs, recursive_doubling
+from aiodist.schedules.choose_reductions import (
+    Shape,
+    choose_all_reduce,
+    choose_reduce,
+    choose_reduce_scatter,
+    choose_scan,
+    goes_whole,
+    is_gathered,
+)
+from aiodist.schedules.choose_values import (
+    choose_all_gather,
+    choose_all_to_all,
+    choose_broadcast,
+    choose_gather,
+    choose_scatter,
+)
 from aiodist.schedules.plan import Send
 from aiodist.schedules.selection import (
     EAGER_LIMIT,
+    SCRATCH_LIMIT,
     SEGMENT_LEAST,
     SEGMENT_LIMIT,
-    choose_all_reduce,
-    choose_reduce,
-    choose_scan,
+    Choice,
     segment_for,
+    shared_segment,
 )
+from aiodist.schedules.survey import Survey, survey
 from aiodist.wire.frames import MAX_PAYLOAD
 
 KIB = 1024
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 16, 17, 64])
-def test_small_values_go_whole_and_large_ones_in_slices(size: int) -> None:
-    for sliceable in (False, True):
-        for nbytes in (0, 1, 8, KIB):
-            assert choose_all_reduce(nbytes, size, sliceable) == "recursive_doubling"
-            assert choose_reduce(nbytes, size, sliceable) == "recursive_doubling"
-    for nbytes in (EAGER_LIMIT + 1, 64 * KIB * KIB):
-        assert choose_all_reduce(nbytes, size, sliceable=True) == "reduce_scatter_all_gather"
-        assert choose_all_reduce(nbytes, size, sliceable=False) == "whole"
-        assert choose_reduce(nbytes, size, sliceable=True) == "scatter_gather"
-        assert choose_reduce(nbytes, size, sliceable=False) == "whole"
-
-
-def test_the_model_decides_below_the_limit() -> None:
-    # Five ranks need four rounds of the whole value: slices are ahead sooner.
-    quick = cost.ONE_HOST_TCP._replace(frame=10e-6)
-    assert choose_all_reduce(48 * KIB, 5, True, quick) == "reduce_scatter_all_gather"
-    assert choose_reduce(48 * KIB, 5, True, quick) == "scatter_gather"
-    assert choose_all_reduce(48 * KIB, 5, False, quick) == "recursive_doubling"
-    assert choose_all_reduce(48 * KIB, 8, True, quick) == "recursive_doubling"
-    slow = cost.ONE_HOST_TCP._replace(alpha=1.0)
-    assert choose_all_reduce(48 * KIB, 4, True, slow) == "recursive_doubling"
-    thin = cost.ONE_HOST_TCP._replace(beta=1.0)
-    assert choose_all_reduce(48 * KIB, 4, True, thin) == "reduce_scatter_all_gather"
-
-
-@settings(derandomize=True)
-@given(size=st.integers(1, 200), nbytes=st.integers(0, EAGER_LIMIT - 1))
-def test_more_bytes_never_lead_back_to_whole_values(size: int, nbytes: int) -> None:
-    if choose_all_reduce(nbytes, size, sliceable=True) != "recursive_doubling":
-        assert choose_all_reduce(nbytes + 1, size, sliceable=True) != "recursive_doubling"
+MIB = KIB * KIB
+FREE = costs.Costs(0, 0, 0, 0, 0, 0)
 
 
 def test_costs() -> None:
-    network = cost.Network(alpha=1.0, beta=0.01, gamma=0.001, frame=0.1)
-    assert cost.recursive_doubling(100, 1, network) == 0
-    assert cost.recursive_doubling(100, 4, network) == pytest.approx(2 * (1 + 1 + 0.1))
-    assert cost.recursive_doubling(100, 5, network) == pytest.approx(4 * (1 + 1 + 0.1))
-    # Two rounds; to three peers two more frames in each, and three grants; 3/4 of the bytes.
-    assert cost.reduce_scatter_all_gather(100, 4, network) == pytest.approx(
-        2 + 0.1 * (2 * 2 + 3) + 75 * (2 * 0.01 + 0.001)
-    )
+    prices = costs.Costs(alpha=1e5, frame=1e4, grant=1e3, connection=100, beta=10, gamma=1)
+    tally = costs.Tally(2, 5, 3, 4, 6, 7, scratch=99)
+    assert tally.seconds(prices) == 2e5 + 3 * 1e4 + 3 * 1e3 + 4 * 100 + 60 + 7
+    assert tally._replace(frames=0).seconds(FREE) == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 16, 17, 64])
+def test_small_values_go_whole(size: int) -> None:
+    for sliceable in (False, True):
+        for nbytes in (0, 1, 8, KIB):
+            assert goes_whole(nbytes, size, sliceable)
+        assert not goes_whole(EAGER_LIMIT + 1, size, sliceable)
+    assert goes_whole(EAGER_LIMIT, size, sliceable=False)
+
+
+def test_the_model_decides_below_the_limit() -> None:
+    thin = costs.ONE_HOST_TCP._replace(beta=1.0)
+    assert not goes_whole(48 * KIB, 4, True, thin)
+    assert goes_whole(48 * KIB, 4, False, thin)
+    slow = costs.ONE_HOST_TCP._replace(alpha=1.0)
+    assert goes_whole(48 * KIB, 4, True, slow)
 
 
 @pytest.mark.parametrize("size", range(1, 40))
-def test_the_rounds_of_the_model_are_those_of_the_plan(size: int) -> None:
+def test_a_whole_value_takes_as_many_frames_as_the_plan_has(size: int) -> None:
     plans = [recursive_doubling.all_reduce(rank, size) for rank in range(size)]
     frames = max(sum(isinstance(step, Send) for step in plan.steps) for plan in plans)
+    priced = FREE._replace(beta=1.0, alpha=1e-9)
     # The rank that stands in for a neighbour receives once more than it sends.
     folded = size & (size - 1) != 0
-    assert cost.doubling_rounds(size) == frames + folded
+    limit = 2 * (size - 1) / size / (frames + folded) if size > 1 else 1
+    assert goes_whole(KIB, size, True, priced) is (limit >= 1)
+
+
+def array(nbytes: int, **options: bool) -> Shape:
+    return Shape(nbytes // 4, 4, 4, **options)
+
+
+def test_operators_that_must_see_whole_arrays_do() -> None:
+    x = array(MIB, sliceable=False)
+    assert choose_all_reduce(x, 8).name == "recursive_doubling.all_reduce_whole"
+    assert choose_reduce(x, 8, 3).name == "recursive_doubling.all_reduce_whole"
+    bounds = tuple(range(0, MIB // 4 + 1, MIB // 32))
+    assert choose_reduce_scatter(x, bounds).name == "reduce_scatter.whole"
+    assert choose_scan(array(64 * MIB, sliceable=False), 8, False).args[-1] is True
+
+
+def test_few_ranks_exchange_directly_and_many_do_not() -> None:
+    for nbytes in (EAGER_LIMIT + 8, MIB, 64 * MIB):
+        chosen = choose_all_reduce(array(nbytes), 2)
+        assert chosen.name == "reduce_scatter_all_gather.all_reduce"
+        for size in (128, 1024):
+            chosen = choose_all_reduce(array(nbytes), size)
+            assert chosen.tally.connections <= size.bit_length()
+            assert chosen.tally.grants <= 256
+    many = choose_all_reduce(array(64 * MIB), 1024).tally
+    assert many.frames <= 700 < 2046
+
+
+def test_an_order_that_matters_does_not_go_around_a_ring() -> None:
+    chatty = costs.ONE_HOST_TCP._replace(connection=10.0, beta=1e-3)
+    bounds = tuple(range(0, 49 * KIB, KIB))
+    x = Shape(48 * KIB, 4, 4)
+    assert choose_all_reduce(x, 48, chatty).name == "ring.all_reduce"
+    assert choose_reduce_scatter(x, bounds, chatty).name == "ring.reduce_scatter"
+    ordered = x._replace(commutative=False)
+    assert "ring" not in choose_all_reduce(ordered, 48, chatty).name
+    assert "ring" not in choose_reduce_scatter(ordered, bounds, chatty).name
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    size=st.integers(1, 5000),
+    length=st.integers(0, 1 << 34),
+    wide=st.sampled_from([1, 2, 4]),
+    itemsize=st.sampled_from([1, 2, 4, 8, 16]),
+    commutative=st.booleans(),
+)
+def test_scratch_is_capped_whatever_the_array(
+    size: int, length: int, wide: int, itemsize: int, commutative: bool
+) -> None:
+    x = Shape(length, itemsize, itemsize * wide, commutative=commutative)
+    bounds = tuple(length * at // size for at in range(size + 1))
+    for chosen in (
+        choose_all_reduce(x, size),
+        choose_reduce(x, size, 0),
+        choose_reduce_scatter(x, bounds),
+        choose_scan(x, size, False),
+        choose_gather((length // size,) * size, 0),
+        choose_scatter((length // size,) * size, 0),
+        choose_all_to_all(length // size, size),
+    ):
+        assert chosen.tally.scratch <= SCRATCH_LIMIT, chosen.name
+
+
+def chosen_of_all() -> Iterator[tuple[str, int, Choice, Callable[[int], list[int]]]]:
+    """What is chosen for arrays of several sizes, and the units of X and OUT of a rank."""
+    for size in (2, 3, 5, 8, 13, 64):
+        for nbytes in ((EAGER_LIMIT // size + 8) * size, MIB // size * size):
+            if nbytes * size > 16 * MIB:
+                continue
+            x = Shape(nbytes, 1, 1)
+            bounds = tuple(accumulate([nbytes // size] * size, initial=0))
+            parts = (nbytes // size,) * size
+            at_root = (0, *parts[1:])
+            rest = nbytes - nbytes // size
+
+            def same(rank: int, n: int = nbytes) -> list[int]:
+                return [n, n]
+
+            yield "all_reduce", size, choose_all_reduce(x, size), same
+            yield "reduce", size, choose_reduce(x, size, 0), same
+            yield "scan", size, choose_scan(x, size, False), same
+            yield "broadcast", size, choose_broadcast(nbytes, size, 0), same
+            yield "reduce_scatter", size, choose_reduce_scatter(x, bounds), same
+            part = [parts[0], rest]
+            yield "all_gather", size, choose_all_gather(parts), lambda rank, p=part: p
+            yield "gather", size, choose_gather(at_root, 0), lambda rank, p=part: p
+            yield "scatter", size, choose_scatter(at_root, 0), lambda rank, p=part: p[::-1]
+            yield "all_to_all", size, choose_all_to_all(parts[0], size), lambda rank, n=rest: [n, n]
+
+
+def test_every_choice_is_right_and_costs_what_was_expected() -> None:
+    for op, size, chosen, units in chosen_of_all():
+        counted = surveyed(chosen, size, units)
+        tally = chosen.tally
+        what = (op, size, chosen.name, counted[2:], tally)
+        assert_right(op, size, counted)
+        assert counted.scratch <= tally.scratch, what
+        assert counted.connections <= tally.connections, what
+        assert counted.grants <= tally.grants * 1.1 + 1, what
+        assert counted.rounds <= max(tally.rounds, counted.frames), what
+        assert 0.8 * tally.frames - 2 <= counted.frames <= 1.25 * tally.frames + 2, what
+
+
+def surveyed(chosen: Choice, size: int, units: Callable[[int], list[int]]) -> Survey:
+    lengths = [units(rank) for rank in range(size)]
+    return survey(
+        lambda rank: chosen.algorithm(rank, size, *chosen.args),
+        [n for n, _ in lengths],
+        [n for _, n in lengths],
+    )
+
+
+def assert_right(op: str, size: int, found: Survey) -> None:
+    x, out = found.x, found.out
+    if op in ("all_reduce", "reduce"):
+        total = sum(x[1:], start=x[0])
+        for rank in range(size if op == "all_reduce" else 1):
+            assert np.array_equal(out[rank], total)
+    elif op == "scan":
+        for rank in range(size):
+            assert np.array_equal(out[rank], sum(x[1 : rank + 1], start=x[0]))
+    elif op == "reduce_scatter":
+        parts = np.array_split(sum(x[1:], start=x[0]), size)
+        for rank in range(size):
+            assert np.array_equal(out[rank][: len(parts[rank])], parts[rank])
+    elif op == "broadcast":
+        assert all(np.array_equal(out[rank], x[0]) for rank in range(1, size))
+    elif op in ("all_gather", "gather"):
+        for rank in range(size if op == "all_gather" else 1):
+            assert np.array_equal(out[rank], np.concatenate([*x[:rank], *x[rank + 1 :]]))
+    elif op == "scatter":
+        for rank, part in enumerate(np.array_split(x[0], size - 1), 1):
+            assert np.array_equal(out[rank][: len(part)], part)
+    else:
+        for rank in range(size):
+            sent = [np.array_split(x[src], size - 1) for src in range(size)]
+            mine = [sent[src][rank - (rank > src)] for src in range(size) if src != rank]
+            assert np.array_equal(out[rank], np.concatenate(mine))
+
+
+def test_one_rank_broadcasts_to_nobody() -> None:
+    chosen = choose_broadcast(MIB, 1, 0)
+    assert chosen.algorithm(0, 1, *chosen.args).steps == ()
 
 
 def test_scans_share_what_is_small_in_all() -> None:
-    assert choose_scan(16 * KIB, 4) == "gather"
-    assert choose_scan(16 * KIB + 1, 4) == "chain"
-    assert choose_scan(0, 1000) == "gather"
+    assert is_gathered(16 * KIB, 4)
+    assert not is_gathered(16 * KIB + 1, 4)
+    assert is_gathered(0, 1000)
 
 
-@settings(derandomize=True)
+@settings(derandomize=True, deadline=None)
 @given(nbytes=st.integers(0, 1 << 40), itemsize=st.integers(1, SEGMENT_LIMIT))
 def test_a_segment_fits_into_a_frame(nbytes: int, itemsize: int) -> None:
     segment = segment_for(nbytes, itemsize)
@@ -95,6 +243,11 @@ def test_segments_grow_with_the_stream() -> None:
     found = [segment_for(nbytes, 4) * 4 for nbytes in (0, 64 * KIB, 512 * KIB, 1 << 22, 1 << 30)]
     assert found == [16 * KIB, 64 * KIB, 256 * KIB, 256 * KIB, 256 * KIB]
     assert segment_for(1 << 30, 3) == 256 * KIB // 3
+
+
+def test_segments_of_many_streams_share_their_room() -> None:
+    assert shared_segment(1 << 30, 4, 8) == segment_for(1 << 30, 4)
+    assert shared_segment(1 << 30, 4, 1024) * 4 * 4 * 1024 == SCRATCH_LIMIT
 
 
 @pytest.mark.parametrize("itemsize", [0, SEGMENT_LIMIT + 1])

@@ -1,0 +1,69 @@
+"""Exchanges in ceil(log2 P) rounds, for many ranks that have little for each other.
+
+Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for all-to-all communications
+in multiport message-passing systems", 1997. Nothing is rotated: the spans of a frame say whose
+parts it carries, so what comes for this rank goes to its place at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.schedules.frames import granted, packed, sends, swap
+from aiodist.schedules.parts import parts_of
+from aiodist.schedules.plan import OUT, TMP, Plan, Span, Step, X
+
+
+def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Plan:
+    """Gather a part of each rank on every rank. Bulk.
+
+    Part r has ``lengths[r]`` units (it may be empty). The own one is X; the others go to OUT, by
+    rank, one behind the other, without the own one. X must not be OUT.
+
+    Rounds: ceil(log2 P). On the wire per rank: all parts but one. Connections: 2 ceil(log2 P).
+    Scratch: none.
+    """
+    parts = parts_of(rank, lengths, OUT, own=X)
+    steps: list[Step] = []
+    have = 1
+    while have < size:
+        count = min(have, size - have)
+        outgoing = packed(parts.around(rank, count), segment)
+        incoming = packed(parts.around(rank + have, count), segment)
+        to, source = (rank - have) % size, (rank + have) % size
+        steps += swap(to, sends(to, outgoing), source, incoming)
+        have += count
+    return Plan("bruck.all_gather", rank, size, tuple(granted(steps)), eager=False)
+
+
+def all_to_all(rank: int, size: int, length: int, segment: int) -> Plan:
+    """Send `length` units to each other rank, and receive as many from each. Bulk.
+
+    X has what goes to the others, by rank, one behind the other, without a part for the own rank;
+    OUT what comes from them likewise. X must not be OUT. A message for the rank at distance d goes
+    by the powers of two that d is made of, so it is sent up to log2 P times.
+
+    Rounds: ceil(log2 P). On the wire per rank: at most P / 2 messages a round. Connections: 2
+    ceil(log2 P). Scratch: less than that many messages: nothing in it is written twice.
+    """
+    lengths = (length,) * size
+    going, coming = parts_of(rank, lengths, X), parts_of(rank, lengths, OUT)
+    held = {d: going.around(rank + d, 1) for d in range(1, size)}  # by distance yet to go, and gone
+    steps: list[Step] = []
+    scratch = 0
+    bit = 1
+    while bit < size:
+        moved = [d for d in range(1, size) if d & bit]
+        outgoing = packed([span for d in moved for span in held[d]], segment)
+        for d in moved:
+            if d < 2 * bit:
+                held[d] = coming.around(rank - d, 1)
+            else:
+                held[d] = [Span(TMP, scratch, scratch + length)]
+                scratch += length
+        incoming = packed([span for d in moved for span in held[d]], segment)
+        to, source = (rank + bit) % size, (rank - bit) % size
+        steps += swap(to, sends(to, outgoing), source, incoming)
+        bit *= 2
+    plan = tuple(granted(steps))
+    return Plan("bruck.all_to_all", rank, size, plan, eager=False, scratch=scratch)

@@ -1,0 +1,280 @@
+"""Which plan reduces: all_reduce, reduce, reduce_scatter and scan over links.
+
+Each function says what the plans for one operation cost, and takes the cheapest.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from aiodist.schedules import (
+    chain,
+    halving_doubling,
+    prefixes,
+    recursive_doubling,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_all_gather,
+    ring,
+)
+from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
+from aiodist.schedules.cuts import WINDOW
+from aiodist.schedules.selection import (
+    BLOCK,
+    EAGER_LIMIT,
+    SCRATCH_LIMIT,
+    Choice,
+    cheapest,
+    doublings,
+    frames_of,
+    segment_for,
+    shared_segment,
+)
+
+
+class Shape(NamedTuple):
+    """An array that is reduced."""
+
+    length: int
+    itemsize: int
+    """Bytes of an element."""
+    wide: int
+    """Bytes of an element of a partial result."""
+    sliceable: bool = True
+    """The operator may be given slices."""
+    commutative: bool = True
+
+
+@lru_cache(maxsize=1024)
+def goes_whole(nbytes: int, size: int, sliceable: bool, costs: Costs = ONE_HOST_TCP) -> bool:
+    """Whether an all_reduce, or reduce, of partial results of `nbytes` in all is done by
+    `recursive_doubling.all_reduce`: the only plan whose frames need not be granted."""
+    if nbytes > EAGER_LIMIT:
+        return False
+    if not sliceable or not nbytes:
+        return True
+    rounds = _doubling_rounds(size)
+    whole = Tally(rounds, rounds, 0, rounds, rounds * nbytes, rounds * nbytes)
+    other = choose_all_reduce(Shape(nbytes, 1, 1), size, costs)
+    return whole.seconds(costs) <= other.tally.seconds(costs)
+
+
+def _doubling_rounds(size: int) -> int:
+    """Rounds of `recursive_doubling.all_reduce`: where neighbours are folded, two more."""
+    return size.bit_length() - 1 + 2 * _folded(size)
+
+
+def _folded(size: int) -> bool:
+    return size & (size - 1) != 0
+
+
+@lru_cache(maxsize=1024)
+def choose_all_reduce(x: Shape, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The all_reduce of an array that does not go whole in one frame."""
+    if not x.sliceable or size == 1:
+        return _whole(x, size)
+    choices = [_direct(x, size, None), _halving(x, size, None)]
+    if x.commutative:
+        choices.append(_ring(x, size))
+    return cheapest(choices, costs)
+
+
+@lru_cache(maxsize=1024)
+def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The reduce of an array that does not go whole in one frame. If it has to be reduced whole,
+    that is an all_reduce whose result only `root` keeps."""
+    if not x.sliceable or size == 1:
+        return _whole(x, size)
+    return cheapest([_direct(x, size, root), _halving(x, size, root)], costs)
+
+
+@lru_cache(maxsize=1024)
+def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The reduce_scatter of an array with slices at `bounds`."""
+    size = len(bounds) - 1
+    lengths = [b - a for a, b in pairwise(bounds)]
+    longest = max(lengths)
+    others, own = size - 1, longest * x.itemsize
+    segment = shared_segment(own, x.itemsize, size)
+    pieces = frames_of(longest, segment)
+    nbytes = others * own
+    scratch = others * min(WINDOW, pieces) * min(segment, longest) * x.itemsize
+    frames, grants = others * pieces, others * _batches(pieces)
+    direct = Tally(1, frames, grants, others, nbytes, nbytes, scratch)
+    all_enter = 0 not in lengths  # else somebody has no slice, and hears from nobody
+    if not x.sliceable:
+        args = (bounds, segment_for(own, x.itemsize))
+        whole = direct._replace(scratch=others * own)
+        return Choice(reduce_scatter.whole, args, whole, synchronises=all_enter)
+    choices = [Choice(reduce_scatter.direct, (bounds, segment), direct, synchronises=all_enter)]
+    if size > 1:
+        choices.append(_halving_slices(x, bounds, longest))
+        if x.commutative:
+            choices.append(_ring_slices(x, bounds, longest))
+    fitting = [choice for choice in choices if choice.tally.scratch <= SCRATCH_LIMIT]
+    return cheapest(fitting, costs)
+
+
+def _whole(x: Shape, size: int) -> Choice:
+    nbytes = x.length * x.itemsize
+    segment = segment_for(nbytes // size, x.itemsize)
+    rounds = _doubling_rounds(size)
+    tally = Tally(
+        rounds=2 * rounds,
+        frames=rounds * (frames_of(x.length, segment) + 1),
+        grants=rounds,
+        connections=rounds,
+        nbytes=rounds * nbytes,
+        reduced=rounds * nbytes,
+        scratch=nbytes if size > 1 else 0,
+    )
+    args = (x.length, segment)
+    return Choice(recursive_doubling.all_reduce_whole, args, tally, synchronises=True)
+
+
+def _batches(iterations: int) -> int:
+    """Grants to a peer in so many iterations of `sliced.reduce_slices`."""
+    return 1 + max(0, -(-(iterations - WINDOW) // (WINDOW // 2)))
+
+
+def _direct(x: Shape, size: int, root: int | None) -> Choice:
+    """By slices, with all at once; then to all, or to a root, which has as much to take."""
+    others, share = size - 1, -(-x.length // size)
+    segment = shared_segment(share * x.itemsize, x.itemsize, size)
+    pieces = frames_of(share, segment)
+    nbytes = others * share * x.itemsize
+    width = min(segment, share) * x.itemsize
+    scratch = (others + (root is not None)) * min(WINDOW, pieces) * width
+    tally = Tally(
+        rounds=2,
+        frames=2 * others * pieces,
+        grants=others * _batches(pieces + WINDOW // 2),
+        connections=others,
+        nbytes=2 * nbytes,
+        reduced=nbytes,
+        scratch=scratch,
+    )
+    all_enter = x.length >= size  # else somebody has no slice, and hears from nobody
+    if root is None:
+        algorithm, args = reduce_scatter_all_gather.all_reduce, (x.length, segment)
+        return Choice(algorithm, args, tally, synchronises=all_enter)
+    return Choice(reduce.scatter_gather, (root, x.length, segment), tally, synchronises=all_enter)
+
+
+def _halving(x: Shape, size: int, root: int | None) -> Choice:
+    block = max(1, min(x.length, BLOCK // x.wide))
+    segment = segment_for(block * x.wide // 2, x.wide)
+    blocks = frames_of(x.length, block)
+    partners = size.bit_length() - 1
+    folded = _folded(size)
+    halves = sum(frames_of(-(-block // (2 << k)), segment) for k in range(partners))
+    moved = x.length * ((1 << partners) - 1) / (1 << partners) + x.length * folded
+    tally = Tally(
+        rounds=blocks * 2 * (partners + folded),
+        frames=blocks * 2 * (halves + folded * frames_of(block, segment)),
+        grants=blocks * (partners + folded),
+        connections=partners + folded,
+        nbytes=moved * (x.wide + (x.itemsize if root is None else x.wide)),
+        reduced=moved * x.wide,
+        scratch=(2 if root is None else 3) * block * x.wide,
+    )
+    args = (x.length, segment, block)
+    if root is None:
+        algorithm = halving_doubling.all_reduce
+        return Choice(algorithm, args, tally, partials=True, synchronises=True)
+    return Choice(halving_doubling.reduce, (root, *args), tally, partials=True)
+
+
+def _halving_slices(x: Shape, bounds: tuple[int, ...], longest: int) -> Choice:
+    size = len(bounds) - 1
+    segment = segment_for(x.length * x.wide // 2, x.wide)
+    partners, folded = size.bit_length() - 1, _folded(size)
+    # Halves of the ranks: where slices are uneven, some have more than half of the array.
+    halves = [min(x.length, longest * ((1 + folded) << k)) for k in range(partners)]
+    frames = sum(frames_of(half, segment) for half in halves)
+    frames += folded * frames_of(x.length, segment) + 2 * frames_of(longest, segment)
+    moved = sum(halves) + x.length * folded + longest
+    tally = Tally(
+        rounds=partners + 1 + 2 * folded,
+        frames=frames,
+        grants=partners + 1 + folded,
+        connections=partners + 2 + folded,
+        nbytes=moved * x.wide,
+        reduced=moved * x.wide,
+        scratch=(x.length + sum(halves) + longest) * x.wide,
+    )
+    args = (bounds, segment)
+    return Choice(halving_doubling.reduce_scatter, args, tally, partials=True, synchronises=True)
+
+
+def _around(rounds: int, rows: int, row: int, wide: int) -> Tally:
+    """A ring in `rounds` hops, of `rows` rows of slices of `row` units."""
+    depth = ring.DEPTH
+    frames = rounds * rows
+    return Tally(
+        rounds=rounds * -(-rows // depth),
+        frames=frames,
+        grants=1 + max(0, frames - 2 * depth) // depth,
+        connections=min(2, rounds),
+        nbytes=frames * row * wide,
+        reduced=frames * row * wide / 2,
+        scratch=(4 * depth + 1) * row * wide,
+    )
+
+
+def _ring(x: Shape, size: int) -> Choice:
+    share = -(-x.length // size)
+    segment = segment_for(share * x.wide, x.wide)
+    rows = frames_of(share, segment)
+    tally = _around(2 * (size - 1), rows, -(-share // rows), x.wide)
+    return Choice(ring.all_reduce, (x.length, segment), tally, partials=True, synchronises=True)
+
+
+def _ring_slices(x: Shape, bounds: tuple[int, ...], longest: int) -> Choice:
+    segment = segment_for(longest * x.wide, x.wide)
+    tally = _around(len(bounds) - 2, frames_of(longest, segment), min(segment, longest), x.wide)
+    return Choice(ring.reduce_scatter, (bounds, segment), tally, partials=True, synchronises=True)
+
+
+def is_gathered(nbytes: int, size: int) -> bool:
+    """Whether in a scan of `nbytes` everyone gets all inputs, by `dissemination.all_gather`, and
+    reduces what it needs: while all of them together are small, that takes no rounds but those that
+    synchronise."""
+    return nbytes * size <= EAGER_LIMIT
+
+
+@lru_cache(maxsize=1024)
+def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The scan of an array whose inputs are not gathered."""
+    wide, rounds = x.length * x.wide, doublings(size)
+    segment = segment_for(wide, x.wide)
+    frames = frames_of(x.length, segment)
+    scratch = (3 * rounds + 1) * wide
+    doubling = Tally(
+        rounds=rounds,
+        frames=rounds * frames,
+        grants=rounds,
+        connections=2 * rounds,
+        nbytes=rounds * wide,
+        reduced=rounds * wide,
+        scratch=scratch,
+    )
+    # Along the chain all hops have to be filled: with a segment, or with the whole array.
+    filling = min(segment * x.wide, wide) if x.sliceable else wide
+    hops = Tally(
+        rounds=size - 1,
+        frames=frames,
+        grants=1 + max(0, frames - WINDOW) * x.sliceable,
+        connections=min(2, size - 1),
+        nbytes=wide + max(0, size - 2) * filling,
+        reduced=wide + max(0, size - 2) * filling,
+        scratch=(2 * WINDOW + 1) * segment * x.wide if x.sliceable else 2 * wide,
+    )
+    chained = (x.length, segment, exclusive, not x.sliceable)
+    choices = [Choice(chain.scan, chained, hops, partials=True)]
+    if scratch <= SCRATCH_LIMIT:
+        args = (x.length, segment, exclusive)
+        choices.append(Choice(prefixes.scan, args, doubling, partials=True))
+    return cheapest(choices, costs)

@@ -1,0 +1,120 @@
+"""Which plan moves values: broadcast, all_gather, gather, scatter and all_to_all over links.
+
+Each function says what the plans for one operation cost, and takes the cheapest. Units are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from aiodist.schedules import bruck, chain, direct_exchange, spread, tree
+from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
+from aiodist.schedules.plan import Plan
+from aiodist.schedules.selection import (
+    SCRATCH_LIMIT,
+    SEGMENT_LIMIT,
+    Choice,
+    cheapest,
+    doublings,
+    frames_of,
+    segment_for,
+)
+
+
+@lru_cache(maxsize=1024)
+def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The broadcast of `nbytes` bytes that do not fit into what is shared beforehand."""
+    if size == 1:
+        return Choice(chain.broadcast, (root, nbytes, SEGMENT_LIMIT), Tally(0, 0, 0, 0, 0))
+    others, rounds = size - 1, doublings(size)
+    segment = min(SEGMENT_LIMIT, segment_for(nbytes, 1, costs))
+    frames = frames_of(nbytes, segment)
+    first = min(segment, nbytes)
+    # A relay sends what it gets first to all the others, while the rest of its slice comes.
+    share = -(-nbytes // others)
+    relayed = frames_of(share, segment)
+    slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))
+    hops = Tally(others, frames, 1, min(2, others), nbytes + (others - 1) * first)
+    down = Tally(rounds, rounds * frames, 1, rounds, rounds * nbytes)
+    to_all = Tally(min(others, 2), others * relayed, others, others, nbytes + min(share, first))
+    halves = Tally(2 * rounds, 2 * slices, 1 + rounds, 2 * rounds, 2 * nbytes * others / size)
+    args = (root, nbytes, segment)
+    choices = [
+        Choice(spread.direct, args, to_all),
+        Choice(tree.broadcast, args, down),
+        Choice(spread.tree, args, halves),
+    ]
+    # A chain overlaps most once it is full: where there are more segments than hops.
+    choices.insert(0 if frames >= size else len(choices), Choice(chain.broadcast, args, hops))
+    return cheapest(choices, costs)
+
+
+@lru_cache(maxsize=1024)
+def choose_all_gather(lengths: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The all_gather of parts of `lengths` bytes."""
+    size, total = len(lengths), sum(lengths)
+    others, rounds = size - 1, doublings(size)
+    received = total - min(lengths)
+    pieces = [-(-n // SEGMENT_LIMIT) for n in lengths]
+    frames = max(sum(pieces) - min(pieces), others * max(pieces))
+    direct = Tally(min(1, others), frames, others, others, received)
+    doubled = Tally(rounds, rounds + received // SEGMENT_LIMIT, rounds, 2 * rounds, received)
+    return cheapest(
+        [
+            Choice(direct_exchange.all_gather, (lengths, SEGMENT_LIMIT), direct),
+            Choice(bruck.all_gather, (lengths, SEGMENT_LIMIT), doubled),
+        ],
+        costs,
+    )
+
+
+@lru_cache(maxsize=1024)
+def choose_gather(lengths: tuple[int, ...], root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The gather of parts of `lengths` bytes at `root`."""
+    return _to_or_from(direct_exchange.gather, tree.gather, lengths, root, costs)
+
+
+@lru_cache(maxsize=1024)
+def choose_scatter(lengths: tuple[int, ...], root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The scatter of parts of `lengths` bytes from `root`."""
+    return _to_or_from(direct_exchange.scatter, tree.scatter, lengths, root, costs)
+
+
+def _to_or_from(
+    straight: Callable[..., Plan],
+    climbing: Callable[..., Plan],
+    lengths: tuple[int, ...],
+    root: int,
+    costs: Costs,
+) -> Choice:
+    size, total = len(lengths), sum(lengths)
+    others, rounds = size - 1, doublings(size)
+    pieces = sum(frames_of(n, SEGMENT_LIMIT) for n in lengths if n)
+    direct = Tally(min(1, others), pieces, others, others, total)
+    # The largest subtree is of half of the ranks, and may have all there is. Its parts have come
+    # before they go on, so what is below counts once more.
+    held = min(total, max(lengths) * (1 << max(0, rounds - 1)))
+    frames = rounds + total // SEGMENT_LIMIT
+    climbed = Tally(rounds, frames, rounds, rounds, total + held, 0, held)
+    args = (root, lengths, SEGMENT_LIMIT)
+    choices = [Choice(straight, args, direct)]
+    if held <= SCRATCH_LIMIT:
+        choices.append(Choice(climbing, args, climbed))
+    return cheapest(choices, costs)
+
+
+@lru_cache(maxsize=1024)
+def choose_all_to_all(nbytes: int, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The all_to_all of messages that all have `nbytes` bytes."""
+    others, rounds = size - 1, doublings(size)
+    frames = others * frames_of(nbytes, SEGMENT_LIMIT)
+    direct = Tally(min(1, others), frames, others, others, others * nbytes)
+    half = size // 2 * nbytes
+    held = rounds * half
+    steps = rounds * frames_of(half, SEGMENT_LIMIT)
+    doubled = Tally(rounds, steps, rounds, 2 * rounds, rounds * half, 0, held)
+    choices = [Choice(direct_exchange.uniform, (nbytes, SEGMENT_LIMIT), direct)]
+    if held <= SCRATCH_LIMIT:
+        choices.append(Choice(bruck.all_to_all, (nbytes, SEGMENT_LIMIT), doubled))
+    return cheapest(choices, costs)
