@@ -60,7 +60,7 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.reductions import phases_of_all_reduce
 from aiodist.engine.calls import Calls
-from aiodist.engine.executor import ALL, Executor, all_at_once, area_for
+from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, in_steps
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
@@ -74,6 +74,8 @@ Flat = NDArray[Any]
 
 KEPT = 50_000
 """Most steps of all recipes of a group: some 10 MiB. Those of small arrays have four."""
+ONE_ROUND = 2
+"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
 
 
 class Recipe:
@@ -219,11 +221,17 @@ def rest_of(x: Any, error: Exception | None = None) -> Program:
 class LaneRecipe(Recipe):
     """A recipe of ranks that share memory."""
 
-    __slots__ = ("at_once",)
+    __slots__ = ("at_once", "fused")
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
         super().__init__(op, call, phase, vector, keeps)
-        self.at_once: dict[int, Callable[[Flat], int]] = {}  # by area, see `all_at_once`
+        # What makes of the phase and an area a function that does it in one go; None: nothing.
+        self.fused = None
+        if phase.whole:
+            self.fused = all_at_once
+        elif phase.prepared.plan.publishes <= ONE_ROUND:
+            self.fused = in_steps
+        self.at_once: dict[int, Callable[[Flat], int]] = {}  # these functions, by area
 
     def executor(
         self, flat: Flat, lane: Lane, area: int, place: int = 0, done: int = 0
@@ -264,9 +272,9 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe]):
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
         executor = None
         try:
-            if phase.whole:
+            if recipe.fused is not None and not place:
                 made = recipe.at_once
-                at_once = made.get(area) or made.setdefault(area, all_at_once(phase, lane, area))
+                at_once = made.get(area) or made.setdefault(area, recipe.fused(phase, lane, area))
                 done = at_once(flat)
             else:
                 executor = recipe.executor(flat, lane, area, place)

@@ -14,12 +14,14 @@ from aiodist.buffers.custom import CustomKernel
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector, align
 from aiodist.errors import ProtocolError
-from aiodist.schedules.plan import OUT, SHARED, TMP, Copy, Reduce, Span, X
+from aiodist.schedules.plan import OUT, SHARED, TMP, Copy, Reduce, Span, Step, X
 from aiodist.shared_memory.lane import Lane
 
 Array = NDArray[Any]
 AnyKernel = Kernel | CustomKernel
 Spans = tuple[Span, ...]
+Moves = Callable[[Sequence[Array]], None]
+"""A step of a plan that is bound to shared memory: it is given slices of the user's array."""
 _TOTAL = -1
 """A cell that is none of the plan's: where the result is before it is stored."""
 
@@ -163,6 +165,25 @@ class Regions:
         return align([self._vectors[span.buffer].pieces(span.start, span.stop) for span in spans])
 
 
+def _copying(into: Array | int, source: Array | int) -> Moves:
+    """Copies one view to another; a number is a slice of X."""
+    if type(source) is int:
+        view, index = into, source
+        assert not isinstance(view, int)
+
+        def show(x: Sequence[Array]) -> None:
+            view[:] = x[index]
+
+        return show
+    assert isinstance(into, int)
+    place = into
+
+    def take(x: Sequence[Array]) -> None:
+        x[place][:] = source
+
+    return take
+
+
 class Reductions(Regions):
     """Regions that are reduced by a kernel, all operands being of the arrays' own dtype."""
 
@@ -188,6 +209,41 @@ class Reductions(Regions):
         function, operands, more = kernel.reduction_of(every)
         reduce = functools.partial(self._quietly, function, *operands, **more)
         return every[lane.board.rank], reduce
+
+    def in_views(
+        self, steps: Sequence[Step], lane: Lane, area: int
+    ) -> tuple[list[slice], list[Moves | None]]:
+        """For `executor.in_steps`: what the Copy and Reduce steps do, with the views that they need
+        of `area` cut once. Each is to be given the slices of X, which is OUT, that are named first.
+        Of other steps, None."""
+        shown = lane.vectors(area, self._vectors[X].dtype)
+        cuts: dict[tuple[int, int], int] = {}
+
+        def find(span: Span) -> Array | int:
+            """The part of shared memory; or which slice of X."""
+            buffer, start, stop = span
+            if buffer < SHARED:
+                return cuts.setdefault((start, stop), len(cuts))
+            return shown[buffer - SHARED].arrays[0][start:stop]
+
+        moves: list[Moves | None] = []
+        for step in steps:
+            if isinstance(step, Copy):
+                moves.append(_copying(find(step.into), find(step.source)))
+            elif isinstance(step, Reduce):
+                moves.append(self._reducing(find(step.into), [*map(find, step.operands)]))
+            else:
+                moves.append(None)
+        return [slice(*cut) for cut in cuts], moves
+
+    def _reducing(self, into: Array | int, operands: Sequence[Array | int]) -> Moves:
+        size = self._size
+
+        def reduce(x: Sequence[Array]) -> None:
+            views = [x[view] if type(view) is int else view for view in operands]
+            self._reduce(views, x[into] if type(into) is int else into, size)
+
+        return reduce
 
     def reduce(self, step: Reduce) -> None:
         vectors = self._vectors
