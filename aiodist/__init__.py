@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from aiodist.launch import run
     from aiodist.p2p.point_to_point import Envelope
     from aiodist.rank import flight_recorder
+    from aiodist.services.epochs import epochs
+    from aiodist.services.lifespan import lifespan
     from aiodist.session import connect, local
     from aiodist.work import Work
 
@@ -78,7 +80,9 @@ __all__ = [
     "Work",
     "breakpoint",
     "connect",
+    "epochs",
     "flight_recorder",
+    "lifespan",
     "local",
     "run",
 ]
@@ -91,7 +95,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",
     "connect": "aiodist.session",
+    "epochs": "aiodist.services.epochs",
     "flight_recorder": "aiodist.rank.flight_recorder",
+    "lifespan": "aiodist.services.lifespan",
     "local": "aiodist.session",
     "run": "aiodist.launch",
 }

@@ -77,6 +77,7 @@ class Context(Party):
         self.take_over = self.calls.take_over  # goes on with one that was begun within its call
         # For who traces; for calls that wait for their numbers.
         self.started, self.undefer = self.calls.started, self.calls.undefer
+        self.on_end: Callable[[], None] | None = None  # called once it has ended, by whatever
         self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Its messages.
@@ -223,3 +224,5 @@ class Context(Party):
             self.endpoint.remove(self, error.message)
         else:
             self.endpoint.remove(self)
+        if self.on_end is not None:
+            self.on_end()
