@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from aiodist.errors import AiodistError, CollectiveAbortedError
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
 from aiodist.group import Group
 from aiodist.services.keeper import Keeper
 from aiodist.session import connect
@@ -93,7 +93,9 @@ class Lifespan:
             try:
                 return await function(group, *args, **kwargs)
             except Exception as error:
-                if not keeper.is_recoverable(error):
+                # Where this worker itself has closed the group, what comes next says why.
+                is_closed = isinstance(error, GroupClosedError) and over.is_set()
+                if not is_closed and not keeper.is_recoverable(error):
                     raise
                 if not over.is_set():
                     if isinstance(error, CollectiveAbortedError):

@@ -69,12 +69,8 @@ class Worker:
         """Sums and count of all workers."""
         name = f"average {next(self._numbers)} of rank {group.rank}"
         others = [rank for rank in range(group.size) if rank != group.rank]
-        # Enter first, then call the others: the reduction starts with what is here now.
-        reduction = self.reduce(group, name)
-        total, *_ = await asyncio.gather(
-            reduction, *(group.send(name, rank, tag="join") for rank in others)
-        )
-        return total
+        await asyncio.gather(*(group.send(name, rank, tag="join") for rank in others))
+        return await self.reduce(group, name)
 
     def reduce(self, group: aiodist.Group, name: str) -> aiodist.Work[np.ndarray]:
         """Enter the reduction called `name`: sums and count of all workers."""

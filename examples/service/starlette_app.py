@@ -22,13 +22,12 @@ from starlette.routing import Route
 
 import aiodist
 
-here = 0  # how often this worker was asked
+here = [0]  # how often this worker was asked
 numbers = itertools.count()
 
 
 async def visits(request: Request) -> JSONResponse:
-    global here
-    here += 1
+    here[0] += 1
     total = await lifespan.call(count)
     group: aiodist.Group = request.app.state.group
     return JSONResponse({"visits": total, "worker": os.getpid(), "workers": group.size})
@@ -38,17 +37,16 @@ async def count(group: aiodist.Group) -> int:
     """How often all workers were asked: a sum under a name that the others are told."""
     name = f"count {next(numbers)} of rank {group.rank}"
     others = [rank for rank in range(group.size) if rank != group.rank]
-    total, *_ = await asyncio.gather(
-        group.all_reduce(here, tag=name), *(group.send(name, rank, tag="count") for rank in others)
-    )
-    return total
+    await asyncio.gather(*(group.send(name, rank, tag="count") for rank in others))
+    return await group.all_reduce(here[0], tag=name)
 
 
 async def join_others(group: aiodist.Group) -> None:
     """Take part in every sum that another worker was asked for."""
+    print(f"epoch {group.epoch}: worker {os.getpid()} is one of {group.size}", flush=True)
     async for name, _, _ in group.messages(tag="count"):
         # Whoever was asked hears how it ends.
-        group.all_reduce(here, tag=name).add_done_callback(lambda done: done.exception())
+        group.all_reduce(here[0], tag=name).add_done_callback(lambda done: done.exception())
 
 
 lifespan = aiodist.lifespan(serve=join_others, min_size=1)
