@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from aiodist.launch import run
     from aiodist.p2p.point_to_point import Envelope
     from aiodist.rank import flight_recorder
+    from aiodist.services.epochs import epochs
+    from aiodist.services.lifespan import lifespan
     from aiodist.session import connect, local
     from aiodist.work import Work
 
@@ -86,7 +88,9 @@ __all__ = [
     "breakpoint",
     "connect",
     "connect_blocking",
+    "epochs",
     "flight_recorder",
+    "lifespan",
     "local",
     "run",
 ]
@@ -103,7 +107,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "breakpoint": "aiodist.debugging",
     "connect": "aiodist.session",
     "connect_blocking": "aiodist.blocking_session",
+    "epochs": "aiodist.services.epochs",
     "flight_recorder": "aiodist.rank.flight_recorder",
+    "lifespan": "aiodist.services.lifespan",
     "local": "aiodist.session",
     "run": "aiodist.launch",
 }

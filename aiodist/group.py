@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from aiodist.blocking.calls import Home
 from aiodist.blocking.group import BlockingGroup
@@ -22,11 +22,24 @@ from aiodist.wire.recovery import Purpose
 from aiodist.work import Work
 
 
+class Keeper(Protocol):
+    """Gives one epoch after the other: see `aiodist.epochs`."""
+
+    def entered(self, group: Group) -> None:
+        """Hears that the program has entered ``async with group``."""
+        ...
+
+    def left(self, error: BaseException | None) -> bool:
+        """Hears how it has left that. True: this rank stays a member, for another epoch follows."""
+        ...
+
+
 class _Line:
     """Groups of which each came of the one before, by `shrink` or `rendezvous`. Only the newest is
     kept: with those before it each epoch would keep its memory."""
 
     newest: Group
+    keeper: Keeper | None = None
 
 
 class Group(Operations):
@@ -328,11 +341,18 @@ class Group(Operations):
             self._actor.abort(reason)
 
     async def __aenter__(self) -> Group:
+        if self._line.keeper is not None:
+            self._line.keeper.entered(self)
         return self
 
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    async def __aexit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> bool | None:
+        if self._line.keeper is not None and self._line.keeper.left(error):
+            return True
         if error is None:
             await self.close()
         else:
             self.abort(f"{type(error).__name__}: {error}")
             await self._actor.gone()
+        return None

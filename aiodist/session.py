@@ -13,7 +13,7 @@ import secrets
 import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiodist import environment
@@ -62,6 +62,11 @@ class _Options:
     reads_devices: bool
     max_message_bytes: int
     allow_pickle: bool
+
+    @property
+    def most(self) -> int:
+        """How many ranks the group can have."""
+        return self.ask.size or self.ask.max_size or MAX_MEMBERS
 
 
 def connect(
@@ -213,6 +218,13 @@ class Connecting:
     def __init__(self, options: _Options) -> None:
         self._options = options
         self._group: Group | None = None
+        self.timeout = options.timeout
+        self.join_window = options.ask.join_window
+        self.most = options.most
+
+    def without_rank(self) -> Connecting:
+        """The same, asking for no rank in particular."""
+        return Connecting(replace(self._options, ask=replace(self._options.ask, rank=None)))
 
     def __await__(self) -> Generator[Any, None, Group]:
         return _connect(self._options).__await__()
@@ -280,8 +292,7 @@ async def _join(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     control: ControlClient | None = None
-    expected = options.ask.size or options.ask.max_size or MAX_MEMBERS
-    endpoint = Endpoint(loop, expected=expected, lease=options.ask.lease)
+    endpoint = Endpoint(loop, expected=options.most, lease=options.ask.lease)
     endpoint.reads_devices = options.reads_devices
     listeners: list[Listener] = []  # those that there are so far, should one fail
     events: list[ControlEvent] = []

@@ -104,6 +104,7 @@ class RankActor:
         self._op_timeout = op_timeout
         self._leaving: asyncio.Task[None] | None = None  # closes everything; None: this rank stays
         self._hurries = False  # it was aborted while it left
+        self.is_evicted = False  # the coordinator has ruled that this rank is lost
         self.adopt(view)
         # What was told since the view comes first, and what is told from now on behind it.
         for event in events:
@@ -240,6 +241,7 @@ class RankActor:
         return self._leaving is not None
 
     def _evicted(self, reason: str) -> None:
+        self.is_evicted = True
         error = GroupClosedError(
             f"this rank is a member no more: {reason}",
             group=self.view.group,

@@ -63,6 +63,7 @@ class Context(Party):
         sharing, self.teams = layout  # the ranks of each host
         # Its collectives.
         self.calls = Calls(self, teams=self.teams, records=self.records, op_timeout=op_timeout)
+        self.on_end: Callable[[], None] | None = None  # called once it has ended, by whatever
         self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Its messages.
@@ -233,3 +234,5 @@ class Context(Party):
             self.endpoint.remove(self, error.message)
         else:
             self.endpoint.remove(self)
+        if self.on_end is not None:
+            self.on_end()

@@ -9,7 +9,9 @@ worker it reaches; `GET /average` of any worker answers with the average over al
 
 The worker that is asked tells the others which average is wanted, and all of them enter an
 `all_reduce` under that name. Any number of averages may be under way at once: each has a tag of
-its own. No request waits for another one, since nothing blocks the event loop.
+its own. No request waits for another one, since nothing blocks the event loop. Workers may be
+killed and come (``aiodist run -n 1:3 --max-restarts 9 …``): what was asked for goes on without the
+vectors that are gone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import argparse
 import asyncio
 import itertools
 import signal
-from contextlib import AsyncExitStack
 
 import numpy as np
 from aiohttp import web
@@ -29,10 +30,10 @@ import aiodist
 class Worker:
     """One rank: the vectors that were left here, and how averages are made of all of them."""
 
-    def __init__(self, group: aiodist.Group, dimension: int) -> None:
-        self.group = group
+    def __init__(self, dimension: int) -> None:
         self.sum = np.zeros(dimension)
         self.count = 0
+        self.lifespan = aiodist.lifespan(serve=self.join_others)
         self._numbers = itertools.count()
 
     def routes(self) -> list[web.RouteDef]:
@@ -43,7 +44,8 @@ class Worker:
         ]
 
     async def health(self, request: web.Request) -> web.Response:
-        return web.json_response({"rank": self.group.rank, "size": self.group.size})
+        group = self.lifespan.group
+        return web.json_response({"rank": group.rank, "size": group.size})
 
     async def add(self, request: web.Request) -> web.Response:
         try:
@@ -54,61 +56,51 @@ class Worker:
             raise web.HTTPBadRequest(text=f"the vector needs {len(self.sum)} numbers")
         self.sum += vector
         self.count += 1
-        return web.json_response({"rank": self.group.rank, "count": self.count})
+        return web.json_response({"rank": self.lifespan.group.rank, "count": self.count})
 
     async def average(self, request: web.Request) -> web.Response:
-        name = f"average {next(self._numbers)} of rank {self.group.rank}"
-        others = [rank for rank in range(self.group.size) if rank != self.group.rank]
-        # Enter first, then call the others: the reduction starts with what is here now.
-        reduction = self.reduce(name)
-        await asyncio.gather(*(self.group.send(name, rank, tag="join") for rank in others))
-        total = await reduction
+        total = await self.lifespan.call(self.total)
         if total[-1] == 0:
             raise web.HTTPConflict(text="no worker has a vector yet")
         mean = total[:-1] / total[-1]
         return web.json_response({"average": mean.tolist(), "count": int(total[-1])})
 
-    def reduce(self, name: str) -> aiodist.Work[np.ndarray]:
+    async def total(self, group: aiodist.Group) -> np.ndarray:
+        """Sums and count of all workers."""
+        name = f"average {next(self._numbers)} of rank {group.rank}"
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        await asyncio.gather(*(group.send(name, rank, tag="join") for rank in others))
+        return await self.reduce(group, name)
+
+    def reduce(self, group: aiodist.Group, name: str) -> aiodist.Work[np.ndarray]:
         """Enter the reduction called `name`: sums and count of all workers."""
-        return self.group.all_reduce(np.append(self.sum, self.count), tag=name)
+        return group.all_reduce(np.append(self.sum, self.count), tag=name)
 
-    async def join_others(self) -> None:
+    async def join_others(self, group: aiodist.Group) -> None:
         """Enter every reduction that another worker was asked for."""
-        pending: set[asyncio.Future[np.ndarray]] = set()
-        async for name, _, _ in self.group.messages(tag="join"):
-            reduction = self.reduce(name)
-            pending.add(reduction)
-            reduction.add_done_callback(pending.discard)
+        async for name, _, _ in group.messages(tag="join"):
+            # Whoever was asked hears how it ends.
+            self.reduce(group, name).add_done_callback(lambda done: done.exception())
 
-
-async def serve(port: int, dimension: int) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(aiodist.connect())
-        worker = Worker(group, dimension)
-        joining = asyncio.create_task(worker.join_others())
-        stack.callback(joining.cancel)
-
+    async def run(self, port: int) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
         app = web.Application()
-        app.add_routes(worker.routes())
+        app.add_routes(self.routes())
+        app.cleanup_ctx.append(self.lifespan.cleanup_ctx)
         runner = web.AppRunner(app)
         await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, "127.0.0.1", port + group.rank if port else 0)
-        await site.start()
-        host, own_port = runner.addresses[0][:2]
-        print(f"worker {group.rank} of {group.size} serves http://{host}:{own_port}")
-
-        stopping = asyncio.create_task(stop.wait())
-        stack.callback(stopping.cancel)
-        # A worker that is lost ends `joining` with its error, and with it this service.
-        await asyncio.wait([stopping, joining], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            await joining
-        print(f"worker {group.rank} stops")
+        try:
+            group = self.lifespan.group
+            await web.TCPSite(runner, "127.0.0.1", port + group.rank if port else 0).start()
+            host, own_port = runner.addresses[0][:2]
+            print(f"worker {group.rank} of {group.size} serves http://{host}:{own_port}")
+            await stop.wait()
+            print(f"worker {group.rank} stops")
+        finally:
+            await runner.cleanup()
 
 
 def main() -> None:
@@ -116,7 +108,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8080, help="of rank 0; 0 takes free ones")
     parser.add_argument("--dimension", type=int, default=3, help="numbers of a vector")
     options = parser.parse_args()
-    asyncio.run(serve(options.port, options.dimension))
+    asyncio.run(Worker(options.dimension).run(options.port))
 
 
 if __name__ == "__main__":

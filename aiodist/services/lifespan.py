@@ -1,0 +1,218 @@
+"""`aiodist.lifespan`: a group beside the requests of a web service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
+from aiodist.group import Group
+from aiodist.services.keeper import Keeper
+from aiodist.session import connect
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+log = logging.getLogger("aiodist.services")
+
+_PAUSE = 1.0
+"""Seconds before a service tries again to have a group."""
+
+
+class Lifespan:
+    """The group of a web service's workers, from the start of a worker to its end.
+
+    For Starlette and FastAPI, and for aiohttp::
+
+        lifespan = aiodist.lifespan(min_size=1)
+        app = Starlette(routes=routes, lifespan=lifespan)
+
+        app = web.Application()
+        app.cleanup_ctx.append(lifespan.cleanup_ctx)
+
+    A worker has joined the group before its first request, and leaves it after the last one. A
+    worker that dies or ends is left behind at once, and one that comes is taken in: `group` is that
+    of the present epoch (Starlette: ``request.app.state.group``). What a request does with it fails
+    if the epoch ends meanwhile; `call` does it again, in the next one.
+
+    `serve`: ``async def serve(group)``, which runs beside the requests, in each epoch anew, as one
+    that joins what other workers were asked for. It is cancelled when the epoch, or the worker,
+    ends. What else it raises, `call` and `group` raise from then on.
+
+    `address`, `min_size` (how many workers each epoch takes), `max_size` and `options` are those of
+    `aiodist.connect`, whose errors the start of the worker raises. If later on no group forms
+    within `timeout`, that is logged, and tried again until the worker ends.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        serve: Callable[[Group], Awaitable[None]] | None = None,
+        min_size: int | None = None,
+        max_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        # Looked up at the start: a module that is imported for something else needs no environment.
+        options = {"min_size": min_size, "max_size": max_size, **options}
+        self._connect = partial(connect, address, **options)
+        self._serve = serve
+        self._keeper: Keeper | None = None  # None: the worker has not started
+        self._next: asyncio.Future[None]  # done when the next epoch begins
+        self._has_begun = False  # it has had a group
+        self._stopping = False
+        self._app: Any = None  # whose state shows the group
+
+    # -- what requests use ------------------------------------------------------------------------
+
+    @property
+    def group(self) -> Group:
+        """That of the present epoch, or the one before, while the workers meet for the next."""
+        group = self._started().group
+        if group is None:
+            raise RuntimeError("this worker is joining its group anew: use lifespan.call")
+        return group
+
+    async def call(
+        self,
+        function: Callable[Concatenate[Group, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """``await function(group, *args)``, again in the next epoch where one ends before it is
+        done. What else it raises is raised, `CollectiveAbortedError` as well."""
+        keeper = self._started()
+        while True:
+            while keeper.over.is_set() or keeper.group is None:
+                await asyncio.shield(self._next)
+            group, over = keeper.group, keeper.over
+            try:
+                return await function(group, *args, **kwargs)
+            except Exception as error:
+                # Where this worker itself has closed the group, what comes next says why.
+                is_closed = isinstance(error, GroupClosedError) and over.is_set()
+                if not is_closed and not keeper.is_recoverable(error):
+                    raise
+                if not over.is_set():
+                    if isinstance(error, CollectiveAbortedError):
+                        raise  # one rank has given up one operation, and the group goes on
+                    group.revoke()
+
+    def _started(self) -> Keeper:
+        if self._keeper is None:
+            raise RuntimeError("the worker has not started: is this the application's lifespan?")
+        return self._keeper
+
+    # -- what frameworks call ---------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, app: Any) -> AsyncIterator[None]:
+        """The lifespan of a Starlette or FastAPI application."""
+        self._app = app
+        app.state.lifespan = self
+        async with self._life():
+            yield
+
+    async def cleanup_ctx(self, app: object) -> AsyncIterator[None]:
+        """The cleanup context of an aiohttp application."""
+        async with self._life():
+            yield
+
+    # -- the life of a worker ---------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _life(self) -> AsyncIterator[None]:
+        """Joined once this is entered, and left in order at its end."""
+        if self._keeper is not None:
+            raise RuntimeError("this lifespan is that of a worker that runs: make another one")
+        keeper = Keeper(self._connect(), eager=True)
+        self._keeper, self._has_begun, self._stopping = keeper, False, False
+        joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next = joined
+        epochs = asyncio.create_task(self._epochs(keeper), name="aiodist lifespan")
+        try:
+            await asyncio.shield(joined)
+            yield
+        finally:
+            self._stopping = True
+            epochs.cancel()
+            await asyncio.wait({epochs})
+            self._keeper = None
+            self._fail(RuntimeError("the worker has ended"))
+            if not epochs.cancelled():
+                epochs.result()
+
+    async def _epochs(self, keeper: Keeper) -> None:
+        try:
+            while (group := await self._formed(keeper)) is not None:
+                async with group:
+                    await self._epoch(keeper, group)
+        except Exception as error:
+            if self._has_begun:
+                log.exception(
+                    "this worker has no group any more: what its requests ask of it fails"
+                )
+            self._fail(error)
+            raise
+        finally:
+            await keeper.end()
+
+    def _fail(self, error: Exception) -> None:
+        """There is no next epoch: whoever waits for it, or will, hears why."""
+        if not self._next.done():
+            self._next.set_exception(error)
+            self._next.exception()  # nobody has to wait for it
+
+    async def _formed(self, keeper: Keeper) -> Group | None:
+        """The group of the next epoch, however long that takes; None once the worker ends."""
+        while not self._stopping:
+            try:
+                group = await keeper.next()
+            except AiodistError as error:
+                if not self._has_begun:
+                    raise
+                log.warning("the workers have no group, and meet again: %s", error)
+                await asyncio.sleep(_PAUSE)
+                continue
+            if group is not None:
+                self._begin(group)
+            return group
+        return None
+
+    def _begin(self, group: Group) -> None:
+        if self._app is not None:
+            self._app.state.group = group
+        self._has_begun = True
+        self._next.set_result(None)
+        self._next = asyncio.get_running_loop().create_future()
+
+    async def _epoch(self, keeper: Keeper, group: Group) -> None:
+        """Serve until the epoch is over, which raises why, or until the worker ends."""
+        over = asyncio.create_task(keeper.over.wait())
+        serving = asyncio.create_task(self._served(keeper, group))
+        try:
+            await asyncio.wait({over, serving}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        finally:
+            over.cancel()
+            serving.cancel()
+            await asyncio.wait({over, serving})
+        if not serving.cancelled():
+            serving.result()
+        if not self._stopping:
+            group._context.check_open()
+
+    async def _served(self, keeper: Keeper, group: Group) -> None:
+        if self._serve is not None:
+            await self._serve(group)
+        await keeper.over.wait()
+
+
+lifespan = Lifespan
+"""As it is called: ``aiodist.lifespan(…)``."""

@@ -1,0 +1,170 @@
+"""The Starlette service under real servers: four workers, under load, while some are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+import aiodist
+
+SERVICE = Path(__file__).parents[2] / "examples" / "service"
+WORKERS = 4
+
+pytestmark = pytest.mark.timeout(180)
+
+SERVERS = {
+    "uvicorn": ["--host", "127.0.0.1", "--workers", str(WORKERS), "--log-level", "warning"],
+    "gunicorn": ["-k", "asgi", "-w", str(WORKERS), "--no-control-socket", "--log-level", "warning"],
+}
+
+
+@asynccontextmanager
+async def served(
+    server: str, port: int, env: dict[str, str]
+) -> AsyncIterator[asyncio.StreamReader]:
+    """The service at `port`, for as long as this lasts: what its workers say."""
+    where = ["--port", str(port)] if server == "uvicorn" else ["-b", f"127.0.0.1:{port}"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", server, *SERVERS[server], *where, "starlette_app:app"),
+        cwd=SERVICE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=env,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout
+        process.terminate()
+        out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # nobody of it is left
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.communicate()
+
+
+async def together(said: asyncio.StreamReader, but: int = 0) -> set[int]:
+    """Until all workers are in one epoch: their processes. `but` is none of them."""
+    epochs: dict[str, set[int]] = {}
+    while line := (await said.readline()).decode():
+        if match := re.match(rf"epoch (\d+): worker (\d+) is one of {WORKERS}", line):
+            here = epochs.setdefault(match[1], set())
+            here.add(int(match[2]))
+            if len(here) == WORKERS and but not in here:
+                return here
+        else:
+            print(line, end="")
+    raise AssertionError("the server has ended")
+
+
+class Client:
+    """Asks over one connection, and so always the same worker: again and again, while `going`."""
+
+    def __init__(self, url: str, going: asyncio.Event) -> None:
+        self.url = url
+        self.going = going
+        self.worker = 0
+        self.asked = 0
+        self.failed: Exception | None = None
+        self.new = asyncio.Event()
+        self.task = asyncio.ensure_future(self.run())
+
+    async def run(self) -> None:
+        connector = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            try:
+                while True:
+                    async with session.get(self.url) as response:
+                        assert response.status == 200, await response.text()
+                        answer = await response.json()
+                    assert self.worker in (0, answer["worker"])
+                    self.worker = answer["worker"]
+                    self.asked += 1
+                    self.new.set()
+                    await self.going.wait()
+            except (aiohttp.ClientError, AssertionError) as error:
+                self.failed = error
+                self.new.set()
+
+    async def answered(self, more: int = 1) -> None:
+        """So many times more; or it has failed."""
+        enough = self.asked + more
+        while self.failed is None and self.asked < enough:
+            self.new.clear()
+            await self.new.wait()
+
+
+class Load:
+    """Clients of all workers, at least one of each."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.going = asyncio.Event()
+        self.clients: list[Client] = []
+
+    async def reach(self, workers: set[int]) -> None:
+        """Until there are clients of all of these. Who gets a connection is the kernel's choice."""
+        while {client.worker for client in self.clients} != workers:
+            self.clients += [client := Client(self.url, self.going)]
+            await client.answered()
+            assert client.failed is None
+
+    async def go_on(self) -> None:
+        """Until each has got some more answers, if its worker lives."""
+        self.going.set()
+        for client in self.clients:
+            await client.answered(3)
+
+    async def end_of(self, worker: int) -> None:
+        """Until all clients of this worker have failed, and nobody else has."""
+        its = [client for client in self.clients if client.worker == worker]
+        assert its
+        await asyncio.wait([client.task for client in its])
+        assert [client for client in self.clients if client.failed] == its
+        self.clients = [client for client in self.clients if client not in its]
+
+    async def end(self) -> None:
+        for client in self.clients:
+            client.task.cancel()
+        await asyncio.wait([client.task for client in self.clients])
+
+
+@pytest.mark.parametrize("server", ["uvicorn", pytest.param("gunicorn", marks=pytest.mark.long)])
+async def test_workers_come_and_go_under_load(
+    server: str, environment: Callable[..., dict[str, str]], free_port: int
+) -> None:
+    pytest.importorskip(server)
+    pytest.importorskip("starlette")
+    async with aiodist.Coordinator() as coordinator:
+        env = environment(AIODIST_ADDRESS=coordinator.address)
+        load = Load(f"http://127.0.0.1:{free_port}/visits")
+        async with served(server, free_port, env) as said:
+            workers = await together(said)
+            await load.reach(workers)
+            try:
+                # SIGKILL: it is gone. SIGTERM: it ends in order. Another one takes its place.
+                for number in (signal.SIGKILL, signal.SIGTERM):
+                    victim = min(workers)
+                    await load.go_on()
+                    os.kill(victim, number)
+                    await load.end_of(victim)
+                    await load.go_on()
+                    before, workers = workers, await together(said, but=victim)
+                    assert workers > before - {victim}
+                    await load.go_on()
+                    load.going.clear()
+                    await load.reach(workers)
+            finally:
+                await load.end()
+        assert coordinator.status()["groups"] == []

@@ -1,0 +1,318 @@
+"""`aiodist.epochs`: ranks that die, come and are turned out, while the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiodist
+from aiodist.services.keeper import Keeper
+from aiodist.wire.recovery import Unreachable
+
+ELASTIC = {"min_size": 2, "join_window": 0.01}
+
+inproc = pytest.mark.parametrize("stage", ["inproc"], indirect=True)
+
+
+async def until(condition):
+    """Turn by turn of the loop."""
+    for _ in iter(lambda: bool(condition()), True):
+        await asyncio.sleep(0)
+
+
+class Worker:
+    """One rank that counts steps with the others, epoch after epoch, until it is told to stop.
+
+    `seen`: (epoch, rank, size) of each group; `steps`: the state that is handed on.
+    """
+
+    def __init__(self, cast, **options):
+        self.cast = cast
+        self.options = {**cast.options, **ELASTIC, **options}
+        self.seen = []
+        self.steps = 0
+        self.stop = False
+        self.group = None
+        self.task = asyncio.ensure_future(self.run())
+
+    async def run(self):
+        async for group in aiodist.epochs(self.cast.address, **self.options):
+            self.group = group
+            async with group:
+                self.seen.append((group.epoch, group.rank, group.size))
+                self.steps = max(await group.all_gather(self.steps))
+                await self.work(group)
+        assert self.group.closed
+
+    async def work(self, group):
+        while not await group.all_reduce(self.stop, op=aiodist.ReduceOp.LOR):
+            self.steps += 1
+            await asyncio.sleep(0)
+
+    async def sees(self, size):
+        """Until it is in a group of `size`, and has made a step there."""
+        await until(lambda: self.seen and self.seen[-1][2] == size)
+        steps = self.steps
+        await until(lambda: self.steps > steps)
+
+    async def die(self):
+        self.cast.actors.append(self.group._actor)
+        await self.cast.kill(self.group)
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+async def ended(workers):
+    workers[0].stop = True
+    await asyncio.gather(*[worker.task for worker in workers])
+    assert len({worker.steps for worker in workers}) == 1
+
+
+def test_a_rank_dies_and_others_come(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast, min_size=3)]
+            workers += [Worker(cast, min_size=3) for _ in range(2)]
+            for worker in workers:
+                await worker.sees(3)
+            await workers.pop().die()
+            # Three it takes: the two that are left wait for another one, in the next epoch.
+            workers.append(Worker(cast, min_size=3))
+            await workers[-1].sees(3)
+            assert workers[-1].steps > 0  # what the others had come to
+            # One more is taken in though nobody's operation fails.
+            workers.append(Worker(cast, min_size=3))
+            for worker in workers:
+                await worker.sees(4)
+            assert {worker.seen[-1][0] for worker in workers} == {3}
+            await ended(workers)
+            assert cast.coordinator.status()["groups"] == []
+
+    run(main())
+
+
+@inproc
+def test_joiners_wait_where_they_are_not_admitted(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast, admit=False) for _ in range(2)]
+            await workers[0].sees(2)
+            workers.append(Worker(cast, admit=False))
+            await cast.waiting(1)
+            steps = workers[0].steps
+            await until(lambda: workers[0].steps >= steps + 10)
+            assert cast._waiting() == 1
+            workers[1].group.revoke()  # the program says when
+            await workers[2].sees(3)
+            await ended(workers)
+
+    run(main())
+
+
+@inproc
+def test_nobody_is_called_for_a_joiner_without_room(run, stage):
+    async def main():
+        full = {**ELASTIC, "max_size": 2, "join_window": 0.0}
+        async with stage() as cast:
+            workers = [Worker(cast, **full) for _ in range(2)]
+            await workers[0].sees(2)
+            third = asyncio.ensure_future(cast.join(**full))
+            await cast.waiting(1)
+            steps = workers[0].steps
+            await until(lambda: workers[0].steps >= steps + 20)
+            assert len(workers[0].seen) == 1
+            third.cancel()
+            await asyncio.wait({third})
+            await ended(workers)
+
+    run(main())
+
+
+class Waiting(Worker):
+    """One that waits for something else than the group."""
+
+    async def work(self, group):
+        if self.seen[-1][0] == 1:
+            await asyncio.Event().wait()
+        await super().work(group)
+
+
+@inproc
+def test_who_waits_for_something_else_is_cancelled_there(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast), Worker(cast), Waiting(cast, patience=0.0)]
+            await until(lambda: workers[2].seen)
+            workers[0].group.revoke()
+            await workers[2].sees(3)
+            assert workers[2].task.cancelling() == 0
+            await ended(workers)
+
+    run(main())
+
+
+@inproc
+def test_who_is_cancelled_by_others_is_cancelled(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast), Worker(cast), Waiting(cast)]
+            await until(lambda: workers[2].seen)
+            workers[2].task.cancel()
+            await asyncio.wait({workers[2].task})
+            assert workers[2].task.cancelled()
+            workers.pop()
+            await workers[0].sees(2)
+            await ended(workers)
+
+    run(main())
+
+
+class Failing(Worker):
+    """One whose body raises in the first epoch."""
+
+    async def work(self, group):
+        if group.epoch == 1:
+            raise self.error
+        await super().work(group)
+
+
+def lost():
+    return aiodist.PeerLostError("gone", ranks=[1])
+
+
+@inproc
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (lost(), True),
+        (aiodist.CoordinatorLostError("gone"), True),
+        (ExceptionGroup("of tasks", [lost(), ExceptionGroup("deeper", [lost()])]), True),
+        (ExceptionGroup("of tasks", [lost(), ValueError("a bug")]), False),
+        (ValueError("a bug"), False),
+        (aiodist.CollectiveTimeoutError("late"), False),
+        (aiodist.MismatchError("odd", calls={}), False),
+        (aiodist.GroupClosedError("closed by the program"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_which_errors_end_the_epoch_alone(run, stage, error, goes_on):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast), Worker(cast), Failing(cast)]
+            workers[2].error = error
+            if not goes_on:
+                failing = workers.pop()
+                await asyncio.wait({failing.task})
+                assert failing.task.exception() is error
+            for worker in workers:
+                await worker.sees(2 + goes_on)
+            assert workers[0].seen[-1][0] == 2
+            await ended(workers)
+
+    run(main())
+
+
+class Leaving(Worker):
+    """One that leaves in the midst of its block, by `return`."""
+
+    async def run(self):
+        async for group in aiodist.epochs(self.cast.address, **self.options):
+            async with group:
+                await group.barrier()
+                return
+
+
+@inproc
+def test_who_returns_has_left_in_order(run, stage, caplog):
+    async def main():
+        async with stage() as cast:
+            leaving = [Leaving(cast), Leaving(cast)]
+            await asyncio.gather(*[worker.task for worker in leaving])
+            assert cast.coordinator.status()["groups"] == []
+
+    run(main())
+    assert "lost" not in caplog.text
+
+
+@inproc
+def test_a_rank_that_was_turned_out_joins_again(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast) for _ in range(3)]
+            for worker in workers:
+                await worker.sees(3)
+            workers.sort(key=lambda worker: worker.group.rank)
+            first, _, last = [worker.group for worker in workers]
+            # Of two that do not reach each other, the higher rank is turned out; now, as they vote.
+            first._actor.control.tell(Unreachable(first.members[2].id, "a cable was pulled", False))
+            first.revoke()
+            await until(lambda: workers[2].group is not last)
+            assert last._actor.is_evicted
+            for worker in workers:
+                await worker.sees(3)
+            assert workers[2].seen[-1][:2] == (3, 2)
+            await ended(workers)
+
+    run(main())
+
+
+@inproc
+def test_a_coordinator_that_is_gone_for_good_is_followed_by_another(run, stage):
+    async def main():
+        async with stage(returns=False, timeout=20.0) as cast:
+            workers = [Worker(cast) for _ in range(3)]
+            for worker in workers:
+                await worker.sees(3)
+            await cast.stop_coordinator()
+            await cast.start_coordinator()
+            first = workers[0].steps
+            workers[1].group.revoke()
+            await until(lambda: all(len(worker.seen) > 1 for worker in workers))
+            for worker in workers:
+                await worker.sees(3)
+            assert workers[0].steps > first  # nothing of what they had come to is lost
+            await ended(workers)
+
+    run(main())
+
+
+@inproc
+def test_without_a_block_the_program_handles_errors_itself(run, stage):
+    async def one(cast, name, seen):
+        async for group in aiodist.epochs(cast.address, **cast.options, **ELASTIC):
+            try:
+                seen.append((name, group.epoch))
+                await group.barrier()
+                if group.epoch == 1:
+                    group.revoke()
+                    await group.barrier()
+            except aiodist.GroupRevokedError:
+                continue
+            await group.close()
+
+    async def main():
+        seen = []
+        async with stage() as cast:
+            await asyncio.gather(one(cast, "a", seen), one(cast, "b", seen))
+            assert sorted(seen) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+
+    run(main())
+
+
+@inproc
+def test_an_epoch_that_does_not_form_says_who_does_not_come(run, stage):
+    async def main():
+        async with stage(timeout=0.2) as cast:
+            keeper, other = [
+                Keeper(aiodist.connect(cast.address, **cast.options, **ELASTIC)) for _ in range(2)
+            ]
+            await asyncio.gather(keeper.next(), other.next())
+            with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+                await keeper.next()
+            assert caught.value.missing == (other.group.rank,)
+            groups = await asyncio.gather(keeper.next(), other.next())
+            assert [group.size for group in groups] == [2, 2]
+            await asyncio.gather(keeper.end(), other.end())
+
+    run(main())

@@ -1,0 +1,212 @@
+"""`aiodist.lifespan` without a web server: applications that start, ask and end, in one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+import aiodist
+
+pytestmark = pytest.mark.parametrize("stage", ["inproc"], indirect=True)
+
+
+def application():
+    return SimpleNamespace(state=SimpleNamespace())
+
+
+class Worker:
+    """A worker with a Starlette-like application, from its start to its end."""
+
+    def __init__(self, cast, **options):
+        self.app = application()
+        settings = {"min_size": 2, "join_window": 0.0, **cast.options, **options}
+        self.lifespan = aiodist.lifespan(cast.address, **settings)
+        self.started = asyncio.Event()
+        self.stop = asyncio.Event()
+        self.task = asyncio.ensure_future(self.run())
+
+    async def run(self):
+        async with self.lifespan(self.app):
+            self.started.set()
+            await self.stop.wait()
+
+    async def end(self):
+        self.stop.set()
+        await self.task
+
+
+async def started(*workers):
+    await asyncio.gather(*[worker.started.wait() for worker in workers])
+
+
+async def barrier(group, size):
+    """What a request does; with too few workers it waits for more."""
+    await group.barrier(tag="request")
+    if group.size != size:
+        raise aiodist.PeerLostError("too few", ranks=[])
+    return group.epoch
+
+
+def test_requests_go_on_in_the_next_epoch(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast) for _ in range(3)]
+            await started(*workers)
+            assert workers[0].app.state.group is workers[0].lifespan.group
+            assert workers[0].app.state.lifespan is workers[0].lifespan
+            # Of three workers, one is never asked for this: it dies instead.
+            asked = [asyncio.ensure_future(w.lifespan.call(barrier, 2)) for w in workers[:2]]
+            await asyncio.sleep(0)
+            victim = workers.pop()
+            cast.actors.append(victim.lifespan.group._actor)
+            await cast.kill(victim.lifespan.group)
+            assert await asyncio.gather(*asked) == [2, 2]
+            assert workers[0].app.state.group.epoch == 2
+            victim.task.cancel()
+            await asyncio.wait({victim.task})
+            # Somebody comes, and somebody leaves in order.
+            workers.append(Worker(cast))
+            asked = [w.lifespan.call(barrier, size=3) for w in workers if await started(w) is None]
+            assert await asyncio.gather(*asked) == [3, 3, 3]
+            await workers.pop(0).end()
+            asked = [w.lifespan.call(barrier, 2) for w in workers]
+            assert await asyncio.gather(*asked) == [4, 4]
+            await asyncio.gather(*[worker.end() for worker in workers])
+            assert cast.coordinator.status()["groups"] == []
+            with pytest.raises(RuntimeError, match="has not started"):
+                await workers[0].lifespan.call(barrier, 2)
+
+    run(main())
+
+
+def test_what_a_request_raises_itself_is_raised(run, stage):
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast) for _ in range(2)]
+            await started(*workers)
+
+            async def fails(group, error):
+                raise error
+
+            for error in (ValueError("a bug"), aiodist.MismatchError("odd", calls={})):
+                with pytest.raises(type(error)) as caught:
+                    await workers[0].lifespan.call(fails, error)
+                assert caught.value is error
+            given_up = aiodist.CollectiveAbortedError("no", rank=1, reason="cancelled")
+            with pytest.raises(aiodist.CollectiveAbortedError):
+                await workers[0].lifespan.call(fails, given_up)
+            assert workers[0].lifespan.group.epoch == 1
+            await asyncio.gather(*[worker.end() for worker in workers])
+
+    run(main())
+
+
+def test_what_serves_is_begun_in_each_epoch_and_ended_with_it(run, stage):
+    async def main():
+        began, ended = [], []
+
+        async def serve(group):
+            began.append((group.epoch, group.rank))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append((group.epoch, group.rank))
+
+        async with stage() as cast:
+            workers = [Worker(cast, serve=serve) for _ in range(2)]
+            await started(*workers)
+            workers.append(Worker(cast))
+            await started(workers[2])
+            for worker in workers[:2]:
+                await worker.lifespan.call(at_epoch, 2)
+            assert sorted(ended) == [(1, 0), (1, 1)]
+            await asyncio.gather(*[worker.end() for worker in workers])
+            assert sorted(began) == sorted(ended) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+    run(main())
+
+
+async def at_epoch(group, epoch):
+    if group.epoch < epoch:
+        await group.recv(tag="never")  # until the epoch is over
+    await asyncio.sleep(0)
+
+
+def test_what_serves_badly_is_said_to_all_who_ask(run, stage, caplog):
+    async def main():
+        async def serve(group):
+            raise ValueError("a bug")
+
+        async with stage() as cast:
+            workers = [Worker(cast, serve=serve), Worker(cast, min_size=2)]
+            await started(*workers)
+            with pytest.raises(ValueError, match="a bug"):
+                await workers[0].lifespan.call(barrier, 3)
+            workers[0].stop.set()
+            with pytest.raises(ValueError, match="a bug"):
+                await workers[0].task
+            await workers[1].end()
+
+    run(main())
+    assert "this worker has no group any more" in caplog.text
+
+
+def test_a_worker_does_not_start_without_its_group(run, stage):
+    async def main():
+        async with stage(timeout=0.05) as cast:
+            worker = Worker(cast)
+            with pytest.raises(aiodist.JoinTimeoutError):
+                await worker.task
+            with pytest.raises(RuntimeError, match="has not started"):
+                _ = worker.lifespan.group
+
+    run(main())
+
+
+def test_too_few_workers_are_waited_for_again_and_again(run, stage, caplog, monkeypatch):
+    monkeypatch.setattr("aiodist.services.lifespan._PAUSE", 0.0)
+    again = asyncio.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            again.set()
+
+    handler = Heard()
+    logging.getLogger("aiodist.services").addHandler(handler)
+
+    async def main():
+        async with stage(timeout=0.1) as cast:
+            workers = [Worker(cast) for _ in range(2)]
+            await started(*workers)
+            await workers.pop().end()
+            await again.wait()
+            workers.append(Worker(cast, timeout=20.0))
+            await started(workers[1])
+            asked = [worker.lifespan.call(barrier, 2) for worker in workers]
+            assert await asyncio.gather(*asked) == [2, 2]
+            await asyncio.gather(*[worker.end() for worker in workers])
+
+    try:
+        run(main())
+    finally:
+        logging.getLogger("aiodist.services").removeHandler(handler)
+    assert "the workers have no group" in caplog.text
+
+
+def test_aiohttp_has_it_as_a_cleanup_context(run, stage):
+    async def main():
+        async with stage() as cast:
+            lifespan = aiodist.lifespan(cast.address, size=1, **cast.options)
+            context = lifespan.cleanup_ctx(object())
+            await anext(context)
+            assert await lifespan.call(barrier, 1) == 1
+            with pytest.raises(RuntimeError, match="make another one"):
+                await anext(lifespan.cleanup_ctx(object()))
+            with pytest.raises(StopAsyncIteration):
+                await anext(context)
+            assert cast.coordinator.status()["groups"] == []
+
+    run(main())
