@@ -3,10 +3,11 @@
 Per setting the first hit wins; rank and size come from one source together:
 
 =========  ======================================================================================
-address    AIODIST_ADDRESS; MASTER_ADDR and MASTER_PORT; a port of 127.0.0.1 made from the job id,
-           where Slurm, Open MPI or MPICH say that all ranks are on one host
-rank/size  AIODIST_RANK/_SIZE; RANK/WORLD_SIZE; SLURM_PROCID/_NTASKS;
-           OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE
+address    AIODIST_ADDRESS; MASTER_ADDR and MASTER_PORT; the pod of index 0 in the headless service
+           AIODIST_SERVICE; a port made from the job id, of 127.0.0.1 where Slurm, Open MPI or MPICH
+           say that all ranks are on one host, else of the first host that Slurm lists
+rank/size  JOB_COMPLETION_INDEX/AIODIST_SIZE; AIODIST_RANK/_SIZE; RANK/WORLD_SIZE;
+           OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE of mpiexec; SLURM_PROCID/_NTASKS; other PMI_…
 run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID with TORCHELASTIC_RESTART_COUNT; the job id, with
            an address that was made from it
 others     AIODIST_GROUP, AIODIST_TOKEN, AIODIST_TRANSPORTS
@@ -21,10 +22,11 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aiodist import hostlist
 from aiodist.wire.address import Address, parse_address
 
 DEFAULT_PORT = 29500
-"""The port of a one-host job that has no job id (torch's default for MASTER_PORT)."""
+"""The port of a job that has no job id, or the host to itself (torch's default for MASTER_PORT)."""
 
 _FIRST_PORT, _PORTS = 20000, 10000
 """Ports for jobs with an id: below those that systems hand out to clients."""
@@ -54,35 +56,62 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The variables of one launcher. A job is on one host if `hosts` is 1, or if `local_size`
-    equals `size`; `job` are variables that together name it."""
+    """The variables of one launcher, which count where all of `given` are set. A job is on one host
+    if `hosts` is 1, or if `local_size` equals `size`; `nodes` lists its hosts, the first of which
+    has rank 0; `job` are variables that together name it, the same on all ranks."""
 
     name: str
     rank: str
     size: str
     hosts: str = ""
     local_size: str = ""
+    nodes: str = ""
     job: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
 
+# From the innermost to the outermost: mpirun in a job of Slurm starts ranks by itself, or by one
+# task of Slurm on each host, and they all have the variables of that task. A batch script has a
+# SLURM_PROCID as well, but is in no step: the ranks are those that it starts by srun.
 _LAUNCHERS = (
     _Launcher("aiodist", "AIODIST_RANK", "AIODIST_SIZE"),
     _Launcher("torchrun", "RANK", "WORLD_SIZE"),
-    _Launcher(
-        "Slurm",
-        "SLURM_PROCID",
-        "SLURM_NTASKS",
-        hosts="SLURM_NNODES",
-        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    ),
     _Launcher(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        nodes="SLURM_JOB_NODELIST",
         job=("PMIX_NAMESPACE",),
     ),
+    _Launcher(
+        "MPICH",
+        "PMI_RANK",
+        "PMI_SIZE",
+        local_size="MPI_LOCALNRANKS",
+        nodes="SLURM_JOB_NODELIST",
+        job=("SLURM_JOB_ID", "I_MPI_HYDRA_UUID"),
+        given=("MPI_LOCALNRANKS",),
+    ),
+    _Launcher(
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        hosts="SLURM_NNODES",
+        nodes="SLURM_STEP_NODELIST",
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        given=("SLURM_STEP_ID",),
+    ),
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", local_size="MPI_LOCALNRANKS"),
+)
+
+# Here the manifest says the size and Kubernetes the rank: one source together. What is started by
+# another launcher within the pod has a rank of its own.
+_POD = _Launcher(
+    "Kubernetes",
+    "JOB_COMPLETION_INDEX",
+    "AIODIST_SIZE",
+    given=("JOB_COMPLETION_INDEX", "AIODIST_SIZE"),
 )
 
 
@@ -102,7 +131,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         address = _master_address(environ)
         agent_store = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
     else:
-        address, job = _one_host_address(environ, launcher, size)
+        address, job = _launcher_address(environ, launcher, size)
         run_id = run_id or job
     transports = None
     if "AIODIST_TRANSPORTS" in environ:
@@ -145,7 +174,10 @@ def _listening_at(address: Address, *, master: bool) -> str:
 def _rank_and_size(
     environ: Mapping[str, str],
 ) -> tuple[_Launcher | None, int | None, int | None]:
-    for launcher in _LAUNCHERS:
+    launchers = _LAUNCHERS if "AIODIST_RANK" in environ else (_POD, *_LAUNCHERS)
+    for launcher in launchers:
+        if not all(name in environ for name in launcher.given):
+            continue
         rank = _integer(environ, launcher.rank, 0)
         size = _integer(environ, launcher.size, 1)
         if rank is None and size is None:
@@ -191,22 +223,28 @@ def _master_address(environ: Mapping[str, str]) -> Address:
     return Address("tcp", environ["MASTER_ADDR"].strip("[]"), port)
 
 
-def _one_host_address(
+def _launcher_address(
     environ: Mapping[str, str], launcher: _Launcher | None, size: int | None
 ) -> tuple[Address, str]:
-    """The default address of a job on one host, and the job's id."""
+    """The address that follows from what the launcher says, and the job's id."""
+    if "AIODIST_SERVICE" in environ:
+        return Address("tcp", _first_pod(environ), DEFAULT_PORT), ""
     needed = (
         "set AIODIST_ADDRESS (tcp://host:port), or MASTER_ADDR and MASTER_PORT, or call "
         "connect() with an address"
     )
     if launcher is None or not (launcher.hosts or launcher.local_size):
+        command = "srun python" if "SLURM_JOB_ID" in environ else "aiodist run -n 4"
         raise ValueError(
             "the environment names no coordinator: start the program by a launcher, as with "
-            f"`aiodist run -n 4 PROGRAM.py`, or {needed}"
+            f"`{command} PROGRAM.py`, or {needed}"
         )
     hosts = _integer(environ, launcher.hosts, 1) if launcher.hosts else None
     local = _integer(environ, launcher.local_size, 1) if launcher.local_size else None
+    host = "127.0.0.1"
     if hosts != 1 and (local is None or local != size):
+        host = _first_host(environ, launcher)
+    if not host:
         clue = launcher.hosts or launcher.local_size
         raise ValueError(
             f"{launcher.name} gives rank and size but no address, and does not say that all ranks "
@@ -214,4 +252,34 @@ def _one_host_address(
         )
     job = ".".join(environ[name] for name in launcher.job if name in environ)
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS if job else DEFAULT_PORT
-    return Address("tcp", "127.0.0.1", port), job
+    return Address("tcp", host, port), job
+
+
+def _first_host(environ: Mapping[str, str], launcher: _Launcher) -> str:
+    """The host of rank 0, if Slurm says which that is."""
+    if launcher.nodes not in environ:
+        return ""
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        raise ValueError(
+            f"SLURM_DISTRIBUTION={environ['SLURM_DISTRIBUTION']}: rank 0 may be on any host of "
+            f"{launcher.nodes}={environ[launcher.nodes]}. Set AIODIST_ADDRESS (tcp://host:port) to "
+            "a port of the one that the file of hosts has first"
+        )
+    try:
+        return next(hostlist.hosts(environ[launcher.nodes]))
+    except ValueError as error:
+        raise ValueError(f"{launcher.nodes}: {error}") from None
+
+
+def _first_pod(environ: Mapping[str, str]) -> str:
+    """The name of the pod of index 0 in the headless service, from that of this pod: the hosts of
+    an indexed Job are named after it and their index."""
+    index, pod = environ.get("JOB_COMPLETION_INDEX", ""), environ.get("HOSTNAME", "")
+    job = pod.removesuffix(f"-{index}")
+    if not index or job == pod:
+        raise ValueError(
+            f"AIODIST_SERVICE={environ['AIODIST_SERVICE']} is for the pods of an indexed Job: "
+            f"expected HOSTNAME to end in -JOB_COMPLETION_INDEX, not HOSTNAME={pod or 'not set'} "
+            f"with JOB_COMPLETION_INDEX={index or 'not set'}. Or set AIODIST_ADDRESS"
+        )
+    return f"{job}-0.{environ['AIODIST_SERVICE']}"

@@ -83,7 +83,9 @@ def application(coordinator: Coordinator, address: Address) -> web.Application:
     app.on_response_prepare.append(finish)
     app.add_routes(
         [
-            web.get("/healthz", answers.health),
+            web.get("/livez", answers.alive),
+            web.get("/readyz", answers.ready),
+            web.get("/healthz", answers.ready),
             web.get("/status", answers.status),
             web.get("/metrics", answers.metrics),
             *(web.get(path, _file(name)) for path, name in _FILES.items()),
@@ -147,12 +149,21 @@ class Answers:
             text = f"the coordinator did not come to it within {ASK_SECONDS:g} s"
             raise TimeoutError(text) from None
 
-    async def health(self, request: web.Request) -> web.Response:
+    async def alive(self, request: web.Request) -> web.Response:
+        """Whether it serves its members. While it drains it does: to restart it would cut them
+        off."""
+        return self._well(is_to_take_members=False)
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether it takes new members as well."""
+        return self._well(is_to_take_members=True)
+
+    def _well(self, *, is_to_take_members: bool) -> web.Response:
         try:
             draining = self._coordinator.status()["draining"]
         except RuntimeError as error:
             return web.Response(status=503, text=f"{error}\n")
-        if draining:
+        if draining and is_to_take_members:
             return web.Response(status=503, text="draining: no new members are taken\n")
         return web.Response(text="ok\n")
 

@@ -8,7 +8,14 @@ from aiodist.environment import Settings, settings_from, token_in
 
 ADDRESS = {"AIODIST_ADDRESS": "tcp://10.0.0.1:1"}
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
-SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "77"}
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_NNODES": "1",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+}
+NODES = {**SLURM, "SLURM_NNODES": "2", "SLURM_STEP_NODELIST": "gpu[07,9],login"}
 OMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -133,12 +140,63 @@ def test_a_job_on_one_host_needs_no_address(job: dict[str, str]) -> None:
 
 def test_jobs_on_one_host_are_apart() -> None:
     one, other = settings_from(SLURM), settings_from({**SLURM, "SLURM_STEP_ID": "1"})
-    assert (one.run_id, other.run_id) == ("77", "77.1")
+    assert (one.run_id, other.run_id) == ("77.0", "77.1")
     assert one.address != other.address
     assert settings_from(OMPI).run_id == "prterun-node-42@1"
     at = "tcp://127.0.0.1:29500"
     assert settings_from(MPICH) == Settings(at, 1, 2, listen=at, listen_guarded=at)
     assert settings_from({**SLURM, "AIODIST_RUN_ID": "mine"}).run_id == "mine"
+
+
+def test_a_job_of_slurm_meets_on_its_first_host() -> None:
+    settings = settings_from(NODES)
+    port = settings.address.removeprefix("tcp://gpu07:")
+    assert 20000 <= int(port) < 30000
+    assert settings.listen == settings.address
+    assert settings.listen_guarded == f"tcp://0.0.0.0:{port}"
+    assert (settings.rank, settings.size, settings.run_id) == (1, 2, "77.0")
+    again = settings_from({**NODES, "SLURM_RESTART_COUNT": "1"})
+    assert (again.run_id, again.address == settings.address) == ("77.0.1", False)
+
+
+def test_mpirun_in_a_job_of_slurm_says_who_is_who() -> None:
+    """Its ranks have the variables of the batch script, or of the task that started them."""
+    script = {**NODES, "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "node[1-2]"}
+    del script["SLURM_STEP_ID"], script["SLURM_STEP_NODELIST"]
+    task = {**script, "SLURM_STEP_ID": "4", "SLURM_STEP_NODELIST": "node2"}
+    for mpi in (OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, MPICH | {"MPI_LOCALNRANKS": "1"}):
+        one, other = settings_from({**script, **mpi}), settings_from({**task, **mpi})
+        assert one == other
+        assert (one.rank, one.size) == (1, 2)
+        assert one.address.startswith("tcp://node1:")
+    # srun --mpi=pmi2 is no mpirun.
+    assert settings_from({**NODES, "PMI_RANK": "1", "PMI_SIZE": "2"}) == settings_from(NODES)
+
+
+POD = {"JOB_COMPLETION_INDEX": "3", "AIODIST_SIZE": "4", "HOSTNAME": "train-a-3"}
+
+
+def test_the_pods_of_an_indexed_job() -> None:
+    settings = settings_from({**POD, "AIODIST_SERVICE": "ranks", "AIODIST_RUN_ID": "uid"})
+    assert settings == Settings(
+        address="tcp://train-a-0.ranks:29500",
+        rank=3,
+        size=4,
+        run_id="uid",
+        listen="tcp://train-a-0.ranks:29500",
+        listen_guarded="tcp://0.0.0.0:29500",
+    )
+    settings = settings_from({**POD, **ADDRESS})
+    assert (settings.address, settings.rank, settings.size) == ("tcp://10.0.0.1:1", 3, 4)
+
+
+def test_what_a_launcher_in_a_pod_says_counts() -> None:
+    inner = settings_from({**POD, **ADDRESS, "AIODIST_RANK": "1"})
+    assert (inner.rank, inner.size) == (1, 4)
+    pod = {name: value for name, value in POD.items() if name != "AIODIST_SIZE"}
+    inner = settings_from({**pod, **ADDRESS, "RANK": "0", "WORLD_SIZE": "2"})
+    assert (inner.rank, inner.size) == (0, 2)
+    assert settings_from({**pod, **ADDRESS}).rank is None
 
 
 def test_job_ids_matter_only_without_an_address() -> None:
@@ -155,6 +213,24 @@ def test_job_ids_matter_only_without_an_address() -> None:
             {**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
             "Open MPI gives .*OMPI_COMM_WORLD_LOCAL_SIZE=1",
         ),
+        (
+            {**NODES, "SLURM_DISTRIBUTION": "arbitrary,Pack"},
+            "SLURM_DISTRIBUTION=arbitrary,Pack: rank 0 .*gpu.07,9.,login. Set AIODIST_ADDRESS",
+        ),
+        (
+            {**NODES, "SLURM_STEP_NODELIST": "gpu[07"},
+            "SLURM_STEP_NODELIST: 'gpu.07' is no list of hosts",
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "1"},
+            "names no coordinator: .*`srun python PROGRAM.py`",
+        ),
+        (
+            {**POD, "AIODIST_SERVICE": "ranks", "HOSTNAME": "host"},
+            "AIODIST_SERVICE=ranks .*HOSTNAME=host with JOB_COMPLETION_INDEX=3",
+        ),
+        ({"AIODIST_SERVICE": "ranks", "HOSTNAME": "a-"}, "JOB_COMPLETION_INDEX=not set"),
+        ({**POD, **ADDRESS, "AIODIST_SIZE": "3"}, "JOB_COMPLETION_INDEX=3 with AIODIST_SIZE=3"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPICH gives .*MPI_LOCALNRANKS=not set"),
         ({"MASTER_ADDR": "h"}, "MASTER_ADDR='h' is set but MASTER_PORT is not"),
         ({"MASTER_PORT": "1"}, "MASTER_PORT='1' is set but MASTER_ADDR is not"),

@@ -102,17 +102,21 @@ async def test_a_coordinator_that_does_not_come_to_it(monkeypatch: pytest.Monkey
 
 async def test_whether_it_is_well() -> None:
     async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
-        async with web.get("/healthz") as response:
-            assert (response.status, await response.text()) == (200, "ok\n")
+        for path in ("/livez", "/readyz", "/healthz"):
+            async with web.get(path) as response:
+                assert (response.status, await response.text()) == (200, "ok\n")
         group = await aiodist.connect(coordinator.address, rank=0, size=1)
         stopping = asyncio.create_task(coordinator.stop(drain=30))
         await asyncio.sleep(0)
-        async with web.get("/healthz") as response:
-            assert response.status == 503
-            assert "draining" in await response.text()
+        for path in ("/readyz", "/healthz"):
+            async with web.get(path) as response:
+                assert response.status == 503
+                assert "draining" in await response.text()
+        async with web.get("/livez") as response:  # it still has members, who need it
+            assert (response.status, await response.text()) == (200, "ok\n")
         await group.close()
         await stopping
-        for path in ("/healthz", "/status", "/metrics"):
+        for path in ("/livez", "/readyz", "/healthz", "/status", "/metrics"):
             async with web.get(path) as response:
                 assert response.status == 503
                 assert "the coordinator does not listen" in await response.text()
