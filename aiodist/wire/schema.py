@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgpack
 
@@ -161,7 +161,7 @@ def build(cls: type[Any], values: list[Any]) -> Any:
 
 def pack(value: Any) -> bytes:
     """`value`, which may be or hold a checked dataclass, as msgpack."""
-    return cast(bytes, msgpack.packb(value, default=plain))
+    return msgpack.packb(value, default=plain)
 
 
 def plain(value: Any) -> Any:
