@@ -45,7 +45,8 @@ def pickler(by_value: bool) -> Dumps:
     """`pickle.dumps`, or that of cloudpickle: it packs functions and classes of ``__main__`` as a
     whole, not by name, and gives what came from another process back as that knows it. pickle reads
     both."""
-    return importlib.import_module("cloudpickle" if by_value else "pickle").dumps
+    dumps: Dumps = importlib.import_module("cloudpickle" if by_value else "pickle").dumps
+    return dumps
 
 
 def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:

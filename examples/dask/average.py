@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import aiodist
 import aiodist_dask
@@ -24,11 +24,10 @@ async def average(group: aiodist.Group, scale: float) -> list[float]:
     return result
 
 
-def main(address: str | None) -> None:
-    with LocalCluster(n_workers=4) if address is None else Client(address) as started:
-        client = started if isinstance(started, Client) else Client(started)
-        with aiodist_dask.groups(client) as ranks:
-            print(list(ranks.run(average, 10).values()))
+def main(address: str | None = None) -> None:
+    started = Client(address) if address else Client(n_workers=3, threads_per_worker=1)
+    with started as client, aiodist_dask.groups(client) as ranks:
+        print(list(ranks.run(average, 10).values()))
 
 
 if __name__ == "__main__":
