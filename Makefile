@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all torch-suite coverage simulate lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test test-all torch-suite coverage simulate integrations lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,21 @@ format: $(READY)  ## let ruff put imports and layout right
 
 docs: $(READY)  ## check the links of README and docs/, and run their programs
 	$(BIN)/python docs/check.py
+
+# Ray, Dask and Jupyter are heavy: an environment that has them on top of what is in .venv.
+INTEGRATIONS := $(VENV)/integrations
+
+$(INTEGRATIONS)/.ready: tests/integrations/requirements.txt tests/integrations/constraints.txt $(READY)
+	@echo "setting up $(@D) (once) …"
+	$(PYTHON) -m venv $(@D)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > $$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/below.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -c tests/integrations/constraints.txt -r $<
+	@touch $@
+
+integrations: $(INTEGRATIONS)/.ready  ## the tests on clusters of Ray and Dask, and of the notebooks
+	$(INTEGRATIONS)/bin/python -m pytest tests/integrations
 
 # The MPIs share no environment: each brings its own libmpi and mpirun. Where one cannot be had,
 # the benchmarks go on without it.

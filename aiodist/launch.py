@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import importlib.util
 import multiprocessing
 import multiprocessing.spawn
 import os
@@ -59,10 +60,11 @@ def run(
 
     Each process joins a group of `nprocs` ranks and runs `main` under uvloop; the coordinator
     lives in a thread of this process. `main`, `args` and the results are pickled: `main` must be
-    importable, so a lambda or a function of a notebook cell will not do, and a script must call
-    `run` under ``if __name__ == "__main__":``. `options` go to `aiodist.connect` (`op_timeout=…`,
-    `transports=…`); `timeout` is in seconds and counts for the run as a whole, to the end of the
-    last process. Ranks that have to stop get SIGTERM, and after 5 seconds SIGKILL.
+    importable, so a lambda will not do, and a script must call `run` under
+    ``if __name__ == "__main__":``. In a notebook and at a prompt, whose functions nobody can
+    import, they travel as a whole where cloudpickle is installed. `options` go to `aiodist.connect`
+    (`op_timeout=…`, `transports=…`); `timeout` is in seconds and counts for the run as a whole, to
+    the end of the last process. Ranks that have to stop get SIGTERM, and after 5 seconds SIGKILL.
 
     The first failure stops all ranks. What `main` raised is raised here, with the traceback of
     the rank as its cause and a note that names the rank. If several failed, it is the one that is
@@ -74,15 +76,19 @@ def run(
         TimeoutError: the run did not end within `timeout`: a rank had not returned, was stopped, or
             had returned and went on, as one with a thread that is no daemon does.
         AiodistError: a rank raised or returned something that cannot be pickled, or unpickled here.
-        RuntimeError: called inside a running event loop, which it would block.
+        RuntimeError: called inside a running event loop, which it would block. That of a notebook
+            waits for its cells in any case.
+        ModuleNotFoundError: `main` is a function of a notebook, and there is no cloudpickle.
     """
     spawn.require_posix("aiodist.run")
     _check_caller(nprocs)
     deadline = None if timeout is None else time.monotonic() + timeout
     preparation = multiprocessing.spawn.get_preparation_data("aiodist")
     preparation["authkey"] = bytes(preparation["authkey"])
+    has_main = not preparation.keys().isdisjoint(("init_main_from_name", "init_main_from_path"))
+    by_value = not has_main and _packs_by_value(main)
     # `main` may live in the main module, so it is packed apart: to be read after that is imported.
-    work = pickle.dumps((main, tuple(args), options))
+    work = reports.pickler(by_value)((main, tuple(args), options))
     with _coordinator() as (address, token), tempfile.TemporaryFile() as payload:
         job = spawn.Job(
             address=address,
@@ -92,7 +98,7 @@ def run(
             master_port=spawn.free_port(),
             token=token,
         )
-        payload.write(pickle.dumps((preparation, job, work)))
+        payload.write(pickle.dumps((preparation, job, by_value, work)))
         payload.flush()
         ranks = _Ranks(job)
         try:
@@ -110,14 +116,34 @@ def _check_caller(nprocs: int) -> None:
             "aiodist.run was called while a rank imports the main module, which would start "
             'processes without end: call it under if __name__ == "__main__":'
         )
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None or _is_cell():
         return
     raise RuntimeError(
         "aiodist.run blocks until all ranks have ended, and would block the running event loop: "
         "use await asyncio.to_thread(aiodist.run, …), or aiodist.local for ranks in this loop"
     )
+
+
+def _is_cell() -> bool:
+    """Whether the caller is a cell of a notebook: its kernel runs cells on its event loop, which
+    waits for each of them whether or not that blocks."""
+    ipython = sys.modules.get("IPython")
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and ipython is not None and ipython.get_ipython() is not None
+
+
+def _packs_by_value(main: object) -> bool:
+    """Whether functions and classes of a main module that cannot be imported travel as a whole: if
+    cloudpickle is there, without which `main` must not be one of them."""
+    if importlib.util.find_spec("cloudpickle") is not None:
+        return True
+    if getattr(main, "__module__", None) == "__main__":
+        raise ModuleNotFoundError(
+            "aiodist.run starts new processes, which cannot import a function that is defined in a "
+            "notebook or at a prompt: pip install cloudpickle, or move it to a module",
+            name="cloudpickle",
+        )
+    return False
 
 
 @contextlib.contextmanager
@@ -351,16 +377,18 @@ def _uninterrupted() -> Iterator[None]:
 def _rank(rank: int, payload: int, pipe: int) -> None:
     """The life of one rank; `payload` and `pipe` are file descriptors of its parent's."""
     os.set_inheritable(pipe, False)
+    dumps = reports.pickler(False)
     try:
-        preparation, job, work = pickle.loads(_read(payload))
+        preparation, job, by_value, work = pickle.loads(_read(payload))
         _importing_main.set()
         multiprocessing.spawn.prepare(preparation)
+        dumps = reports.pickler(by_value)
         main, args, options = pickle.loads(work)
         _importing_main.clear()
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
-            report = reports.returned(runner.run(_join(rank, job, main, args, options)))
+            report = reports.returned(runner.run(_join(rank, job, main, args, options)), dumps)
     except BaseException as error:
-        report = reports.raised(error)
+        report = reports.raised(error, dumps)
     reports.send(pipe, report)
     os.close(pipe)
     if report.outcome is not reports.Outcome.RETURNED:

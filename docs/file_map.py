@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = ("aiodist", "server/aiodist_server", "clients/aiodist_cli", "clients/aiodist_torch")
+CLIENTS = ("aiodist_cli", "aiodist_dask", "aiodist_ray", "aiodist_torch")
+SOURCES = ("aiodist", "server/aiodist_server", *(f"clients/{name}" for name in CLIENTS))
 
 
 def problems(root: Path) -> list[str]:

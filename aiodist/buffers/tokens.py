@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -65,7 +65,7 @@ def pack(tokens: list[Any]) -> bytes:
     packer.pack(len(tokens))
     for token in tokens:
         packer.pack(token)
-    return cast(bytes, packer.bytes())
+    return packer.bytes()
 
 
 def unpack(meta: bytes | memoryview) -> list[Any]:

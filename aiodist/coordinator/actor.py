@@ -187,6 +187,14 @@ class Coordinator:
         written: then it has closed all connections, and is to be stopped."""
         return await asyncio.shield(self._failure)
 
+    async def emptied(self) -> None:
+        """Wait until there is no group, or this coordinator has stopped. For who serves one as long
+        as it is used."""
+        # Not longer where what the groups do cannot be written any more.
+        while not (self._address is None or self._stopping or self._machine.is_empty):
+            self._changed.clear()
+            await self._changed.wait()
+
     async def stop(self, drain: float = 0.0) -> None:
         """Take no more joins, wait until all groups have ended but at most `drain` seconds, say
         goodbye and close. Idempotent; a second call while one waits does not wait."""
@@ -196,10 +204,7 @@ class Coordinator:
             self._step(Drain())
             try:
                 async with asyncio.timeout(drain):
-                    # Not until time is over, where what the groups do cannot be written any more.
-                    while not (self._address is None or self._stopping or self._machine.is_empty):
-                        self._changed.clear()
-                        await self._changed.wait()
+                    await self.emptied()
             except TimeoutError:
                 pass
         address, self._address = self._address, None

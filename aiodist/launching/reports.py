@@ -6,10 +6,12 @@ The reader never waits for it: the process may be stopped amid its report, or di
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import struct
 import traceback
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -36,20 +38,31 @@ class Report(NamedTuple):
     pickled: bytes | memoryview
 
 
-def returned(value: Any) -> Report:
+Dumps = Callable[[Any], bytes]
+
+
+def pickler(by_value: bool) -> Dumps:
+    """`pickle.dumps`, or that of cloudpickle: it packs functions and classes of ``__main__`` as a
+    whole, not by name, and gives what came from another process back as that knows it. pickle reads
+    both."""
+    dumps: Dumps = importlib.import_module("cloudpickle" if by_value else "pickle").dumps
+    return dumps
+
+
+def returned(value: Any, dumps: Dumps = pickle.dumps) -> Report:
     """Raises AiodistError for a value that cannot be pickled."""
     try:
-        return Report(Outcome.RETURNED, "", pickle.dumps(value))
+        return Report(Outcome.RETURNED, "", dumps(value))
     except Exception as error:  # whatever the value's own methods raise
         what = f"{type(error).__name__}: {error}"
         raise AiodistError(f"what main returned cannot be pickled: {what}") from error
 
 
-def raised(error: BaseException) -> Report:
+def raised(error: BaseException, dumps: Dumps = pickle.dumps) -> Report:
     """Reports `error`, by its traceback alone if it does not survive pickling."""
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(Exception):  # whatever the exception's own methods raise
-        pickled = pickle.dumps(error)
+        pickled = dumps(error)
         if isinstance(pickle.loads(pickled), BaseException):
             return Report(Outcome.RAISED, text, pickled)
     return Report(Outcome.OPAQUE, text, b"")

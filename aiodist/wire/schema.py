@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, cast, dataclass_transform, get_type_hints
+from typing import Any, ClassVar, dataclass_transform, get_type_hints
 
 import msgpack
 
@@ -154,7 +154,7 @@ def build(cls: type[Any], values: list[Any]) -> Any:
 
 def pack(value: Any) -> bytes:
     """`value`, which may be or hold a struct, as msgpack."""
-    return cast(bytes, msgpack.packb(value, default=plain))
+    return msgpack.packb(value, default=plain)
 
 
 def plain(value: Any) -> Any:

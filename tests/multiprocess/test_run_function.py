@@ -349,6 +349,47 @@ def test_wrong_calls() -> None:
         aiodist.run(lambda group: asyncio.sleep(0), 1)
 
 
+AT_A_PROMPT = """
+import aiodist
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+class Odd(Exception):
+    pass
+
+FACTOR = 10
+
+async def double(group, number):
+    if number.value % 2:
+        raise Odd(number)
+    return Number(FACTOR * await group.all_reduce(number.value))
+
+print([type(number) is Number and number.value for number in aiodist.run(double, 2, (Number(2),))])
+try:
+    aiodist.run(double, 1, (Number(3),))
+except Odd as error:
+    print(type(error.args[0]) is Number, error.__notes__)
+"""
+
+
+def test_functions_and_classes_of_a_prompt_travel_as_a_whole() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_A_PROMPT], capture_output=True, text=True, check=False, timeout=50
+    )
+    printed = "[40, 40]\nTrue ['(in rank 0 of 1)']\n"
+    assert (done.stdout, done.stderr) == (printed, "")
+
+
+def test_a_function_of_a_prompt_without_cloudpickle() -> None:
+    program = f"import sys; sys.modules['cloudpickle'] = None\n{AT_A_PROMPT}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.stderr.splitlines()[-1].endswith("pip install cloudpickle, or move it to a module")
+
+
 async def test_blocking_the_running_loop_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"aiodist\.run blocks .* asyncio\.to_thread"):
         aiodist.run(wait_for_ever, 1)

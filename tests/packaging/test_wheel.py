@@ -16,6 +16,14 @@ import pytest
 import aiodist
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "aiodist",
+    "aiodist_cli",
+    "aiodist_dask",
+    "aiodist_ray",
+    "aiodist_server",
+    "aiodist_torch",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +38,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_top_level_names(wheel: zipfile.ZipFile) -> None:
     assert {name.partition("/")[0] for name in wheel.namelist()} == {
-        "aiodist",
-        "aiodist_cli",
-        "aiodist_server",
-        "aiodist_torch",
+        *PACKAGES,
         f"aiodist-{aiodist.__version__}.dist-info",
     }
 
 
-@pytest.mark.parametrize("package", ["aiodist", "aiodist_cli", "aiodist_server", "aiodist_torch"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_packages_are_typed_and_complete(wheel: zipfile.ZipFile, package: str) -> None:
     assert f"{package}/py.typed" in wheel.namelist()
     (source,) = [path for path in ROOT.glob(f"**/{package}/py.typed") if ".venv" not in path.parts]
@@ -68,6 +73,9 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         "torch",
         "server",
         "bench",
+        "notebook",
+        "ray",
+        "dask",
         "all",
         "dev",
     }

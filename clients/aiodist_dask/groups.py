@@ -1,0 +1,174 @@
+"""`groups`: what a client has of a group of its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any
+
+from distributed import Client
+from distributed.comm.core import CommClosedError
+
+from aiodist import PeerLostError
+from aiodist.launching import spawn
+from aiodist_dask import scheduler, worker
+
+_numbers = itertools.count(1)
+
+
+def groups(
+    client: Client,
+    name: str = "world",
+    *,
+    workers: Sequence[str] | None = None,
+    **options: Any,
+) -> Groups:
+    """A group of the workers of `client`: ``with groups(client) as ranks:``, or ``async with`` for
+    an asynchronous client. `workers`: the addresses of those in it, by rank (None: all there are).
+
+    `options` are for `aiodist.connect` on each worker: `op_timeout`, `transports` and so on. Where
+    the cluster has TLS, the group has it by the same certificates.
+    """
+    return Groups(client, name, workers, options)
+
+
+class Groups:
+    """A group of workers, from the client's side. Methods wait for their results, or return
+    awaitables if the client is asynchronous, as the client's own do."""
+
+    def __init__(
+        self, client: Client, name: str, workers: Sequence[str] | None, options: dict[str, Any]
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._wanted = workers
+        self._options = options
+        self._workers: tuple[str, ...] = ()
+        # One after the other: calls that reach workers in different orders would not match.
+        self._turn = asyncio.Lock()
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The addresses of the workers, by rank."""
+        return self._workers
+
+    def start(self) -> Any:
+        """Have the workers meet. As entering the block does."""
+        return self._client.sync(self._meet)
+
+    renew = start
+
+    def run(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any
+    ) -> Any:
+        """Run ``await function(group, *args, **options)`` on the event loop of each worker: the
+        results by address, in the order of ranks.
+
+        One that raises ends the call for all, and that is raised here; the group stays usable.
+
+        Raises PeerLostError where a worker has died: `.ranks` says who. Then `renew` has those who
+        live, and those who are new, meet again.
+        """
+        return self._client.sync(self._run, function, args, options)
+
+    def close(self) -> Any:
+        """Have the workers leave. As leaving the block does."""
+        return self._client.sync(self._close)
+
+    def __enter__(self) -> Groups:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Groups:
+        await self._meet()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    # -- on the client's event loop ----------------------------------------------------------------
+
+    async def _meet(self) -> None:
+        async with self._turn:
+            await self._client.register_plugin(scheduler.CoordinatorPlugin())
+            await self._client.register_plugin(worker.GroupsPlugin())
+            address, token = await self._client.run_on_scheduler(scheduler.whereabouts)
+            there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+            self._workers = _members(self._workers, self._wanted, there)
+            ticket = worker.Ticket(
+                address,
+                token,
+                self._name,
+                f"{self._name}/{self._client.id}/{next(_numbers)}",
+                len(self._workers),
+                self._options,
+            )
+            ranks = {address: rank for rank, address in enumerate(self._workers)}
+            await self._on_workers(worker.join, ticket, ranks)
+
+    async def _run(
+        self,
+        function: Callable[..., Coroutine[Any, Any, Any]],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> dict[str, Any]:
+        async with self._turn:
+            if not self._workers:
+                raise RuntimeError("the group has not met: use `with groups(…) as …:`, or start()")
+            return await self._on_workers(worker.call, self._name, function, args, options)
+
+    async def _close(self) -> None:
+        async with self._turn:
+            there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+            self._workers = tuple(each for each in self._workers if each in there)
+            await self._on_workers(worker.leave, self._name)
+            self._workers = ()
+
+    async def _on_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+        """Run `function` on all workers of the group: what it returned, by rank; raises what is the
+        cause where several failed."""
+        found: dict[str, Any] = await self._client.run(
+            function, *args, workers=list(self._workers), on_error="return"
+        )
+        failures = [found[each] for each in self._workers if isinstance(found[each], BaseException)]
+        dead = [
+            rank
+            for rank, each in enumerate(self._workers)
+            if isinstance(found[each], CommClosedError)
+        ]
+        causes = [each for each in failures if not isinstance(each, spawn.CONSEQUENCES)]
+        if dead:
+            who = ", ".join(self._workers[rank] for rank in dead)
+            text = f"{spawn.name_ranks(dead)} died, the Dask workers at {who}"
+            raise PeerLostError(text, ranks=dead, group=self._name)
+        if failures:
+            raise (causes or failures)[0]
+        return {each: found[each] for each in self._workers}
+
+
+def _members(
+    before: Sequence[str], wanted: Sequence[str] | None, there: dict[str, Any]
+) -> tuple[str, ...]:
+    """Who is in the group: of those wanted, who are there, and those first, in their old order, who
+    were in it before."""
+    candidates = sorted(there) if wanted is None else [each for each in wanted if each in there]
+    kept = [each for each in before if each in candidates]
+    members = (*kept, *(each for each in candidates if each not in kept))
+    if not members:
+        raise RuntimeError("the cluster has none of the workers that are to be in the group")
+    return members

@@ -1,0 +1,71 @@
+"""`connect`: a rank in a process of Ray, by the coordinator of its namespace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+import aiodist
+from aiodist_ray.coordinator import coordinator
+
+
+def connect(group: str = "world", *, namespace: str | None = None, **options: Any) -> Connecting:
+    """Join a group of this namespace: ``await connect(…)``, or ``async with connect(…) as group:``.
+
+    To be called where an event loop runs, in a coroutine of an actor as a rule. `options` are those
+    of `aiodist.connect`: `size` (and `rank`), or `min_size` and `max_size`, `timeout` and so on;
+    its address and token come from the coordinator, an actor that is made if there is none.
+    `metadata` has `actor_id` and `node_id` besides what is given.
+
+    Raises what `aiodist.connect` raises.
+    """
+    return Connecting(group, namespace, options)
+
+
+class Connecting:
+    """What `connect` returns."""
+
+    def __init__(self, group: str, namespace: str | None, options: dict[str, Any]) -> None:
+        self._group = group
+        self._namespace = namespace
+        self._options = options
+        self._inner: Any = None  # what `aiodist.connect` gave, once entered
+
+    def __await__(self) -> Generator[Any, None, aiodist.Group]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> aiodist.Group:
+        self._inner = await self._met()
+        group: aiodist.Group = await self._inner.__aenter__()
+        return group
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._inner.__aexit__(kind, error, trace)
+
+    async def _connect(self) -> aiodist.Group:
+        group: aiodist.Group = await (await self._met())
+        return group
+
+    async def _met(self) -> Any:
+        address, token = await meet(self._namespace)
+        where = ray.get_runtime_context()
+        metadata = {"actor_id": where.get_actor_id(), "node_id": where.get_node_id()}
+        metadata |= self._options.get("metadata") or {}
+        own = {"group": self._group, "token": token, "metadata": metadata}
+        return aiodist.connect(address, **{**self._options, **own})
+
+
+async def meet(namespace: str | None) -> tuple[str, str]:
+    """The coordinator's address and token, in this namespace."""
+    try:
+        found: tuple[str, str] = await coordinator(namespace=namespace).meet.remote()
+    except RayActorError:
+        # It was just ending, for want of groups, or is dead and Ray has not noticed before: its
+        # name is free by now.
+        await asyncio.sleep(0)
+        found = await coordinator(namespace=namespace).meet.remote()
+    return found

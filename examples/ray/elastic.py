@@ -1,0 +1,55 @@
+"""An actor is killed; Ray starts it again, and the others take it in.
+
+Run it with Ray installed::
+
+    python examples/ray/elastic.py
+"""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+import aiodist
+import aiodist_ray
+
+
+@ray.remote(max_restarts=-1, max_task_retries=-1)
+class Worker:
+    """One rank of an elastic group: restarted by Ray, taken in again by the others."""
+
+    def __init__(self) -> None:
+        self.group: aiodist.Group | None = None
+
+    async def add_up(self, value: int) -> tuple[int, int]:
+        """The sum over all ranks, and which epoch of the group that was in."""
+        if self.group is None:  # also in an actor that Ray has started again
+            self.group = await aiodist_ray.connect("sums", min_size=3, max_size=3)
+        while True:
+            try:
+                return await self.group.all_reduce(value), self.group.epoch
+            except (aiodist.PeerLostError, aiodist.GroupRevokedError):
+                self.group = await self.group.rendezvous()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def leave(self) -> None:
+        assert self.group is not None
+        await self.group.close()
+
+
+def main() -> None:
+    workers = [Worker.remote() for _ in range(3)]
+    print(ray.get([worker.add_up.remote(1) for worker in workers]))
+    before = ray.get(workers[1].pid.remote())
+    ray.kill(workers[1], no_restart=False)
+    print(ray.get([worker.add_up.remote(10) for worker in workers]))
+    print("restarted:", ray.get(workers[1].pid.remote()) != before)
+    ray.get([worker.leave.remote() for worker in workers])
+
+
+if __name__ == "__main__":
+    ray.init()
+    main()
