@@ -313,7 +313,7 @@ async def _join(
         if control is not None:
             control.abort()
         raise
-    own = endpoint_of(view.members[view.rank_of(ask.id)], options.reach.transports)
+    own = endpoint_of(view.members[view.ranks[ask.id]], options.reach.transports)
     coordinator_host = parse_address(address).host
     people: dict[int, MemberInfo] = {}
     # Only now: before the view there was nobody who could have shown that it is a member.
@@ -357,7 +357,7 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
     async with Coordinator(name, token=options.get("token"), returns=False):
         options.setdefault("transports", ("inproc", registry.DEVICES))
         joining = [
-            asyncio.ensure_future(_joined(connect(name, rank=rank, size=size, **options)))
+            asyncio.ensure_future(connect(name, rank=rank, size=size, **options))
             for rank in range(size)
         ]
         try:
@@ -377,10 +377,6 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
             )
             raise
         await asyncio.gather(*(group._newest().close() for group in groups))
-
-
-async def _joined(connecting: Connecting) -> Group:
-    return await connecting
 
 
 async def _aborted(group: Group, reason: str) -> None:

@@ -30,7 +30,7 @@ from aiodist.errors import (
     JoinTimeoutError,
     ProtocolError,
 )
-from aiodist.transports.surroundings import chooser_on
+from aiodist.transports.surroundings import chooser_on, closed_on_error
 from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Frame
@@ -472,12 +472,9 @@ class ControlClient:
                     timeout=patience,
                     retry=False,
                 )
-                try:
+                with closed_on_error(greeted.sock):
                     await self._register(greeted)
-                    return
-                except BaseException:
-                    greeted.sock.close()
-                    raise
+                return
             except (AiodistError, OSError, TimeoutError) as error:
                 why = str(error)
                 self._gone = CoordinatorGone(why)

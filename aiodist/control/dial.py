@@ -8,13 +8,12 @@ import logging
 import secrets
 import socket
 import ssl as tls
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiodist.control.connection import ControlSocket
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.transports import inproc_names
-from aiodist.transports.surroundings import chooser_on, new_socket
+from aiodist.transports.surroundings import chooser_on, closed_on_error, new_socket, ready
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Frame
@@ -133,7 +132,7 @@ def _foreign(target: Address, what: str) -> ForeignServiceError:
 
 async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext | None) -> Greeted:
     sock = await _connect(target)
-    try:
+    with closed_on_error(sock):
         local_host = "127.0.0.1"
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             local_host = sock.getsockname()[0].removeprefix("::ffff:")
@@ -141,15 +140,10 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if target.scheme == "tls" or (target.scheme == "tcp" and context is not None):
             sock = await _encrypt(sock, context or tls.create_default_context(), target)
+    with closed_on_error(sock):  # with TLS it is another one
         greeting = _Greeting(sock, target, token)
-    except BaseException:
-        sock.close()
-        raise
-    try:
+    with closed_on_error(greeting.sock):
         welcome = await greeting.done
-    except BaseException:
-        greeting.sock.close()
-        raise
     return Greeted(greeting.sock, local_host, welcome)
 
 
@@ -172,44 +166,36 @@ async def _connect(target: Address) -> socket.socket:
 async def _connect_one(family: int, where: tuple[object, ...] | str) -> socket.socket:
     sock = new_socket(family)
     sock.setblocking(False)
-    try:
+    with closed_on_error(sock):
         await asyncio.get_running_loop().sock_connect(sock, where)
         if family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname() == sock.getpeername():
             # Dialling a free port of this host can, by chance, connect to itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 
 async def _encrypt(sock: socket.socket, context: tls.SSLContext, target: Address) -> tls.SSLSocket:
-    """The TLS handshake; `sock` is closed, or part of what is returned."""
+    """The TLS handshake, by what takes the place of `sock`."""
     loop = asyncio.get_running_loop()
     secure = context.wrap_socket(
         sock,
         server_hostname=target.host,
         do_handshake_on_connect=False,
     )
-    try:
+    with closed_on_error(secure):
         while True:
             try:
                 secure.do_handshake()
                 return secure
             except tls.SSLWantReadError:
-                await _ready(secure, loop.add_reader, loop.remove_reader)
+                await ready(secure, loop.add_reader, loop.remove_reader)
             except tls.SSLWantWriteError:
-                await _ready(secure, loop.add_writer, loop.remove_writer)
-    except _TLS_BROKEN as error:
-        secure.close()
-        what = f"it broke off the TLS handshake: {error.reason or error}"
-        raise ConnectionResetError(errno.ECONNRESET, what) from None
-    except tls.SSLError as error:
-        secure.close()
-        raise _Refused(_no_tls(target, error)) from None
-    except BaseException:
-        secure.close()
-        raise
+                await ready(secure, loop.add_writer, loop.remove_writer)
+            except _TLS_BROKEN as error:
+                what = f"it broke off the TLS handshake: {error.reason or error}"
+                raise ConnectionResetError(errno.ECONNRESET, what) from None
+            except tls.SSLError as error:
+                raise _Refused(_no_tls(target, error)) from None
 
 
 _TLS_BROKEN = (tls.SSLEOFError, tls.SSLZeroReturnError, tls.SSLSyscallError)
@@ -221,18 +207,6 @@ def _no_tls(target: Address, error: tls.SSLError) -> JoinError:
         f"no TLS connection to {target}: {error.reason or error}. Is it a tls:// coordinator, is "
         "its certificate one that the given ssl context trusts, and does it ask for one of ours?"
     )
-
-
-async def _ready(
-    sock: socket.socket, begin: Callable[..., object], end: Callable[[int], object]
-) -> None:
-    """Wait until `sock` is ready, as the loop says from `begin` to `end`."""
-    ready = asyncio.Event()
-    begin(sock.fileno(), ready.set)
-    try:
-        await ready.wait()
-    finally:
-        end(sock.fileno())
 
 
 class _Greeting:
@@ -255,7 +229,7 @@ class _Greeting:
             try:
                 self._take(message)
             except (ProtocolError, AuthenticationError, JoinError) as error:
-                self._refuse(error)
+                self._fail(_Refused(error))
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Failed):
@@ -265,7 +239,7 @@ class _Greeting:
                     "Give token= (or AIODIST_TOKEN) the token that the coordinator was given"
                 )
             if message.kind is Failure.BUSY:
-                self._break_off(OSError(errno.EBUSY, f"it is busy: {message.text}"))
+                self._fail(OSError(errno.EBUSY, f"it is busy: {message.text}"))
                 return
             raise JoinError(f"the coordinator at {self._target} refused: {message.text}")
         if self._challenge is None:
@@ -305,22 +279,18 @@ class _Greeting:
         self.sock.welcomed()
         self.done.set_result(welcome)
 
-    def _refuse(self, error: Exception) -> None:
-        if not self.done.done():
-            self.done.set_exception(_Refused(error))
-
-    def _break_off(self, error: OSError) -> None:
-        """Another attempt may go better."""
+    def _fail(self, error: OSError | _Refused) -> None:
+        """After an OSError, another attempt may go better."""
         if not self.done.done():
             self.done.set_exception(error)
 
     def _on_closed(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
             what = f"its answer is not of the protocol ({error})"
-            self._refuse(_foreign(self._target, what))
+            self._fail(_Refused(_foreign(self._target, what)))
         elif isinstance(error, tls.SSLError) and not isinstance(error, _TLS_BROKEN):
-            self._refuse(_no_tls(self._target, error))
+            self._fail(_Refused(_no_tls(self._target, error)))
         elif self._challenge is None:
-            self._break_off(OSError(errno.ECONNRESET, SILENT))
+            self._fail(OSError(errno.ECONNRESET, SILENT))
         else:
-            self._break_off(OSError(errno.ECONNRESET, f"it broke off the greeting: {error}"))
+            self._fail(OSError(errno.ECONNRESET, f"it broke off the greeting: {error}"))

@@ -28,7 +28,6 @@ class Standing:
         except KeyError:
             raise ProtocolError("a view without this member") from None
         self.view = view
-        self._digest = view.digest
         self._lost: set[int] = set()
         self._left: set[int] = set()
 
@@ -61,7 +60,7 @@ class Standing:
             self._ask,
             self.rank,
             self.view.epoch,
-            self._digest,
+            self.view.digest,
             tuple(sorted(self._lost)),
             tuple(sorted(self._left)),
             self.view if with_view else None,

@@ -38,6 +38,7 @@ from aiodist.membership.effects import (
 )
 from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
+from aiodist.transports.surroundings import closed_on_error
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import encode_message
 from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest
@@ -165,7 +166,7 @@ class Coordinator:
 
     def _recall(self, file: StateFile, now: float) -> None:
         """Take up what the coordinator before has written down."""
-        try:
+        with closed_on_error(file):
             if file.saved is not None:
                 self.name = file.saved.coordinator
                 self.incarnation = file.saved.incarnation + 1
@@ -178,9 +179,6 @@ class Coordinator:
                 carry_out=self._carry_out,
                 failed=self._cannot_write,
             )
-        except BaseException:
-            file.close()
-            raise
 
     async def failed(self) -> OSError:
         """Wait until this coordinator cannot serve any more, for what it must keep cannot be
@@ -329,7 +327,11 @@ class Coordinator:
                 continue
             connection = self._connections.get(effect.conn)
             if connection is None:
-                self._answer_survey(effect)
+                # Nobody is there any more; or it is the connection that a survey pretends to be.
+                answer = self._surveys.get(effect.conn)
+                match effect:
+                    case Send(message=Status(status)) if answer is not None and not answer.done():
+                        answer.set_result(status)
                 continue
             if isinstance(effect, Close):
                 connection.close(effect.reason)
@@ -337,12 +339,6 @@ class Coordinator:
                 if isinstance(effect.message, ViewWanted):
                     connection.expect_view()
                 connection.send(encoder.frame(effect.message, effect.request))
-
-    def _answer_survey(self, effect: Effect) -> None:
-        if isinstance(effect, Send) and isinstance(effect.message, Status):
-            answer = self._surveys.get(effect.conn)
-            if answer is not None and not answer.done():
-                answer.set_result(effect.message.status)
 
     def _end_surveys(self, reason: str) -> None:
         for answer in self._surveys.values():

@@ -44,18 +44,9 @@ async def _open(host: str, port: int, timeout: float) -> Any:
             f"torchrun keeps its store at {host}:{port}, and reaching it needs torch: install it, "
             "or set AIODIST_ADDRESS to a coordinator of its own (aiodist coordinator)"
         ) from None
-
-    def connect() -> Any:
-        return store_class(
-            host,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-        )
-
+    options = {"is_master": False, "wait_for_workers": False, "timeout": timedelta(seconds=timeout)}
     try:
-        return await asyncio.to_thread(connect)
+        return await asyncio.to_thread(store_class, host, port, **options)
     except RuntimeError as error:
         raise JoinTimeoutError(
             f"torchrun's store at {host}:{port} was not reached within {timeout:g} s: {error}"

@@ -35,6 +35,7 @@ from pathlib import Path
 import msgpack
 
 from aiodist.membership.records import Record, decode_records, encode_record
+from aiodist.transports.surroundings import closed_on_error
 
 if sys.platform == "win32":
     import msvcrt
@@ -96,13 +97,10 @@ class StateFile:
         # The file, to be added to; -1 before the first snapshot and after `close`.
         self._fd = self._folder = -1
         self._lock = _locked(self.path)  # the descriptor that holds the lock
-        try:
+        with closed_on_error(self):
             self.saved = self._read()
             # Synchronized after a rename; -1: cannot be.
             self._folder = _opened_folder(self.path.parent)
-        except BaseException:
-            self.close()
-            raise
         self._salt = b""  # what belongs to this file, and seeds its checksums
         self._number = 0  # of the last frame
         self._added = 0  # bytes of frames since the snapshot

@@ -22,6 +22,7 @@ from aiodist.links.entrance import Entrance
 from aiodist.links.greeting import Identity
 from aiodist.links.moved import Moved
 from aiodist.links.peer import CLOSED, LOOKS, Inbox, Peer, Stray
+from aiodist.links.strays import Strays
 from aiodist.recorder import Recorder
 from aiodist.transports.base import Link, deliver
 from aiodist.transports.polling import Progress
@@ -89,7 +90,7 @@ class Endpoint:
         self._numbers = itertools.count()  # the roots of those that come
         self._entrance = Entrance(self, self._peers, expected)  # where peers come in that connect
         self._caller: Caller | None = None  # makes links, see `activate`
-        self._strays: dict[bytes, list[Stray]] = {}  # frames for contexts that are not there yet
+        self._strays = Strays()  # frames for contexts that are not there yet
         self._tasks: dict[asyncio.Task[None], None] = {}  # what is cancelled at the end, in order
         self._look: asyncio.TimerHandle | None = None  # the next `_look_around`
         self._draining = Draining(loop, self._peers, self.lost)  # waits, before this rank leaves
@@ -106,8 +107,12 @@ class Endpoint:
         self._look = self.loop.call_later(self.lease / LOOKS, self._look_around)
 
     def _look_around(self) -> None:
-        """Find connections that nobody answers on any more."""
+        """Find connections that nobody answers on any more, or that have ended unheard."""
         if not self.closing:
+            # uvloop tells of a connection that was reset once, and it may do so in one event with
+            # the last bytes that came over it. Links read these and then wait for the next event,
+            # for one read more at each event would cost more than it ever finds. Here it is found.
+            self.poll()
             for peer in list(self._peers.values()):
                 peer.look(self.lease / LOOKS)
             self._look_later()
@@ -144,15 +149,14 @@ class Endpoint:
             peer.dialing.cancel()
         if peer.link is not None:
             self.moved.add(peer.link.sent_bytes, peer.link.received_bytes)
-        for context_id, strays in list(self._strays.items()):
-            self._strays[context_id] = [stray for stray in strays if stray.rank != root]
+        self._strays.forget(root)
 
     # -- for contexts -----------------------------------------------------------------------------
 
     def add(self, context: Inbox) -> None:
         """Let frames for `context` through, the ones that came early first."""
         self.contexts[context.id] = context
-        for stray in self._strays.pop(context.id, ()):
+        for stray in self._strays.take(context.id):
             try:
                 self._deliver(context, stray)
             except ProtocolError as error:
@@ -173,7 +177,8 @@ class Endpoint:
         """Keep a stray until its group is made (or deliver it, if that happened meanwhile)."""
         context = self.contexts.get(stray.fields[1])
         if context is None:
-            self._strays.setdefault(stray.fields[1], []).append(stray)
+            for dropped in self._strays.keep(stray.fields[1], stray):
+                self._peers[dropped.rank].settle(dropped)
         else:
             self._deliver(context, stray)
 

@@ -222,17 +222,17 @@ class Ballots:
     ) -> Iterator[Ballot]:
         """The ballots in which all living voters have voted, or of them that with this `key`; each
         is to be taken by `close`."""
-        for one in list(self._ballots) if key is None else [key]:
-            ballot = self._ballots.get(one)  # maybe closed with one before it
-            if ballot is not None and ballot.is_complete(members, absent):
-                yield ballot
+        return (one for one in self._open(key) if one.is_complete(members, absent))
 
     def of_another_view(self, context: bytes, key: BallotKey | None = None) -> Iterator[Ballot]:
         """The ballots of the whole group that are not of the view that `context` names, or of them
         that with this `key`."""
+        return (one for one in self._open(key) if not one.voters and one.key[0] != context)
+
+    def _open(self, key: BallotKey | None) -> Iterator[Ballot]:
         for one in list(self._ballots) if key is None else [key]:
-            ballot = self._ballots.get(one)
-            if ballot is not None and not ballot.voters and one[0] != context:
+            ballot = self._ballots.get(one)  # maybe closed with one before it
+            if ballot is not None:
                 yield ballot
 
     def close(self, ballot: Ballot, outcome: Outcome | None) -> list[Answer]:

@@ -82,7 +82,7 @@ class Joiner:
 class Group:
     """The state of one group. Decisions only: effects are the machine's.
 
-    `opener` is who was first, `digest` that of the view.
+    `opener` is who was first.
     `joiners`, `members` and `leases` (seconds) are by connection, joiners in order of arrival.
     `gave_up`: member id → rank of those who ran out of time since the group began to form.
     `absent`, by rank: members of the view that have not come back since the coordinator started,
@@ -99,7 +99,6 @@ class Group:
     opener: str
     store: KeyValueStore
     view: View | None = None
-    digest: bytes = b""
     joiners: Seats[Joiner] = field(default_factory=Seats[Joiner])
     members: Seats[MemberInfo] = field(default_factory=Seats[MemberInfo])
     absent: Seats[MemberInfo] = field(default_factory=Seats[MemberInfo])
@@ -161,11 +160,6 @@ class Group:
         return None if self.view is None else self.view.epoch
 
     @property
-    def context(self) -> bytes:
-        """What names the view in votes: `View.context`, which would count all members again."""
-        return self.digest[:8]
-
-    @property
     def _is_complete(self) -> bool:
         """Whether the view has all the members that the group wants, and all of them live."""
         return self.view is not None and len(self.members) >= self.size.most
@@ -224,7 +218,6 @@ class Group:
     def install(self, view: View) -> View:
         """Make `view` that of the group."""
         self.view = view
-        self.digest = view.digest
         self.ranks = view.ranks
         self.ballots.new_view()
         self.gathering = None

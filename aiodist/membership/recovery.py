@@ -79,7 +79,7 @@ class Recovery:
         carry out what is decided now."""
         if group.view is None:
             return
-        self._answer_late(group, key)
+        self._answer_late(group, group.view.context, key)
         for ballot in group.ballots.decided(group.members, group.absent, key):
             # Who goes on together must reach each other: what is known of broken links is ruled on
             # first, for a member that is turned out later would cost them one more epoch.
@@ -94,10 +94,10 @@ class Recovery:
             if one.outcome is not None:
                 self._tell(group.ballots.learn((one.context, one.number), one.outcome))
 
-    def _answer_late(self, group: Group, key: BallotKey | None) -> None:
-        """Who votes in a view that is over has not heard of the next one, of which it is a
-        member: the coordinator was away when it was told. That view is the answer."""
-        for ballot in group.ballots.of_another_view(group.context, key):
+    def _answer_late(self, group: Group, context: bytes, key: BallotKey | None) -> None:
+        """Who votes in a view that is over, and not that of `context`, has not heard of the next
+        one, of which it is a member: the coordinator was away when it was told. It is told now."""
+        for ballot in group.ballots.of_another_view(context, key):
             if ballot.purpose is not Purpose.AGREE:
                 group.ballots.close(ballot, None)
                 for conn, (request, _) in ballot.votes.items():

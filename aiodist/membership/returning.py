@@ -47,7 +47,7 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
         return Refused(
             f"it is of epoch {claim.epoch}, and the group has gone on to epoch {view.epoch}"
         )
-    if claim.digest != group.digest or not _is(view, claim):
+    if claim.digest != view.digest or not _is(view, claim):
         return Refused(
             f"epoch {view.epoch} has other members here: two coordinators have served this group"
         )

@@ -196,13 +196,10 @@ class Survey:
         activity, when = said
         age = self._books.now - when
         return {
+            **asdict(activity),
             "age": age,
             "busy": activity.busy + age if activity.busy else 0.0,
             "places": list(activity.places),
-            "last": activity.last,
-            "collectives": activity.collectives,
-            "sent": activity.sent,
-            "received": activity.received,
             "waits": [
                 {
                     "group": known.group,

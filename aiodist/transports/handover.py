@@ -48,6 +48,7 @@ from aiodist.errors import ProtocolError
 from aiodist.transports.processes import peer_pid
 from aiodist.transports.sockets import Acceptor, log
 from aiodist.transports.sparing import Sparing
+from aiodist.transports.surroundings import closed_on_error, ready
 from aiodist.transports.unix import SCHEME, bound_socket, connected_socket
 
 KEY_BYTES = 16
@@ -127,11 +128,8 @@ class Offer(Callers):
         """New memory, see `Segment.create`. Raises OSError."""
         self.segment = Segment.create(nbytes, name, all_write=all_write)
         self._key = secrets.token_bytes(KEY_BYTES)
-        try:
+        with closed_on_error(self.segment):
             listening = bound_socket("aiodist-mem", SCHEME)
-        except BaseException:
-            self.segment.close()
-            raise
         super().__init__(loop, listening, KEY_BYTES, 0, self._asked)
 
     @property
@@ -193,7 +191,7 @@ async def received(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, nbytes: int, *, writes: bool = False
 ) -> Segment:
     """Wait for a segment of the other side, and map it. Raises what `mapped` does."""
-    await readable(loop, sock)
+    await ready(sock, loop.add_reader, loop.remove_reader)
     return mapped(*receive_fds(sock, GREETING_BYTES, 1), nbytes, writes=writes)
 
 
@@ -268,21 +266,6 @@ class Caller:
             os.close(fd)
         self._fds = []
         return self.sock
-
-
-async def readable(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-    """Wait until there is something to read from `sock`, the end included."""
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(sock.fileno(), wake)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(sock.fileno())
 
 
 def receive_fds(sock: socket.socket, nbytes: int, most: int) -> tuple[bytes, list[int]]:

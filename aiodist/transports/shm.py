@@ -22,6 +22,7 @@ from aiodist.transports.processes import peer_pid
 from aiodist.transports.shm_link import ShmLink
 from aiodist.transports.shm_rings import SEGMENT
 from aiodist.transports.sockets import give, log
+from aiodist.transports.surroundings import closed_on_error
 from aiodist.transports.unix import bound_socket, connected_socket
 
 SCHEME = "shm:"
@@ -46,7 +47,7 @@ class ShmTransport:
         where memory cannot be shared."""
         loop = asyncio.get_running_loop()
         sock = await connected_socket(address, SCHEME)
-        try:
+        with closed_on_error(sock):
             pid = peer_pid(sock, os.geteuid())
             try:
                 with closing(_own()) as own:
@@ -56,9 +57,6 @@ class ShmTransport:
             except (OSError, ProtocolError) as error:
                 _say_why(pid, error)
                 raise ConnectionError(f"no shared memory with process {pid}: {error}") from error
-        except BaseException:
-            sock.close()
-            raise
         link.receiver = receiver
         link.start()
         return link

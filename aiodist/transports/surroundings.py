@@ -13,8 +13,9 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 
 class Identity(NamedTuple):
@@ -40,6 +41,35 @@ def call_in_thread(
     """Where the time of `loop` is simulated: call what a thread beside it does after `delay`
     seconds, though the loop may be busy."""
     getattr(loop, "call_in_thread", loop.call_later)(delay, callback, *args)
+
+
+class Closable(Protocol):
+    """What is to be closed once it is not needed any more."""
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(made: Closable) -> Iterator[None]:
+    """Closes what was made, if what else it takes to use it fails, or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        made.close()
+        raise
+
+
+async def ready(
+    sock: socket.socket, begin: Callable[..., object], end: Callable[[int], object]
+) -> None:
+    """Wait until `sock` is ready, as the loop says from `begin` to `end`: to be read, which its
+    end is as well, from `add_reader` to `remove_reader`."""
+    is_ready = asyncio.Event()
+    begin(sock.fileno(), is_ready.set)
+    try:
+        await is_ready.wait()
+    finally:
+        end(sock.fileno())
 
 
 def new_socket(family: int, kind: int = socket.SOCK_STREAM, proto: int = 0) -> socket.socket:

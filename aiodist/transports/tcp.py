@@ -17,7 +17,7 @@ from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.silence import probe_when_idle
 from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
-from aiodist.transports.surroundings import new_socket
+from aiodist.transports.surroundings import closed_on_error, new_socket
 from aiodist.transports.tls import TlsContexts, TlsLink
 from aiodist.wire.address import parse_address
 
@@ -66,7 +66,7 @@ class TcpTransport:
         found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _name, where = found[0]
         sock = new_socket(family, kind, proto)
-        try:
+        with closed_on_error(sock):
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -74,9 +74,6 @@ class TcpTransport:
             sock.bind(where)
             sock.listen(BACKLOG)
             address = f"{self._scheme}://{_endpoint(sock.getsockname())}"
-        except BaseException:
-            sock.close()
-            raise
 
         def admit(connection: socket.socket) -> StreamLink:
             return self._link(loop, connection, None, None)
@@ -97,23 +94,17 @@ class TcpTransport:
         for family, kind, proto, _name, where in found:
             sock = new_socket(family, kind, proto)
             try:
-                sock.setblocking(False)
-                await self._patiently(loop.sock_connect(sock, where))
-                link = self._link(loop, sock, receiver, to.host)
+                with closed_on_error(sock):
+                    sock.setblocking(False)
+                    await self._patiently(loop.sock_connect(sock, where))
+                    link = self._link(loop, sock, receiver, to.host)
             except OSError as error:
-                sock.close()
                 failure = error
                 continue
-            except BaseException:
-                sock.close()
-                raise
             link.start()
             if isinstance(link, TlsLink):
-                try:
+                with closed_on_error(link):
                     await link.ready()
-                except BaseException:
-                    link.close()
-                    raise
             return link
         raise failure or OSError(f"{address} has no address to connect to")
 

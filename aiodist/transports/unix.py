@@ -19,6 +19,7 @@ from aiodist.transports.processes import peer_pid
 from aiodist.transports.sockets import BACKLOG, SocketListener, log
 from aiodist.transports.sparing import Sparing
 from aiodist.transports.stream import StreamLink
+from aiodist.transports.surroundings import closed_on_error
 
 SCHEME = "unix-abstract:"
 
@@ -51,11 +52,8 @@ class UnixTransport:
         """Connect. Raises PermissionError where the listener is another user's."""
         loop = asyncio.get_running_loop()
         sock = await connected_socket(address, SCHEME)
-        try:
+        with closed_on_error(sock):
             link = _link(loop, sock, receiver, os.geteuid())
-        except BaseException:
-            sock.close()
-            raise
         link.start()
         return link
 
@@ -65,13 +63,10 @@ def bound_socket(name: str, scheme: str) -> tuple[socket.socket, str]:
     and its address, which starts with `scheme`."""
     name = f"{name}-{secrets.token_hex(12)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(sock):
         sock.setblocking(False)
         sock.bind(f"\0{name}")
         sock.listen(BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
     return sock, scheme + name
 
 
@@ -81,7 +76,7 @@ async def connected_socket(address: str, scheme: str) -> socket.socket:
     if not address.startswith(scheme):
         raise ValueError(f"an address looks like {scheme}aiodist-…, not {address!r}")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(sock):
         sock.setblocking(False)
         pause = 0.001
         while True:
@@ -93,9 +88,6 @@ async def connected_socket(address: str, scheme: str) -> socket.socket:
             except BlockingIOError:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 0.1)
-    except BaseException:
-        sock.close()
-        raise
 
 
 def _link(

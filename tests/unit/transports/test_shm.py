@@ -20,6 +20,7 @@ from aiodist.transports import handover, processes, registry
 from aiodist.transports.base import Link
 from aiodist.transports.shm import SCHEME, ShmListener, ShmTransport
 from aiodist.transports.shm_rings import SEGMENT
+from aiodist.transports.surroundings import ready
 from aiodist.transports.unix import bound_socket
 
 _HELLO = handover.greeting(SEGMENT)
@@ -66,10 +67,15 @@ def call(listener: ShmListener) -> socket.socket:
     return sock
 
 
+async def readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    await ready(sock, loop.add_reader, loop.remove_reader)
+
+
 async def ended(sock: socket.socket) -> None:
     """Wait until the other side has closed, without an answer."""
     async with asyncio.timeout(30):
-        await handover.readable(asyncio.get_running_loop(), sock)
+        await readable(sock)
     with contextlib.suppress(ConnectionResetError):  # it closed with bytes of ours unread
         assert sock.recv(1) == b""
 
@@ -104,7 +110,7 @@ async def test_strangers_get_no_link(caplog: pytest.LogCaptureFixture) -> None:
     with call(listener) as sock:
         passed(sock, _HELLO, SEGMENT, count=100)  # 99 of them are nobody's
         async with asyncio.timeout(30):
-            await handover.readable(asyncio.get_running_loop(), sock)
+            await readable(sock)
     (link,) = accepted
     link.close()
     await asyncio.sleep(0)

@@ -1,0 +1,83 @@
+"""The links of one rank: what it finds out about them by itself, and what it keeps for later."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from aiodist.links import strays
+from aiodist.links.endpoint import Endpoint
+from aiodist.links.greeting import Claim, Identity
+from aiodist.links.peer import Stray
+from aiodist.transports.base import Link, Receiver
+from aiodist.transports.stream import StreamLink
+from aiodist.wire import kinds
+from aiodist.wire.frames import encode, pack_fields
+
+uvloop = pytest.importorskip("uvloop")
+
+
+class Refusing:
+    """Where peers are dialled, and nobody answers."""
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+
+    async def __call__(self, root: int, receiver: Receiver, seconds: float) -> Link:
+        self.called.set()
+        raise ConnectionRefusedError("nobody listens")
+
+
+def endpoint_of_two(dial: Any, lease: float = 15.0) -> Endpoint:
+    endpoint = Endpoint(asyncio.get_running_loop(), lease=lease)
+    endpoint.activate(Identity("g", "a", None), dial)
+    assert endpoint.admit(["a", "b"]) == (0, 1)
+    return endpoint
+
+
+@pytest.mark.parametrize(
+    "factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
+def test_a_connection_that_ends_with_its_last_bytes_is_found(factory: Any) -> None:
+    """The peer's process is killed while frames of ours are unread: the system resets the
+    connection behind its last frame."""
+
+    async def main() -> None:
+        dial = Refusing()
+        endpoint = endpoint_of_two(dial, lease=0.2)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        link = StreamLink(endpoint.loop, ours, kind="unix", peer_name="b")
+        link.start()
+        peer = endpoint.peer(1)
+        peer.attach(link, Claim(0, 0), dialled=False)
+        peer.send(pack_fields(kinds.REVOKE, b"context!", 0))
+        theirs.send(encode(pack_fields(kinds.INQUIRE, b"context!", None, 0)))
+        theirs.close()
+        async with asyncio.timeout(20):
+            await dial.called.wait()  # to make it again
+        assert not peer.is_linked
+        await endpoint.finish(0)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+async def test_what_is_dropped_of_a_peer_does_not_count_against_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strays, "MOST_GROUPS", 3)
+    endpoint = endpoint_of_two(Refusing())
+    peer = endpoint.peer(1)
+    held = []
+    for number in range(6):
+        header = pack_fields(kinds.REVOKE, b"%08d" % number, 0)
+        stray = peer.frame(None, header, 0)  # type: ignore[arg-type]
+        assert isinstance(stray, Stray)
+        stray.landed()
+        held.append(peer._early_bytes)
+    assert held[0] < held[1] < held[2] == held[3] == held[5]
+    await endpoint.finish(0)
