@@ -78,6 +78,9 @@ class Engine:
                 "this process was forked from one that uses aiodist, whose groups stay there: "
                 "call init_process_group here, after the fork"
             )
+        # Somebody is in the loop. To wait for the lock could take as long as his callbacks do; to
+        # leave the call in the queue takes nothing. `later` comes before that: from the moment the
+        # call is in the queue it may be made, and be over, in another thread.
         if not self._lock.acquire(blocking=False):
             later()
             self._queue.append(call)
@@ -86,6 +89,8 @@ class Engine:
         if asyncio._get_running_loop() is not None:
             until = at_once  # tasks of two loops do not mix in one thread
         try:
+            # Calls of this very thread may be among them, from when it found the lock taken.
+            # Collectives are matched by the order of calls, so these have to be made first.
             if self._queue:
                 self._loop.visit(self._drain)
             self._loop.visit(call, until)
@@ -179,6 +184,8 @@ _here: list[Engine] = []
 _inherited: list[Engine] = []
 """Kept: closing such a loop would take the parent's files out of the epoll set they share."""
 _making = threading.RLock()
+# Held over a fork, so that no child begins with a lock that a thread holds which is not there. An
+# RLock, for the thread that forks may have it already.
 
 
 def engine() -> Engine:
