@@ -62,6 +62,8 @@ def loan(place: Place, x: Any, src: int) -> Call:
 
     def program(on_lane: bool) -> Program:
         blob = b"" if own is None else pack_offers(place, transfer, [own], ROOM)
+        # One round in which all take part, and the owner alone has something to say: so all hear of
+        # it, and of a rank that is lost, before anything is mapped.
         blobs = yield from share(place, blob, on_lane)
         if blobs[src] == _ON_HOST:
             return (yield from host_loans.borrow(place, src, on_lane))

@@ -138,6 +138,10 @@ class Reduction:
         """The call to launch. `run`: what is done on the device; `host`: the same collective of
         arrays of the host."""
 
+        # What all ranks have to decide alike, in this order, since each answer is a branch of what
+        # they send each other: are all arrays on devices (the roll call tells), and has each device
+        # the operator (by dtype)? Then, can each read all others (`_meet`)?
+        # Only if all of that holds for all is it done on the devices.
         def program(on_lane: bool) -> Program:
             roll = RollCall(self.place)
             yield roll

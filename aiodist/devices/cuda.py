@@ -59,7 +59,9 @@ class Event:
     @property
     def handle(self) -> bytes:
         if not self._handle:
-            # Before it is first recorded it is made for the current device.
+            # Before it is first recorded it is made for the current device. And it is exported
+            # once: other processes open the event, not a point in time, and each record moves that
+            # for all of them.
             with sys.modules["torch"].cuda.device(self._device):
                 ipc = bytes(self.event.ipc_handle())
             self._handle = msgpack.packb([_PROCESS, self._number, ipc])
@@ -168,7 +170,10 @@ class Device:
 
     def empty(self, stream: Any, name: str, shape: Sequence[int]) -> Any:
         torch = self._torch
-        # It is given back to the pool of `stream`, and only when the current one is through, too.
+        # torch's allocator hands out memory again as soon as the tensor is gone, to the next who
+        # asks on the same stream: in stream order that is safe. Two streams use this array. So it
+        # belongs to the pool of `stream`, which writes it first, and is given back to that only
+        # when the current one is through, too.
         with torch.cuda.stream(stream.stream):
             array = self._empty(name, shape, device=self._device)
         array.record_stream(torch.cuda.current_stream(self._device))
@@ -238,6 +243,8 @@ class Device:
 
     def open(self, handle: bytes) -> Any:
         process, host, base, nbytes, ipc = msgpack.unpackb(handle)
+        # The ranks of one process, as tests have them, see the same addresses: there is nothing to
+        # map, and the driver would refuse to.
         if process == _PROCESS:
             return self._whole(Mapping(None, base, nbytes))
         if host != _host():

@@ -64,6 +64,14 @@ class Handles:
 
         events = [[n, new("event", n, event.handle)] for n, event in work.numbered[:TOLD]]
         places = []
+        # A handle opens a whole allocation, not an array: torch cuts many tensors from one of some
+        # MiB, so a few handles are enough for all arrays of a program. Between processes that is
+        #
+        #     locate(array)                              -->   open(handle), once
+        #     = number of the allocation, handle, offset       at(offset) in what is open by number
+        #
+        # The number stays the name of the allocation when the handle is left out. The driver never
+        # gives it twice, which cannot be said of the address: freed memory is handed out again.
         for array in arrays:
             name, (length,) = work.device.describe(array)
             number, handle, offset = work.device.locate(array)
@@ -116,6 +124,10 @@ class Handles:
 
     def review(self) -> None:
         """Tell the others of allocations that are gone: they need not have them open."""
+        # Memory that another process has open may not be given back by the driver when its owner
+        # frees it. So a program that trains model after model would run out of memory that nobody
+        # uses, if the others were not told. Nobody calls us when memory is freed: it is found by
+        # looking.
         gone = [number for number, device in self._shown.items() if not device.holds(number)]
         for number in gone:
             del self._shown[number]

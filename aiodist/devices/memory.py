@@ -46,6 +46,23 @@ log = logging.getLogger("aiodist.group")
 class DeviceMemory:
     """The devices of one group, as seen by one rank."""
 
+    # Why a rank that gives up may not just free its arrays. The streams of other ranks read them,
+    # and a stream cannot be called back: what is queued will be done, however its operation ends.
+    # So there are three stages, and an array is let go of at the end of the last one.
+    #
+    #     pending    the operation goes on; `DeviceWork.kept` has the arrays
+    #     in limbo   it has failed. Every rank hears the verdict, and queues nothing more for it.
+    #                What it had queued by then is under way, and only that rank can tell when it
+    #                is done: it is asked (FLUSH), and answers (FLUSHED) when its stream is drained
+    #     lingering  the group has ended, and with it all words. Nobody can be asked any more
+    #
+    # FLUSH is told behind the verdict (`call_soon` in `abandon`), on the same link. So whoever
+    # answers it has heard the verdict, and "what was queued till now" is all there will ever be. A
+    # rank that is lost reads nothing: its process is gone, and its context on the device with it.
+    #
+    # This costs nothing where operations end well: then each rank says that its reads are complete
+    # as a part of the operation itself, and nothing gets into limbo.
+
     def __init__(self, context: Party) -> None:
         self._context = context
         self._used: dict[str, Device] = {}  # of each kind, the one that was used last
@@ -104,6 +121,10 @@ class DeviceMemory:
         self, device: Device, numbered: Sequence[tuple[int, Event]], kept: list[Any], mark: Mark
     ) -> None:
         """A `DeviceWork` is gone; called by whichever thread has let go of it."""
+        # It may be gone by garbage collection, amid anything and in any thread. So nothing is done
+        # here but to hand over to the loop. And this must not refer to the `DeviceWork` itself,
+        # or it would never be gone: it has the parts that are needed, and `mark` in a box of its
+        # own because it changes after this was set up.
 
         def drained() -> None:
             kept.clear()
@@ -180,6 +201,8 @@ class DeviceMemory:
 
     def when_drained(self, then: Callable[[], None]) -> None:
         """Call `then` when all that is queued here by now is complete."""
+        # New events, not those of operations: to record an event again would move the point that
+        # others wait for.
         tails = []
         for device, stream in self._streams.values():
             tail = device.event()

@@ -39,6 +39,15 @@ class Shares:
     ) -> None:
         self._loop = loop
         self._tell = tell
+        # The life of a loan, between its owner and one borrower:
+        #
+        #     lend ──── the operation tells its number ────> borrow
+        #     kept                                           views, and views of views
+        #     <───────────────────────── RELEASED ────────── the last of them is gone
+        #     free, once all borrowers have said so, or are lost
+        #
+        # If the operation fails on the way, the owner cannot know whether the number has arrived:
+        # it asks (HELD), and only those answer who have nothing.
         self._numbers = itertools.count()  # of loans of this rank
         # By number: the memory, and who may have views of it.
         self._lent: dict[int, tuple[Any, set[int]]] = {}

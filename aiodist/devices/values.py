@@ -232,6 +232,16 @@ class Places:
         return device_of(value) is not None
 
     def take(self, spec: Spec, out: Any, where: Where) -> Target | None:
+        # Four cases, by where the array was and where it is to go:
+        #
+        #     from      to        how
+        #     device    device    copied from where it lies, by this rank's device
+        #     device    host      the same, into pinned memory, and from there to the user's array
+        #     host      device    its bytes come to pinned memory, and are copied from there
+        #     host      host      nothing for here: as any other array
+        #
+        # Where this rank cannot read the sender's device (`found` is None), the sender has copied
+        # to the host, and the first two cases are like the last two.
         source = None
         if spec.kind == "device" and self._found is not None:
             source = self._found.arrays[self._next]

@@ -41,6 +41,15 @@ class DeviceWork:
         self.events = [event for _, event in numbered]  # by READY, RECORDED, DONE and CALLED
         self.kept: list[Any] = []  # arrays that work on the device reads and writes
         self.mark = Mark()  # whether there is anything to wait for
+        # Two streams, and who waits for whom:
+        #
+        #     the user's   x.mul_(2)  ·CALLED ·READY                    x.add_(1)
+        #                                 |                                 ^
+        #     aiodist's                   '-> copies, reductions ... DONE --'
+        #
+        # The host waits for none of this. READY is recorded here, before anything is known of the
+        # others: they may have it as soon as they hear its number. If the array has to be copied
+        # first, it is recorded again (`shown_later`), and not told before.
         self._user = device.current()  # the user's stream
         self._user.record(self.events[CALLED])
         self._user.record(self.events[READY])

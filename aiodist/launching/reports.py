@@ -112,6 +112,9 @@ class Reading:
 
     def read(self) -> None:
         """Take in what is there."""
+        # By hand, and not by a pickle module's own reader or a connection of multiprocessing: those
+        # read until they have it all. A rank that was stopped amid its report would stop the
+        # launcher as well, and with it the deadline that is to end this rank.
         left = _AT_ONCE
         while left > 0 and not self.is_over and self.report is None:
             try:

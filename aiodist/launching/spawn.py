@@ -92,6 +92,8 @@ def with_rank_environment(
 ) -> dict[str, str]:
     """`base` with the variables of one rank: an OMP_NUM_THREADS that is set there stays, what an
     enclosing torchrun left goes."""
+    # A rank that is started within a job of torchrun would take itself for one of that job's
+    # workers: it would look for the agent's store, and not make one of its own.
     env = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
     env |= rank_environment(job, local_rank, cores)
     if "OMP_NUM_THREADS" in base:
@@ -109,7 +111,10 @@ def cores() -> int:
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port of `host` that nobody listened on just now. If possible, none of those that the
     system gives to connections: one of these may be taken a moment later."""
-    # At random, for several runs may start on this host at once and all look for a port.
+    # At random, for several runs may start on this host at once and all look for a port. Between
+    # here and the moment at which somebody listens there is a gap in any case, so this can only
+    # make it unlikely that the port is taken: it is below those that Linux gives to connections
+    # (from 32768 on), of which a busy host may use hundreds a second.
     for port in (*random.sample(range(20_000, 32_000), 32), 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
@@ -135,6 +140,8 @@ def shell_status(code: int) -> int:
 def signal_group(pid: int, number: signal.Signals) -> bool:
     """Signal the process group of the tethered process `pid`. False: there is none, because the
     process has just started and has no group of its own yet, or because all of it has ended."""
+    # The number of the group is that of its first process, so no other group can have it while this
+    # one has a member left: nobody else is hit, though the first process may be gone by now.
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

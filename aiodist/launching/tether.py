@@ -33,7 +33,9 @@ def _tie(parent: int) -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was told
+    # PR_SET_PDEATHSIG is about a death that is still to come. One in the few milliseconds since the
+    # start of this process has gone by unnoticed: then there is another parent already.
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

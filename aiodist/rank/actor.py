@@ -119,7 +119,14 @@ class RankActor:
 
     def adopt(self, view: View) -> tuple[int, ...]:
         """`view` is the newest: the roots of its members, by rank."""
-        # By root, for in the next view the same rank may be another member.
+        # A root is what the endpoint knows a member by, for as long as it is one; a rank is its
+        # place in one view. When rank 1 of three is lost, and a new member comes:
+        #
+        #     epoch 1   ranks 0 1 2    roots 0 1 2
+        #     epoch 2   ranks 0 1 2    roots 0 2 3
+        #
+        # So what outlives an epoch (links, losses, whom a group of epoch 1 is waiting for) is kept
+        # by root, for in the next view the same rank may be another member.
         before, left = self.roots, {self.roots[rank] for rank in self.left}
         self.roots = self.endpoint.admit([member.id for member in view.members])
         for root, member in zip(self.roots, view.members, strict=True):

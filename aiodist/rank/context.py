@@ -196,6 +196,10 @@ class Context(Party):
 
         Everybody tells everybody, so that all who live hear it, whoever dies meanwhile.
         """
+        # One who hears it tells it on before it does anything else. So if any rank that stays alive
+        # has heard it, all do. It is n words of some 20 bytes from each of n ranks, once in the
+        # life of a group, and they overtake what is queued. Each link carries it at most once each
+        # way, since a group that has ended passes on nothing: that is what ends the flood.
         if self.ended is not None:
             return
         for peer in range(self.size):

@@ -86,6 +86,10 @@ async def derive(
 
 def _id_of(parent: Context, kind: str, ranks: Sequence[int]) -> bytes:
     """The id of a child context: the same on all of its ranks, different from all others."""
+    # Nobody hands out ids: that would take a round of its own, and a rank in charge of it, which
+    # may die. All hash the same words instead: the id of the parent, the call, and its ranks. Two
+    # groups that go on at the same time differ in one of these, but for chance: at 64 bits, a
+    # program that makes a million groups meets an equal pair once in some 40 million runs.
     wanted = pack_fields(kind, *ranks)
     # The same ranks may ask again; they count alike, since they call in the same order.
     count = parent.derived[wanted] = parent.derived.get(wanted, 0) + 1

@@ -128,6 +128,21 @@ class Recovery:
         if ended is not None and not isinstance(ended, GroupRevokedError):
             raise copy.copy(ended)
 
+    # What a call of a vote is, and what may cut it short:
+    #
+    #     call -> _cast ---- Vote ----> coordinator ---- outcome ----> _hear -> `outcome` is set
+    #               |                                                              |
+    #             _wait  <---------------------------------------------------------'
+    #               '- cancelled, or out of time: GiveUpVote, unless it is decided by then
+    #
+    # `_hear` does not need the caller: a view that comes is adopted though its call was cancelled.
+    # The other ranks go on with that view in any case, and connect to this one by it. What the
+    # caller gets of it is another matter, and may be had by the next call (`_follow`).
+    #
+    # Who gives up has to say so. A vote waits for all who live, so the others would wait for as
+    # long as this rank is a member. But it only asks: the coordinator may have decided a moment
+    # before, and then the decision stands, for all.
+
     def _new_vote(
         self,
         purpose: Purpose,

@@ -92,6 +92,9 @@ class EndTests(LinkTests):
         block = memoryview(bytes(LARGE))
         ends.a.send(b"large", [block])
         ends.a.send(b"last", [memoryview(b"!")])
+        # The end is a frame like others: it comes behind all that was sent, and nothing comes
+        # behind it, urgent or not. Otherwise a peer could not tell a goodbye from a connection that
+        # broke.
         finishing = asyncio.ensure_future(ends.a.finish(60.0))
         await asyncio.sleep(0)
         ends.a.send(b"too late", urgent=True)

@@ -123,6 +123,9 @@ def _restart_coordinator(simulation: Simulation, disaster: Disaster) -> None:
     simulation.restart_coordinator(disaster.seconds / 10, how)
 
 
+# What a kind does with `choice` is its own affair: it is drawn once for each disaster, however much
+# of it is used. So a kind that comes to use more of it does not change what any seed draws after
+# that.
 DISASTERS: dict[str, Callable[[Simulation, Disaster], None]] = {
     "kill": _kill,
     "kill while sending": _kill_while_sending,

@@ -71,6 +71,8 @@ class FaultInjector:
             wanted = fault.rank, fault.op, fault.point
             if fault.happened or wanted != (scope.rank, work.op, point):
                 continue
+            # Counted here and not by the operation: `nth` is about calls of this rank that come to
+            # this point, in the order in which they do.
             if fault.nth:
                 fault.nth -= 1
                 continue

@@ -78,6 +78,7 @@ class History:
             return
         entry = self._pending[work]
         entry.seq = work.seq
+        # The value is not kept, for it may be the user's array, which changes: a digest of it is.
         if point in ("before_complete", "failed", "cancelled"):
             del self._pending[work]
             entry.end = "done" if point == "before_complete" else point
@@ -120,6 +121,8 @@ class History:
 
     def _different(self) -> Iterator[str]:
         """Ranks have completed one (group, epoch, tag, seq) with different values."""
+        # The heart of what collectives promise. It needs no model of what a result should be: ranks
+        # that completed the same operation hold it against each other.
         first: dict[tuple[object, ...], Entry] = {}
         for entry in self.entries:
             if entry.end == "done" and entry.op in SAME_EVERYWHERE and entry.seq is not None:
@@ -129,6 +132,8 @@ class History:
 
     def _reused(self) -> Iterator[str]:
         """One rank, the same number twice."""
+        # Matching goes by (tag, number). If a rank used one twice, its second call could be given
+        # what others have sent for the first: a wrong result, which looks right.
         seen: dict[tuple[object, ...], Entry] = {}
         for entry in self.entries:
             if entry.seq is not None and entry.seq >= 0 and entry.op not in NOT_DUE:

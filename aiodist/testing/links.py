@@ -81,6 +81,10 @@ class Recorder:
             if not link.is_closed:
                 self.mistakes.append("closed() was called on a link that is open")
 
+    # What every callback is checked for. A link that calls a receiver from inside of its own
+    # callback would have the engine enter itself half-way; one that calls after `closed` would have
+    # it touch what it has given back. Neither shows in what arrives, so it is noted, and looked at
+    # in the end (`connected`).
     @contextmanager
     def _callback(self) -> Iterator[None]:
         if self._inside:
@@ -196,6 +200,7 @@ class LinkTests(ABC):
             async with asyncio.timeout(PATIENCE):
                 await main
 
+        # A loop of its own for each test: what one leaves in its loop, another does not find.
         with asyncio.Runner(loop_factory=self.new_loop) as runner:
             runner.run(watched())
         assert not lost, f"errors nobody handled: {lost}"

@@ -153,6 +153,9 @@ class Simulation:
         if not self.coordinator.alive:
             return
         self.coordinator.kill(how)
+        # A killed process has no last words: its tasks are neither cancelled nor resumed. Python
+        # would complain of that when they are collected, of those that never began even as of a
+        # coroutine that was not awaited.
         for task in self.coordinator.tasks:  # it never ends, and nobody keeps it
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
@@ -183,6 +186,8 @@ class Simulation:
         """What becomes of the task of a node that may be killed."""
         outcome: asyncio.Future[Any] = self.loop.create_future()
 
+        # The task of a node that is killed never ends, nor does it hear of it. So its outcome is
+        # known either by its end or by that of its node, whichever comes first.
         def ended(_: object = None) -> None:
             if outcome.done():
                 return
@@ -198,6 +203,8 @@ class Simulation:
         return outcome
 
     def _complete(self, main: Coroutine[Any, Any, T], limit: float) -> T:
+        # Not `run_until_complete`: the limit is one of virtual time, so it takes a timer on this
+        # loop, and what is left when it is over shall be told before anything is cancelled.
         task: asyncio.Task[T] = self.loop.create_task(main, name="simulation")
         timer = self.loop.call_later(limit, self.loop.stop)
         task.add_done_callback(lambda _: self.loop.stop())

@@ -23,6 +23,18 @@ SYN_AGAIN = 1.0
 class Way:
     """One direction of a connection."""
 
+    # Where a byte is, from `send` at one end to `recv` at the other:
+    #
+    #     sendmsg ── put ──> queue ──────── _arrive ──> arrived ── take ──> recv
+    #                        (time, packet)             bytearray
+    #             |<------------------- room -------------------->|
+    #
+    # What is not yet read takes room, on both hosts together. A sender whose peer does not read
+    # runs out of it: `sendmsg` takes less, then nothing, and the socket is not ready to be written
+    # until the peer has read. This is how a simulation tries back-pressure.
+    #
+    # A cut holds `_arrive` back: all that is under way waits in the queue until `Wires.heal`.
+
     def __init__(self, network: Wires, source: SimSocket, target: SimSocket, room: int) -> None:
         self.network = network  # decides how long everything takes
         self.source = source
@@ -153,6 +165,8 @@ class SimSocket:
         self.changed()
 
     def broken_by_peer(self) -> None:
+        # A reset overtakes what is unread: whether a reader still gets that is up to its system.
+        # Both have to do, so both are tried.
         if self.incoming is not None and self.network.flip():
             self.incoming.arrived.clear()  # a system may drop what was not read, or keep it
         self.fail(errno.ECONNRESET)
@@ -343,6 +357,8 @@ class SimSocket:
     def close(self) -> None:
         if self.closed:
             return
+        # Linux resets a connection that is closed with bytes unread, for its peer would take them
+        # for read. A goodbye that comes behind such bytes is lost by that, as in real life.
         unread = self.incoming is not None and len(self.incoming.arrived) > 0
         self._end(END if not unread else RESET)
 

@@ -136,6 +136,15 @@ class _Call:
         return f"{self.process.name}: {self.callback!r}"
 
 
+# Which process a callback belongs to is not asked of who sets it up: the library knows nothing of
+# processes. It goes by contextvars. A task runs in the context that it was spawned with; what it
+# sets up (timers, other tasks, callbacks of its sockets) inherits that. So all that comes of
+# `spawn`, by however many steps, has the process in its context, and the loop wraps it in a
+# `_Call`, which runs it, keeps it while the process is stopped, or drops it when it is dead.
+#
+# What the network does (a packet arrives, a cut heals) is done in an empty context: it goes on
+# whatever becomes of who has sent the packet.
+
 H = TypeVar("H", bound=asyncio.Handle)
 
 
@@ -218,6 +227,19 @@ class VirtualSelector(selectors.BaseSelector):
         self._files.clear()
         self._hot.clear()
 
+    # This is the whole of virtual time. asyncio calls `select` once a turn, with the seconds until
+    # its next timer, 0 if a callback is ready, None if there is neither:
+    #
+    #     something is ready          it is served, at the same time
+    #     nothing, and a timer        `now` jumps to it: the seconds are over at once
+    #     nothing, and no timer       nothing will ever happen any more: `DeadlockError`
+    #
+    # A real selector finds readiness in the system's order, which programs must not rely on. Here
+    # it is shuffled, by the seed.
+    #
+    # Asking each of some hundred sockets in each turn would be most of what a simulation does. So
+    # only those are asked that something has happened to (`touch`), or that were ready and may be
+    # still.
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self.turns += 1
         if self.turns in self.alarms:
@@ -343,6 +365,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """It holds nothing of the system's: there is nothing to warn of."""
 
     def _bury(self) -> None:
+        # A process that was killed leaves coroutines behind which are never resumed. Collected as
+        # they are, each would warn, or run its `finally` in a loop that is closed. So they are
+        # closed here, in a last turn, while what they call still works.
         for transport in list(self._transports.values()):  # type: ignore[attr-defined]
             with suppress(Exception):  # it was lost before, and has let go of its loop
                 transport.abort()

@@ -30,12 +30,17 @@ class Voting:
     @property
     def _may_be_two(self) -> bool:
         """Whether two groups may have served under one name, for a moment: see the guarantees."""
+        # A coordinator that comes back without its state file knows of those members alone who have
+        # come back to it, and may form a group of these while others are still cut off.
         return self._judge.disturbed and not self._judge.scenario.durable
 
     async def go_on(
         self, group: Group, move: str, has_failed: bool, chooser: Random
     ) -> Group | None:
         """The next epoch of `group`, by "shrink" or "rendezvous"; None where this rank is out."""
+        # Half of those who have seen a failure revoke, the others go straight to the vote. Both
+        # have to do: ranks that still wait in operations come to the vote by a deadline, or by the
+        # revoke.
         if has_failed and chooser.random() < 0.5:
             group.revoke()
         what = "agree"

@@ -70,6 +70,9 @@ class Node(Process):
         if not self.alive:
             return
         endings = {"reset": RESET, "close": END, "silent": None}
+        # How a death looks from the other end is up to the system of the dead: with unread bytes it
+        # resets the connection, without it ends it in order. A host without power says nothing, and
+        # peers learn it by a lease, or by keep-alive. The library has to do the same in all cases.
         ending = endings[how]
         self.end()
         self.died = self.loop.time()
@@ -126,6 +129,8 @@ class Wires:
     def another(self, host: str) -> Node:
         """A new process on the host of one that has ended. Who still has a connection to that one,
         since its host was silent, learns that it is broken."""
+        # As with TCP: the host is there again, has never heard of that connection, and answers its
+        # next packet by a reset.
         before = self.nodes[host]
         assert not before.alive
         node = self.nodes[host] = Node(self, host)
@@ -200,6 +205,8 @@ class Wires:
     def delay(self, a: Node, b: Node) -> float:
         """Seconds that the next packet takes."""
         conditions = self.conditions
+        # A packet that is lost is sent again after a while, again and again: to a stream that is a
+        # delay, and all that is behind it waits as well (`Way` lets nothing overtake).
         seconds = self._chooser.uniform(*conditions.delay)
         while self._chooser.random() < conditions.loss:
             seconds += conditions.again
@@ -207,6 +214,8 @@ class Wires:
 
     def cut(self, data: bytes) -> Iterator[bytes]:
         """Packets of `data`."""
+        # Where a stream is cut must not matter to its reader. So sizes are odd: now and then any
+        # size from one byte on, which cuts amid headers and lengths.
         self.bytes_carried += len(data)
         at = 0
         while at < len(data):

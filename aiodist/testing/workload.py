@@ -89,7 +89,8 @@ class Run:
                 return
             assert group is not None
             self._voting.see(group)
-            # The same on all ranks, also on one that has missed the first epochs.
+            # What a rank does in an epoch goes by the number of the epoch, not by how many it has
+            # been in: so it is the same on all ranks, also on one that has missed the first epochs.
             at = first_number + group.epoch - 1
             move = self.scenario.moves[at] if at + 1 < self.scenario.epochs else "leave"
             group = await self._epoch(group, chooser, move)
@@ -129,6 +130,9 @@ class Run:
             return
         if self.judge.disturbed or has_failed:
             return
+        # Whatever an engine keeps for the others has to be gone when nothing is under way: a leak
+        # of one entry an operation would be found by no other check, as each run has but some
+        # hundred.
         await asyncio.sleep(5.0)  # credit of messages is returned late
         context = group._context
         left = {

@@ -92,6 +92,9 @@ class Engine:
                 "this process was forked from one that uses aiodist, whose groups stay there: "
                 "make groups of its own here, after the fork"
             )
+        # Somebody is in the loop. To wait for the lock could take as long as his callbacks do; to
+        # leave the call in the queue takes nothing. `later` comes before that: from the moment the
+        # call is in the queue it may be made, and be over, in another thread.
         if not self._lock.acquire(blocking=False):
             later()
             self._queue.append(call)
@@ -100,6 +103,8 @@ class Engine:
         if asyncio._get_running_loop() is not None:
             until = at_once  # tasks of two loops do not mix in one thread
         try:
+            # Calls of this very thread may be among them, from when it found the lock taken.
+            # Collectives are matched by the order of calls, so these have to be made first.
             if self._queue:
                 self.loop.visit(self._drain)
             self.loop.visit(call, until)
@@ -198,6 +203,8 @@ _here: list[Engine] = []
 _inherited: list[Engine] = []
 """Kept: closing such a loop would take the parent's files out of the epoll set they share."""
 _making = threading.RLock()
+# Held over a fork, so that no child begins with a lock that a thread holds which is not there. An
+# RLock, for the thread that forks may have it already.
 
 
 def engine() -> Engine:

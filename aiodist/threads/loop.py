@@ -98,6 +98,23 @@ class Selector(selectors.DefaultSelector):
 
     # -- waiting ----------------------------------------------------------------------------------
 
+    # Who is where, and what wakes whom. There is one lock, one selector, and two kinds of threads:
+    #
+    #     the loop's own thread                    threads of the program
+    #
+    #     runs callbacks       (has the lock)      `visit`: call, and run what is ready by that
+    #     waits for events     (without it)        `drive`: wait for events in its place, run these
+    #     stands by            (without it, and    wait at a gate, which a result opens
+    #                          not for events)
+    #
+    # A thread that waits for events is woken by a byte in the loop's self-pipe (`wake`); one that
+    # stands by, by an `Event` (`call`), which costs less, and does nothing where nobody stands by.
+    #
+    # The rule that keeps everybody honest: whoever lets go of the lock leaves nothing behind that
+    # only he would have done. Callbacks that are ready, and timers that he has made, are told to
+    # whoever waits for events, as that one has computed its timeout before they were there. A
+    # result that a driver waits for is told to that driver. Nothing else needs to be told: a file
+    # that becomes ready wakes whoever waits, and who stands by looks by himself after 2 ms.
     def select(self, timeout: float | None = None) -> Events:
         if self.visit is not None:
             return self._select_for(self.visit, timeout)
@@ -123,6 +140,10 @@ class Selector(selectors.DefaultSelector):
             return self._still_watched(super().select(0))
         left = max(0.0, visit.limit - _now())
         timeout = left if timeout is None else min(timeout, left)
+        # Both would wait on the same selector else, and an event would wake both: the loop's thread
+        # for nothing, and just when the driver needs the lock and the GIL. One byte now saves that
+        # for each event of this visit. Not where more than one operation is pending: then events
+        # come that are none of the driver's, and two threads are right.
         if not visit.is_known and self._is_idle and not self._stands_by and self.pending <= 1:
             visit.is_known = True
             self.wake()  # and it will stand by from then on
@@ -146,7 +167,9 @@ class Selector(selectors.DefaultSelector):
         return self.pending == 0 and _now() - self._last_visit < STANDBY
 
     def _still_watched(self, events: Events) -> Events:
-        # Somebody may have changed what is watched between the event and the lock.
+        # Somebody may have changed what is watched between the event and the lock. The key says so:
+        # one that was unregistered, or registered anew for a file of the same number, is another
+        # object.
         known = self.get_map()
         return [(key, mask) for key, mask in events if known.get(key.fileobj) is key]
 
@@ -218,7 +241,9 @@ class Loop(_Base):
         self._upset = upset
         self._next_look = 0.0  # of visitors, at events and the clock
         super().__init__(self.waiting)
-        self.set_debug(False)  # debug mode takes other threads for a mistake
+        # Debug mode takes calls from other threads for a mistake. Here they are none: the lock is
+        # what asyncio means by being in the thread of the loop.
+        self.set_debug(False)
 
     def call_at(
         self,
@@ -279,6 +304,9 @@ class Loop(_Base):
             while not until() and _now() < visit.limit:
                 self._run_once()
         except BaseException as error:
+            # While it waits for events, nothing is half done, and Ctrl-C is simply passed on. Amid
+            # a callback, a frame may be half sent, or a count taken and not given back: nobody can
+            # tell, so all groups end, here and by that on the other ranks.
             if not visit.is_waiting:
                 self._upset(error)
             raise

@@ -37,6 +37,9 @@ class Completions:
 
     def soon(self, job: Job) -> None:
         """Have `job`, which must not raise, done by a thread that does nothing else."""
+        # `_idle` is lowered by whoever gives a job, not by the thread that takes it: in between, a
+        # second job would count on the same thread, and wait behind the first, which may be waiting
+        # for it.
         with self._count:
             taken = self._idle > 0
             if taken:

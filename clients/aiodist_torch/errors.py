@@ -25,6 +25,9 @@ def as_torch(error: BaseException) -> BaseException:
     """`error`, as an instance of `DistBackendError` as well if it is aiodist's; else itself."""
     if not isinstance(error, AiodistError) or isinstance(error, DistBackendError):
         return error
+    # Programs catch either: those of torch `DistBackendError` or RuntimeError, those who know
+    # aiodist its classes. One class that is both serves both, and `except aiodist.PeerLostError`
+    # goes on working where a program is moved from one to the other.
     made = _copy(error, _twin(type(error)))
     if isinstance(made, CollectiveTimeoutError):
         made.message = _TIMEOUT + made.message.removeprefix(_TIMEOUT)

@@ -134,6 +134,8 @@ class Forms:
 
     def long(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Long:
         """The arguments of a call in the long form. Raises TypeError if they fit no form."""
+        # By types, as pybind does it for torch's own class: the first form in which every argument
+        # fits is meant. The long one first, which is what torch's own code uses.
         if (given := _bound(self._long, args, kwargs)) is not None:
             return given
         for form, parameters in self._shorter:

@@ -100,6 +100,8 @@ class Membership:
     def leave(self) -> None:
         """Wait a moment for what is pending and for rank 0, and leave. The coordinator, if it is
         here, stays until the others have left, too. Idempotent."""
+        # Two steps: when the group is left, its store is gone as well, by which ranks and rank 0
+        # settle what becomes of torch's store.
         self.engine.wait_for(self._part())
         self.engine.wait_for(self._leave())
 

@@ -83,6 +83,9 @@ class Methods(_Base):
         waits: bool = False,
     ) -> TorchWork:
         """Start operations. `waits`: the caller is going to wait for them at once."""
+        # What is started is bound, not called: the engine calls it, here and now if nobody is in
+        # its loop, else a moment later in another thread. Arguments are checked there, by aiodist,
+        # so what is wrong with them is an error of the work in both cases.
         self._sequence += 1
         work = TorchWork(self._engine, self._group, partial(start, self._group, *args), results)
         if self._batch is not None:
@@ -115,6 +118,9 @@ class Methods(_Base):
         """A collective of `x` was not called, for its arguments make no sense, as `error` says: its
         turn is used up, so that the other ranks hear of it. Not where it was one of another
         backend."""
+        # Ranks match collectives by counting. A rank whose call fails before it reaches aiodist has
+        # counted one less than the others, and all that follow would be matched wrongly, without an
+        # error if shapes happen to agree. So the turn is used up, and the others fail by name.
         if x is None or backends_of(self).get(x.device.type, "aiodist") == "aiodist":
             self._sequence += 1
             self._engine.submit(partial(self._group._forgo, error))
@@ -366,6 +372,8 @@ class Methods(_Base):
     def _end_coalescing(self, device_type: torch.device) -> Any:
         if (group := self._for(device_type)) is not self:
             return group._end_coalescing(device_type)
+        # The operations of a batch have started, one by one: there is nothing to gain from holding
+        # them back, as links send what is queued together. What torch wants is one work for all.
         batch, self._batch = self._batch or [], None
         return self._go([x for work in batch for x in work.tensors], together, batch)
 

@@ -203,6 +203,10 @@ def barrier(group: Group, seconds: float) -> Works:
 def each(group: Group, starts: Sequence[Callable[[], Works]]) -> Works:
     """Start several collectives, also where one of them is refused: that uses up its turn, and so
     do the others, as on the other ranks. Then none of them goes on."""
+    # All ranks have to count alike, whichever of the calls is refused, and on whichever rank. To
+    # stop at the first refusal would leave the others' later collectives without this rank; to go
+    # on with the rest would leave the caller with half of them done. So each takes its turn, and
+    # then all are given up.
     works: list[asyncio.Future[Any]] = []
     refused: Exception | None = None
     for start in starts:

@@ -66,6 +66,16 @@ class Parting:
 
     async def _let_go(self) -> None:
         store = self._group.store
+        # One key decides, and the coordinator who is first at it:
+        #
+        #     rank 0                          a rank that leaves
+        #
+        #     compare_set(None -> going)      waits for `settled`, for a second
+        #     lets go of the store            compare_set(None -> kept)
+        #     sets `settled`                  first: it goes at once, and rank 0 will keep the store
+        #                                     second: it waits for `settled`, which is on its way
+        #
+        # Either way the rank knows what it will find when it meets the others again.
         going = await store.compare_set(_FATE, None, _GOING, timeout=ANSWER)
         if not going:
             _kept.append(self._store)

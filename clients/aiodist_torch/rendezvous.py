@@ -31,6 +31,8 @@ def _key(store: Any, rank: int) -> str:
     A store may outlive a group (torchrun's does): what it says of the last one is nothing for the
     next. Each rank counts its meetings, in the store, and they all count alike.
     """
+    # By rank, for a rank that failed to join the last meeting and one that did not would else count
+    # two for one meeting, and read what is said of another.
     return f"aiodist/{store.add(f'aiodist/meetings/{rank}', 1)}"
 
 

@@ -58,6 +58,19 @@ class TorchWork(dist.Work):
         self._root: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None  # chained to the root
 
+    # Who sets what, from which thread:
+    #
+    #     launch, _settle, _end    the engine: whoever has its lock, one thread at a time
+    #     wait, get_future, ...    any thread, at any time
+    #
+    # So a waiter sees `_done` or it does not, and in the latter case there is a gate to wait at: a
+    # lock that `_end` releases. It is made before the call can be over without this thread
+    # (`close_gate`, as `later`, or in `launch`), and never where the result is there at once: that
+    # is what most small collectives come to, and a lock would be the dearest part of them.
+    #
+    # A lock, not an Event: an Event is a lock and a condition, in Python. Each waiter that gets it
+    # passes it on.
+
     # -- on the engine ----------------------------------------------------------------------------
 
     def launch(self) -> None:
@@ -161,6 +174,9 @@ class TorchWork(dist.Work):
         gate = self._gate
         assert gate is not None
         try:
+            # First in the loop's place, which is the short way to the result. It comes back without
+            # one where somebody else drives, or after a while (`LONGEST_DRIVE`): then it waits like
+            # others.
             self._engine.drive(self.is_completed, seconds if seconds > 0 else math.inf)
             if not gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else -1):
                 raise as_torch(
@@ -223,6 +239,10 @@ class TorchWork(dist.Work):
         with _futures:
             if self._future is not None:
                 return self._future
+            # Two futures, as a torch future that is completed with an exception object keeps it
+            # from C++: there an error has to be raised by a callback. So the root is completed with
+            # nothing, and what the caller gets is chained to it, and gives the tensors or raises
+            # (`_give`).
             root: torch.futures.Future[Any] = torch.futures.Future()
             self._root = root
             self._future = future = root.then(self._give)

@@ -1,0 +1,44 @@
+"""Faults come true once, at their point, rank and operation."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodist.testing.faults import FaultInjector
+from aiodist.trace import Scope
+
+WORK: Any = SimpleNamespace(op="all_reduce")
+
+
+def scope(rank: int) -> Scope:
+    return Scope("group", 1, rank, 3, b"id")
+
+
+def test_a_fault_happens_once_and_where_it_was_asked_for() -> None:
+    done: list[Any] = []
+    faults = FaultInjector(lambda *what: done.append(what))
+    fault = faults.fail_at(1, "all_reduce", "entered", "stop", nth=1, seconds=2.0)
+    faults(scope(0), "entered", WORK, None)
+    faults(scope(1), "phase", WORK, None)
+    faults(scope(1), "entered", SimpleNamespace(op="barrier"), None)
+    faults(scope(1), "entered", WORK, None)  # the first time
+    assert not done and not fault.happened
+    faults(scope(1), "entered", WORK, None)
+    faults(scope(1), "entered", WORK, None)
+    assert done == [("stop", 1, WORK, 2.0)] and fault.happened
+
+
+def test_functions_are_called_and_exceptions_raised() -> None:
+    called: list[Any] = []
+    faults = FaultInjector(lambda *what: called.append("named"))
+    faults.fail_at(0, "all_reduce", "start", called.append)
+    faults(scope(0), "start", WORK, None)
+    assert called == [WORK]
+    faults.fail_at(0, "all_reduce", "phase", RuntimeError("injected"))
+    with pytest.raises(RuntimeError, match="injected"):
+        faults(scope(0), "phase", WORK, None)
+    with pytest.raises(ValueError, match="'phase' only"):
+        faults.fail_at(0, "all_reduce", "start", RuntimeError())

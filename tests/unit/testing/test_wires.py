@@ -1,0 +1,67 @@
+"""Time and chance between simulated hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from aiodist.testing.virtual_loop import VirtualLoop
+from aiodist.testing.wires import Conditions, Node, Wires
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop(1)
+    yield loop
+    loop.close()
+
+
+def wires(loop: VirtualLoop, **conditions: object) -> tuple[Wires, Node, Node]:
+    made = Wires(loop, "seed", Conditions(**conditions))  # type: ignore[arg-type]
+    return made, made.node("a"), made.node("b")
+
+
+def test_what_is_cut_comes_whole(loop: VirtualLoop) -> None:
+    made, *_ = wires(loop, largest=10)
+    data = bytes(range(256)) * 3
+    packets = list(made.cut(data))
+    assert b"".join(packets) == data
+    assert len(packets) > 1
+    assert made.bytes_carried == len(data)
+    assert not list(made.cut(b""))
+
+
+def test_what_is_lost_is_late(loop: VirtualLoop) -> None:
+    calm, a, b = wires(loop, delay=(0.1, 0.2), loss=0.0)
+    assert all(0.1 <= calm.delay(a, b) <= 0.2 for _ in range(50))
+    rough, a, b = wires(loop, delay=(0.1, 0.2), loss=0.5, again=10.0)
+    delays = [rough.delay(a, b) for _ in range(50)]
+    assert max(delays) > 10 and {round(d // 10 * 10) for d in delays} >= {0, 10}
+
+
+def test_partitions_are_between_pairs_and_heal(loop: VirtualLoop) -> None:
+    made, a, b = wires(loop)
+    c = made.node("c")
+    made.partition([a], [a, b])
+    assert made.is_cut(a, b) and made.is_cut(b, a)
+    assert not made.is_cut(a, c) and not made.is_cut(a, a)
+    made.heal()
+    assert not made.is_cut(a, b)
+    b.kill("silent")
+    assert made.is_cut(a, b)
+
+
+def test_a_node_dies_amid_what_it_sends(loop: VirtualLoop) -> None:
+    _, a, _ = wires(loop)
+    a.kill_after(10)
+    a.has_sent(9)
+    assert a.alive
+    a.has_sent(1)
+    assert not a.alive
+
+
+def test_the_same_seed_gives_the_same_chances(loop: VirtualLoop) -> None:
+    one, a, b = wires(loop)
+    two, *_ = wires(loop)
+    assert [one.delay(a, b) for _ in range(9)] == [two.delay(a, b) for _ in range(9)]
