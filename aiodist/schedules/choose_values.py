@@ -31,23 +31,19 @@ def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_
     segment = min(SEGMENT_LIMIT, segment_for(nbytes, 1, costs))
     frames = frames_of(nbytes, segment)
     first = min(segment, nbytes)
-    # A relay sends what it gets first to all the others, while the rest of its slice comes.
-    share = -(-nbytes // others)
-    relayed = frames_of(share, segment)
     slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))
     hops = Tally(others, frames, 1, min(2, others), nbytes + (others - 1) * first)
     down = Tally(rounds, rounds * frames, 1, rounds, rounds * nbytes)
-    to_all = Tally(min(others, 2), others * relayed, others, others, nbytes + min(share, first))
     halves = Tally(2 * rounds, 2 * slices, 1 + rounds, 2 * rounds, 2 * nbytes * others / size)
     args = (root, nbytes, segment)
-    choices = [
-        Choice(spread.direct, args, to_all),
-        Choice(tree.broadcast, args, down),
-        Choice(spread.tree, args, halves),
-    ]
-    # A chain overlaps most once it is full: where there are more segments than hops.
-    choices.insert(0 if frames >= size else len(choices), Choice(chain.broadcast, args, hops))
-    return cheapest(choices, costs)
+    return cheapest(
+        [
+            Choice(tree.broadcast, args, down),
+            Choice(chain.broadcast, args, hops),
+            Choice(spread.tree, args, halves),
+        ],
+        costs,
+    )
 
 
 @lru_cache(maxsize=1024)
