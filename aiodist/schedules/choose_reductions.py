@@ -201,13 +201,14 @@ def _halving_slices(x: Shape, bounds: tuple[int, ...], longest: int) -> Choice:
     # Halves of the ranks: where slices are uneven, some have more than half of the array.
     halves = [min(x.length, longest * ((1 + folded) << k)) for k in range(partners)]
     frames = sum(frames_of(half, segment) for half in halves)
-    frames += folded * frames_of(x.length, segment) + 2 * frames_of(longest, segment)
+    # Where each rank has halved, two ranks have each other's slices, or every one its own.
+    frames += folded * frames_of(x.length, segment) + (1 + folded) * frames_of(longest, segment)
     moved = sum(halves) + x.length * folded + longest
     tally = Tally(
         rounds=partners + 1 + 2 * folded,
         frames=frames,
         grants=partners + 1 + folded,
-        connections=partners + 2 + folded,
+        connections=partners + 1 + 2 * folded,
         nbytes=moved * x.wide,
         reduced=moved * x.wide,
         scratch=(x.length + sum(halves) + longest) * x.wide,
@@ -263,7 +264,7 @@ def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TC
         rounds=rounds,
         frames=rounds * frames,
         grants=rounds,
-        connections=2 * rounds,
+        connections=max(0, 2 * rounds - 1),
         nbytes=rounds * wide,
         reduced=rounds * wide,
         scratch=scratch,
