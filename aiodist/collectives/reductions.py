@@ -198,9 +198,9 @@ def _sliceable(groups: Sequence[Group]) -> bool:
 def _run(
     place: Place, groups: Sequence[Group], chosen: Sequence[Choice], on_lane: bool
 ) -> Part[None]:
-    """The plans that were chosen for the groups, after a phase that synchronises where they do not.
-    On a lane, what is sent must not come before it is the receiver's turn."""
-    if on_lane or not chosen or not all(choice.synchronises for choice in chosen):
+    """The plans that were chosen for the groups, where one does not synchronise after a phase that
+    does. On a lane, what is sent must not come before it is the receiver's turn."""
+    if on_lane or not chosen or any(choice.before for choice in chosen):
         yield from share(place, b"", on_lane)
     for group, (algorithm, args, _, partials, _) in zip(groups, chosen, strict=True):
         plan = prepared(algorithm, place.rank, place.size, *args)

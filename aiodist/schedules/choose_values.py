@@ -31,23 +31,19 @@ def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_
     segment = min(SEGMENT_LIMIT, segment_for(nbytes, 1, costs))
     frames = frames_of(nbytes, segment)
     first = min(segment, nbytes)
-    # A relay sends what it gets first to all the others, while the rest of its slice comes.
-    share = -(-nbytes // others)
-    relayed = frames_of(share, segment)
     slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))
     hops = Tally(others, frames, 1, min(2, others), nbytes + (others - 1) * first)
     down = Tally(rounds, rounds * frames, 1, rounds, rounds * nbytes)
-    to_all = Tally(min(others, 2), others * relayed, others, others, nbytes + min(share, first))
-    halves = Tally(2 * rounds, 2 * slices, 1 + rounds, 2 * rounds, 2 * nbytes * others / size)
+    halves = Tally(2 * rounds, 2 * slices, 1 + rounds, _partners(size), 2 * nbytes * others / size)
     args = (root, nbytes, segment)
-    choices = [
-        Choice(spread.direct, args, to_all),
-        Choice(tree.broadcast, args, down),
-        Choice(spread.tree, args, halves),
-    ]
-    # A chain overlaps most once it is full: where there are more segments than hops.
-    choices.insert(0 if frames >= size else len(choices), Choice(chain.broadcast, args, hops))
-    return cheapest(choices, costs)
+    return cheapest(
+        [
+            Choice(tree.broadcast, args, down),
+            Choice(chain.broadcast, args, hops),
+            Choice(spread.tree, args, halves),
+        ],
+        costs,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -59,7 +55,8 @@ def choose_all_gather(lengths: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> 
     pieces = [-(-n // SEGMENT_LIMIT) for n in lengths]
     frames = max(sum(pieces) - min(pieces), others * max(pieces))
     direct = Tally(min(1, others), frames, others, others, received)
-    doubled = Tally(rounds, rounds + received // SEGMENT_LIMIT, rounds, 2 * rounds, received)
+    bundles = _bundles(size, max(lengths))
+    doubled = Tally(rounds, bundles, rounds, _partners(size), received)
     return cheapest(
         [
             Choice(direct_exchange.all_gather, (lengths, SEGMENT_LIMIT), direct),
@@ -72,13 +69,13 @@ def choose_all_gather(lengths: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> 
 @lru_cache(maxsize=1024)
 def choose_gather(lengths: tuple[int, ...], root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The gather of parts of `lengths` bytes at `root`."""
-    return _to_or_from(direct_exchange.gather, tree.gather, lengths, root, costs)
+    return _to_or_from(direct_exchange.gather, tree.gather, lengths, root, True, costs)
 
 
 @lru_cache(maxsize=1024)
 def choose_scatter(lengths: tuple[int, ...], root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The scatter of parts of `lengths` bytes from `root`."""
-    return _to_or_from(direct_exchange.scatter, tree.scatter, lengths, root, costs)
+    return _to_or_from(direct_exchange.scatter, tree.scatter, lengths, root, False, costs)
 
 
 def _to_or_from(
@@ -86,17 +83,19 @@ def _to_or_from(
     climbing: Callable[..., Plan],
     lengths: tuple[int, ...],
     root: int,
+    to_root: bool,
     costs: Costs,
 ) -> Choice:
     size, total = len(lengths), sum(lengths)
     others, rounds = size - 1, doublings(size)
     pieces = sum(frames_of(n, SEGMENT_LIMIT) for n in lengths if n)
-    direct = Tally(min(1, others), pieces, others, others, total)
+    # A root that takes tells all who send to it; one that gives is told by each.
+    direct = Tally(min(1, others), pieces, others if to_root else 1, others, total)
     # The largest subtree is of half of the ranks, and may have all there is. Its parts have come
     # before they go on, so what is below counts once more.
     held = min(total, max(lengths) * (1 << max(0, rounds - 1)))
-    frames = rounds + total // SEGMENT_LIMIT
-    climbed = Tally(rounds, frames, rounds, rounds, total + held, 0, held)
+    frames = _bundles(size, max(lengths))
+    climbed = Tally(rounds, frames, rounds if to_root else 1, rounds, total + held, 0, held)
     args = (root, lengths, SEGMENT_LIMIT)
     choices = [Choice(straight, args, direct)]
     if held <= SCRATCH_LIMIT:
@@ -113,8 +112,19 @@ def choose_all_to_all(nbytes: int, size: int, costs: Costs = ONE_HOST_TCP) -> Ch
     half = size // 2 * nbytes
     held = rounds * half
     steps = rounds * frames_of(half, SEGMENT_LIMIT)
-    doubled = Tally(rounds, steps, rounds, 2 * rounds, rounds * half, 0, held)
+    doubled = Tally(rounds, steps, rounds, _partners(size), rounds * half, 0, held)
     choices = [Choice(direct_exchange.uniform, (nbytes, SEGMENT_LIMIT), direct)]
     if held <= SCRATCH_LIMIT:
         choices.append(Choice(bruck.all_to_all, (nbytes, SEGMENT_LIMIT), doubled))
     return cheapest(choices, costs)
+
+
+def _bundles(size: int, longest: int) -> int:
+    """Frames of bundles of 1, 2, 4, … parts of at most `longest` bytes, of all but one rank."""
+    sizes = (min(1 << k, size - (1 << k)) for k in range(doublings(size)))
+    return sum(frames_of(parts * longest, SEGMENT_LIMIT) for parts in sizes)
+
+
+def _partners(size: int) -> int:
+    """Ranks that are a power of two away, either way. Half way around, both ways are one."""
+    return 2 * doublings(size) - (size & (size - 1) == 0)

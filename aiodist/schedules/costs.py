@@ -34,7 +34,7 @@ class Costs(NamedTuple):
 
 
 ONE_HOST_TCP = Costs(
-    alpha=50e-6, frame=40e-6, grant=40e-6, connection=20e-6, beta=1 / 2.5e9, gamma=1 / 5e9
+    alpha=75e-6, frame=40e-6, grant=40e-6, connection=20e-6, beta=1 / 2.5e9, gamma=1 / 5e9
 )
 """TCP between processes of one host. On a network alpha and beta are both larger; decisions depend
 on their ratio, and change little."""

@@ -1,4 +1,4 @@
-"""Broadcasts that give each rank a slice first, and then everybody all slices.
+"""A broadcast that gives each rank a slice first, and then everybody all slices.
 
 Source: van de Geijn's broadcast, as scatter and all-gather: Barnett et al., "Interprocessor
 collective communication library", 1994; Thakur, Rabenseifner, Gropp, 2005. No rank sends more than
@@ -8,46 +8,10 @@ chain.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.frames import granted, packed, sends, swap
 from aiodist.schedules.plan import OUT, Plan, Recv, Send, Span, Step, X
 from aiodist.schedules.tree import below, children, parent
-
-
-def direct(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
-    """Send X[0:length] of `root` to OUT[0:length] of the others: a slice to each, who passes it on
-    to all others. Bulk.
-
-    At `root` OUT is not used. X may be OUT. A segment is passed on as soon as it is here.
-
-    Rounds: 2, pipelined by segments. On the wire per rank: `root` sends and all others receive
-    `length`, which is the least possible. Connections: P - 1. Scratch: none.
-    """
-    others = [(root + v) % size for v in range(1, size)]
-    bounds = even_bounds(length, max(1, size - 1))
-    slices = {
-        peer: packed([Span(X if rank == root else OUT, *cut)], segment)
-        for peer, cut in zip(others, pairwise(bounds), strict=False)
-    }
-    longest = max(map(len, slices.values()), default=0)
-    steps: list[Step] = []
-    for k in range(longest):
-        for peer in others if rank == root else ():
-            steps += [Send(peer, frame) for frame in slices[peer][k : k + 1]]
-        for frame in slices[rank][k : k + 1] if rank != root else ():
-            steps.append(Recv(root, frame))
-            steps += [Send(peer, frame) for peer in _after(others, rank)]
-    if rank != root:
-        steps += [Recv(peer, frame) for peer in _after(others, rank) for frame in slices[peer]]
-    return Plan("spread.direct", rank, size, tuple(granted(steps)), eager=False)
-
-
-def _after(others: list[int], rank: int) -> list[int]:
-    """Without `rank`, from the next one on: so that no rank is everybody's first target."""
-    at = others.index(rank)
-    return others[at + 1 :] + others[:at]
 
 
 def tree(rank: int, size: int, root: int, length: int, segment: int) -> Plan:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,7 +33,8 @@ from aiodist.schedules import (
     tree,
 )
 from aiodist.schedules.cuts import even_bounds
-from aiodist.schedules.plan import Await, Copy, Plan, Reduce
+from aiodist.schedules.plan import Await, Copy, Grant, Plan, Recv, Reduce, Send
+from aiodist.schedules.selection import SCRATCH_LIMIT, Choice
 from aiodist.schedules.simulator import simulate
 
 PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
@@ -75,7 +78,6 @@ ALGORITHMS: dict[str, Callable[[int], Plan]] = {
     "tree.broadcast": lambda r: tree.broadcast(r, SIZE, 0, LENGTH, LENGTH),
     "tree.gather": lambda r: tree.gather(r, SIZE, 0, PARTS, LENGTH),
     "tree.scatter": lambda r: tree.scatter(r, SIZE, 0, PARTS, LENGTH),
-    "spread.direct": lambda r: spread.direct(r, SIZE, 0, LENGTH, LENGTH),
     "spread.tree": lambda r: spread.tree(r, SIZE, 0, LENGTH, LENGTH),
     "prefixes.scan": lambda r: prefixes.scan(r, SIZE, LENGTH, LENGTH, False),
     "chain.broadcast": lambda r: chain.broadcast(r, SIZE, 0, LENGTH, LENGTH),
@@ -167,6 +169,43 @@ def test_the_numbers_are_those_of_the_mixed_plans(name: str) -> None:
         max(plan.scratch for plan in plans),
     )
     assert documented()[name] == numbers
+
+
+def table() -> ModuleType:
+    """docs/choices.py, which writes the table of what is chosen."""
+    spec = importlib.util.spec_from_file_location("choices", PAGE.parent / "choices.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("size", [2, 8, pytest.param(128, marks=pytest.mark.long)])
+def test_the_table_of_choices_says_what_the_plans_do(size: int) -> None:
+    wrong: list[tuple[object, ...]] = []
+    for operation, (sizes, choose) in table().OPERATIONS.items():
+        for name, nbytes in sizes.items():
+            chosen: Choice = choose(nbytes, size)
+            plans = [chosen.algorithm(rank, size, *chosen.args) for rank in range(size)]
+            found = (
+                max(max(count(plan, Send), count(plan, Recv)) for plan in plans),
+                max(count(plan, Grant) for plan in plans),
+                max(map(connections, plans)),
+            )
+            tally = chosen.tally
+            said = tally.frames, tally.grants, tally.connections
+            if found != said or max(plan.scratch for plan in plans) > SCRATCH_LIMIT:
+                wrong.append((operation, name, chosen.name, found, said))
+    assert not wrong
+
+
+def count(plan: Plan, kind: type) -> int:
+    return sum(isinstance(step, kind) for step in plan.steps)
+
+
+def connections(plan: Plan) -> int:
+    return len({step.peer for step in plan.steps if isinstance(step, Send | Recv)})
 
 
 def copied(plan: Plan) -> int:
