@@ -286,11 +286,11 @@ def _data_of_all(
     if on_lane and longest and _all_see(place, travelling):
         places = {src: receives[src].place for src in buffers if receives[src].nbytes}
         yield pulls.take(place, places, _bounds(place.size, buffers), target)
-    elif not on_lane or lengths is None:
-        yield from exchange(place, outgoing, buffers, longest, on_lane)
-    elif longest:
+    elif on_lane and longest and lengths is not None:
         source = next(iter(outgoing.values()), ())
         yield from lanes.all_gather(place, lengths, source, target)
+    elif longest or not on_lane:  # on a lane all know alike whether there is anything
+        yield from exchange(place, outgoing, buffers, longest, on_lane)
 
 
 def _all_see(place: Place, offers: Sequence[Offer | None]) -> bool:

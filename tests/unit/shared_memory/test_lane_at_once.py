@@ -15,7 +15,7 @@ import pytest
 import aiodist
 from aiodist import ReduceOp
 from aiodist.collectives import reductions
-from aiodist.collectives.express import LaneExpress, LaneRecipe
+from aiodist.collectives.lane_express import LaneExpress, LaneRecipe
 from aiodist.engine import executor
 from aiodist.shared_memory.board import AREAS, STAMP
 
