@@ -356,6 +356,12 @@ class Operations:
         context = self._context
         if tag is not None:
             tag = as_tag(tag)
+        elif (express := context.express) is not None and (
+            timeout is None or deadlines.is_timeout(timeout)
+        ):
+            seconds = context.op_timeout if timeout is None else timeout
+            if (work := express.start(op, make, args, seconds)) is not None:
+                return work
         try:
             deadlines.check_timeout(timeout)
             call = make(context, *args)

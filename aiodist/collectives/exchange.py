@@ -294,11 +294,11 @@ def _data_of_all(
         # What is the same for all is there once.
         for_whom = sorted(outgoing)[: None if lengths is None else 1]
         yield _by(place, chosen, [view for dst in for_whom for view in outgoing[dst]], target)
-    elif not on_lane or lengths is None:
-        yield from exchange(place, outgoing, buffers, longest, on_lane)
-    elif longest:
+    elif on_lane and longest and lengths is not None:
         source = next(iter(outgoing.values()), ())
         yield from lanes.all_gather(place, lengths, source, target)
+    elif longest or not on_lane:  # on a lane all know alike whether there is anything
+        yield from exchange(place, outgoing, buffers, longest, on_lane)
 
 
 def apart(offers: Sequence[Offer], root: int | None = None) -> tuple[int, ...]:

@@ -60,13 +60,11 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.reductions import phases_of_all_reduce
 from aiodist.engine.calls import Calls
-from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, in_steps
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
-from aiodist.phases.base import Place
+from aiodist.phases.base import Call, Place
 from aiodist.shared_memory.board import digest_of
-from aiodist.shared_memory.lane import Lane
 from aiodist.types import ReduceOp
 from aiodist.work import Work
 
@@ -74,20 +72,20 @@ Flat = NDArray[Any]
 
 KEPT = 50_000
 """Most steps of all recipes of a group: some 10 MiB. Those of small arrays have four."""
-ONE_ROUND = 2
-"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
 
 
 class Recipe:
     """One collective that is called with one kind of array, prepared."""
 
-    __slots__ = ("call", "digest", "keeps", "nbytes", "op", "phase", "vector", "weight")
+    __slots__ = ("call", "digest", "finish", "keeps", "nbytes", "op", "phase", "vector", "weight")
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
         self.op = op  # its name
+        # Makes the result of what is known of it when it begins; None: that is the result.
+        self.finish: Callable[[Any], Any] | None = None
         self.call = call  # what was called, in words: all ranks must agree on it
         self.digest = digest_of(call)  # that of `call`: on a lane the others compare it with theirs
-        self.phase = phase._replace(lent=vector)  # all that there is to do
+        self.phase = phase._replace(lent=(vector,))  # all that there is to do
         self.vector = vector  # the array of the user, in the memory of that phase
         vector.lend(None)
         self.nbytes = vector.nbytes  # bytes of the array
@@ -175,7 +173,18 @@ class Express(ABC, Generic[G, R]):
         phases = list(phases_of_all_reduce(self._context, [group], self._on_lane))
         if len(phases) != 1 or not isinstance(phase := phases[0], Phase):
             return None
-        return self._prepare("all_reduce", f"all_reduce({op}, {item})".encode(), phase, vector, op)
+        call = f"all_reduce({op}, {item})".encode()
+        recipe = self._prepare("all_reduce", call, phase, vector, op)
+        if recipe is not None and item.kind == "torch":
+            recipe.finish = marked
+        return recipe
+
+    def start(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...], seconds: float
+    ) -> Work[Any] | None:
+        """Start the collective `op`, which is none of the above, as ``make(context, *args)`` says.
+        None: nothing has happened."""
+        return None
 
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> R | None:
         # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
@@ -199,8 +208,8 @@ class Express(ABC, Generic[G, R]):
         )  # fmt: skip
         if records.trace is not None:
             records.started(work)
-        if type(x) is not np.ndarray:
-            tensors.mark_written(x)
+        if recipe.finish is not None:
+            x = recipe.finish(x)
         if self._progress.is_due():
             # The loop gets its turn before the caller goes on; the others need not wait for that.
             self._loop.call_soon(work.finish, x)
@@ -208,89 +217,19 @@ class Express(ABC, Generic[G, R]):
             work.finish(x)
 
 
-def rest_of(x: Any, error: Exception | None = None) -> Program:
-    """What follows the one phase, or the `error` in it."""
-    yield from ()
-    if error is not None:
-        raise error
-    if type(x) is not np.ndarray:
-        tensors.mark_written(x)
+def marked(x: Any) -> Any:
+    """`x`, a tensor that was written."""
+    tensors.mark_written(x)
     return x
 
 
-class LaneRecipe(Recipe):
-    """A recipe of ranks that share memory."""
-
-    __slots__ = ("at_once", "fused")
-
-    def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
-        super().__init__(op, call, phase, vector, keeps)
-        # What makes of the phase and an area a function that does it in one go; None: nothing.
-        self.fused = None
-        if phase.whole:
-            self.fused = all_at_once
-        elif phase.prepared.plan.publishes <= ONE_ROUND:
-            self.fused = in_steps
-        self.at_once: dict[int, Callable[[Flat], int]] = {}  # these functions, by area
-
-    def executor(
-        self, flat: Flat, lane: Lane, area: int, place: int = 0, done: int = 0
-    ) -> Executor:
-        """What does it with `flat` on `lane`. The first steps are `done`."""
-        self.vector.lend(flat)
-        return Executor(self.phase, None, lane, area, place, done)
+def rest_of(recipe: Recipe, x: Any) -> Program:
+    """What follows the one phase."""
+    yield from ()
+    return x if recipe.finish is None else recipe.finish(x)
 
 
-class LaneExpress(Express[ExpressGroup, LaneRecipe]):
-    """The recipes of a group whose ranks share memory."""
-
-    _on_lane = True
-
-    def __init__(self, context: ExpressGroup, lane: Lane) -> None:
-        super().__init__(context)
-        self._lane = lane
-
-    def _prepare(
-        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
-    ) -> LaneRecipe | None:
-        return LaneRecipe(op, call, phase, vector, keeps) if phase.shared is not None else None
-
-    def _run(self, recipe: LaneRecipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
-        calls = self._calls
-        lane = self._lane
-        phase = recipe.phase
-        arrivals = calls.arrivals
-        # Something has come for collectives that were not called here yet, perhaps a verdict on
-        # this one; or calls before this one wait for their numbers. The ordinary way sees to both.
-        if arrivals.early or arrivals.verdicts or calls.deferred:
-            return None
-        seq = calls.tags.upcoming(None)
-        area = area_for(phase.shared or 0, seq, 0)
-        place = 0 if phase.direct is None else self._context.heap.place_of((flat,))
-        if not lane.try_enter(seq, area, recipe.digest, recipe.call, place):
-            return None
-        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
-        executor = None
-        try:
-            if recipe.fused is not None and not place:
-                made = recipe.at_once
-                at_once = made.get(area) or made.setdefault(area, recipe.fused(phase, lane, area))
-                done = at_once(flat)
-            else:
-                executor = recipe.executor(flat, lane, area, place)
-                done = ALL if executor.run() else 0
-        except Exception as error:
-            if executor is not None:
-                executor.close()
-            calls.take_over(work, recipe.call, None, rest_of(x, error), seconds)
-            return work
-        if done == ALL:
-            if executor is not None:
-                executor.close()
-            lane.finish_inline()
-            self._done(work, recipe, x)
-        else:
-            if executor is None:
-                executor = recipe.executor(flat, lane, area, place, done)
-            calls.take_over(work, recipe.call, executor, rest_of(x), seconds)
-        return work
+def failing(error: Exception) -> Program:
+    """What follows an `error` in the phase."""
+    yield from ()
+    raise error

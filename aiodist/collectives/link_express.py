@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from aiodist.buffers.kernels import quietly
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import Express, ExpressGroup, Flat, Recipe, rest_of
+from aiodist.collectives.express import Express, ExpressGroup, Flat, Recipe, failing, rest_of
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.phase import Phase, Spans
 from aiodist.phases.memories import SmallReductions
@@ -213,7 +213,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
         except Exception as error:
             if executor is not None:
                 executor.close()
-            calls.take_over(work, recipe.call, None, rest_of(x, error), seconds)
+            calls.take_over(work, recipe.call, None, failing(error), seconds)
             return work
         # Links were read in the call, and what came of this number was kept. A verdict may be among
         # it: then the result is not to be had here either, though it is complete.
@@ -224,5 +224,5 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
         else:  # it has to wait, or was given up by another rank
             if executor is None:
                 executor = recipe.executor(flat, recipe.weight if done == ALL else done)
-            calls.take_over(work, recipe.call, executor, rest_of(x), seconds)
+            calls.take_over(work, recipe.call, executor, rest_of(recipe, x), seconds)
         return work

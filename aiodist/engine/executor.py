@@ -242,8 +242,8 @@ class Executor:
         if self._bound:
             self._bound = False
             self._memory.unbind()
-        if self.phase.lent is not None:
-            self.phase.lent.lend(None)
+        for vector in self.phase.lent:
+            vector.lend(None)
 
 
 def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
@@ -277,8 +277,8 @@ def all_at_once(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
 
 
 def in_steps(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
-    """What `all_at_once` is for `whole` phases, for plans of a few steps on one flat array that is
-    input and result, and on staging memory.
+    """What `all_at_once` is for `whole` phases, for plans of a few steps on staging memory: of one
+    flat array that is input and result, or of two.
 
     It does what `Executor.run` does, in the same order, and is here for its speed alone: between
     two copies that fill the caches, all that Python has to look at is far away again, so the views
@@ -286,7 +286,7 @@ def in_steps(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
     """
     memory: Any = phase.memory
     steps = phase.prepared.plan.steps
-    cuts, moves = memory.in_views(steps, lane, area)
+    views_of, moves = memory.in_views(steps, lane, area)
     counts = [step.count if isinstance(step, Await) else 0 for step in steps]
     program = list(zip(range(len(steps)), moves, counts, strict=True))
     _, _, shown, taken = phase.prepared
@@ -294,7 +294,7 @@ def in_steps(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
     moved = lane.moved
 
     def run(x: Any) -> int:
-        views = [x[cut] for cut in cuts]
+        views = views_of(x)
         others, publish, watch = lane.others, lane.publish, lane.watch
         for pc, move, count in program:
             if move is not None:

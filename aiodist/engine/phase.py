@@ -89,8 +89,8 @@ class Phase(NamedTuple):
     `whole` says that the plan is the shortest in shared memory: everyone shows all it has at once,
     waits for all, and reduces all (see `aiodist.engine.executor.all_at_once`).
 
-    A phase that is kept for further calls has a `lent` vector in its memory. Each call lends it the
-    user's array, for as long as the phase runs.
+    A phase that is kept for further calls has `lent` vectors in its memory. Each call lends them
+    the user's arrays, for as long as the phase runs.
     """
 
     prepared: Prepared
@@ -99,4 +99,4 @@ class Phase(NamedTuple):
     shared: int | None = None
     direct: Callable[[dict[int, int]], Prepared] | None = None
     whole: bool = False
-    lent: Vector | None = None
+    lent: tuple[Vector, ...] = ()

@@ -212,19 +212,21 @@ class Reductions(Regions):
 
     def in_views(
         self, steps: Sequence[Step], lane: Lane, area: int
-    ) -> tuple[list[slice], list[Moves | None]]:
+    ) -> tuple[Callable[[Any], list[Array]], list[Moves | None]]:
         """For `executor.in_steps`: what the Copy and Reduce steps do, with the views that they need
-        of `area` cut once. Each is to be given the slices of X, which is OUT, that are named first.
-        Of other steps, None."""
-        shown = lane.vectors(area, self._vectors[X].dtype)
-        cuts: dict[tuple[int, int], int] = {}
+        of `area` cut once. Each is to be given what the first function makes of the user's array
+        (of X and OUT, where these are two): its slices. Of other steps, None."""
+        x, out = self._vectors[X], self._vectors[OUT]
+        shown = lane.vectors(area, x.dtype)
+        cuts: dict[tuple[int, int, int], int] = {}
 
         def find(span: Span) -> Array | int:
-            """The part of shared memory; or which slice of X."""
+            """The part of shared memory; or which slice of the user's arrays."""
             buffer, start, stop = span
-            if buffer < SHARED:
-                return cuts.setdefault((start, stop), len(cuts))
-            return shown[buffer - SHARED].arrays[0][start:stop]
+            if buffer >= SHARED:
+                return shown[buffer - SHARED].arrays[0][start:stop]
+            which = 0 if buffer == X or out is x else 1
+            return cuts.setdefault((which, start, stop), len(cuts))
 
         moves: list[Moves | None] = []
         for step in steps:
@@ -234,7 +236,10 @@ class Reductions(Regions):
                 moves.append(self._reducing(find(step.into), [*map(find, step.operands)]))
             else:
                 moves.append(None)
-        return [slice(*cut) for cut in cuts], moves
+        slices = [(which, slice(*cut)) for which, *cut in cuts]
+        if out is x:
+            return lambda x: [x[cut] for _, cut in slices], moves
+        return lambda both: [both[which][cut] for which, cut in slices], moves
 
     def _reducing(self, into: Array | int, operands: Sequence[Array | int]) -> Moves:
         size = self._size

@@ -12,7 +12,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aiodist.collectives.express import Express, LaneExpress
+from aiodist.collectives.express import Express
+from aiodist.collectives.lane_express import LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
 from aiodist.devices.memory import DeviceMemory

@@ -13,6 +13,7 @@ import mmap
 import random
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ from aiodist.links.moved import Moved
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.recorder import Recorder
-from aiodist.schedules.teams import Teams, post
+from aiodist.schedules.teams import Teams
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import deliver
@@ -188,7 +189,7 @@ class World:
             allow_pickle=False,
             layout=Layout(Sharing.NONE, self.teams),
         )
-        others = {r: self.memories[r].toreadonly() for r in post(self.teams, rank).mates}
+        others = {r: self.memories[r].toreadonly() for r in context.mates}
         board = Board(rank, self.memories[rank], others)
         lane = Lane(
             board,
@@ -263,36 +264,55 @@ class Call:
         rank = context.rank
         x = np.full(self.length, self.value(rank))
         arrays = self._arrays[rank] = [x]
+        root = self.number % context.size
         match self.kind:
             case "express" if context.express is not None:
                 work = context.express.all_reduce(x, SUM, math.inf)
                 if work is not None:
                     self.works[rank] = work
                     return
-                call = reductions.all_reduce(context, x, SUM, None)
+                op, make, args = "all_reduce", reductions.all_reduce, (x, SUM, None)
             case "express" | "all_reduce":
-                call = reductions.all_reduce(context, x, SUM, None)
+                op, make, args = "all_reduce", reductions.all_reduce, (x, SUM, None)
             case "reduce":
-                call = reductions.reduce(context, x, self.number % context.size, SUM, None)
+                op, make, args = "reduce", reductions.reduce, (x, root, SUM, None)
             case "reduce_scatter":
                 slots = [x + slot for slot in range(context.size)]
-                call = reductions.reduce_scatter(context, slots, SUM, None)
+                op, make, args = "reduce_scatter", reductions.reduce_scatter, (slots, SUM, None)
             case "max":  # of another dtype, in another array
                 arrays[0] = x = x.astype(np.int32)
                 arrays.append(np.empty_like(x))
-                call = reductions.all_reduce(context, x, ReduceOp.MAX, arrays[1])
+                op, make, args = "", reductions.all_reduce, (x, ReduceOp.MAX, arrays[1])
             case "list":
                 arrays.append(x.astype(np.float32))
-                call = reductions.all_reduce(context, list(arrays), SUM, None)
+                op, make, args = "", reductions.all_reduce, (list(arrays), SUM, None)
             case "exscan":
-                call = reductions.scan(context, x, SUM, None, exclusive=True)
+                make = partial(reductions.scan, exclusive=True)
+                op, args = "", (x, SUM, None)
             case "all_gather":
-                call = values.all_gather(context, x, None)
+                op, make, args = "all_gather", values.all_gather, (x, None)
+            case "gather":
+                op, make, args = "gather", values.gather, (x, root, None)
+            case "scatter":
+                slots = [x + slot for slot in range(context.size)]
+                op, make = "scatter", values.scatter
+                args = (slots if rank == root else None, root, None)
+            case "all_to_all":
+                slots = [x + slot for slot in range(context.size)]
+                op, make, args = "all_to_all", values.all_to_all, (slots, None)
             case "broadcast":
-                mine = x if rank == self.number % context.size else None
-                call = values.broadcast(context, mine, self.number % context.size)
+                op, make, args = "broadcast", values.broadcast, (x if rank == root else None, root)
+            case "into":
+                op, make, args = "broadcast", values.broadcast, (x, root)
             case _:
-                call = base.barrier(context)
+                op, make, args = "barrier", base.barrier, ()
+        # Ranks may go either way, each for itself.
+        if context.express is not None and op != "all_reduce" and op and (rank + root) % 3:
+            work = context.express.start(op, make, args, math.inf)
+            if work is not None:
+                self.works[rank] = work
+                return
+        call = make(context, *args)
         self.works[rank] = context.calls.launch(call.op, call.text, call.start)
 
     def cancel(self, rank: int) -> None:
@@ -320,7 +340,15 @@ class Call:
                 parts = [(result, sum(everyone[:rank]) if rank else everyone[0])]
             case "all_gather":
                 parts = list(zip(result, everyone, strict=True))
-            case "broadcast":
+            case "gather":
+                if rank != self.number % size:
+                    return result is None
+                parts = list(zip(result, everyone, strict=True))
+            case "scatter":
+                parts = [(result, everyone[self.number % size] + rank)]
+            case "all_to_all":
+                parts = list(zip(result, [value + rank for value in everyone], strict=True))
+            case "broadcast" | "into":
                 parts = [(result, everyone[self.number % size])]
             case _:
                 return result is None
@@ -328,10 +356,12 @@ class Call:
 
 
 class Users:
-    """What the ranks' programs do: the same calls in the same order, at their own speed."""
+    """What the ranks' programs do: the same calls in the same order, at their own speed. `awaits`:
+    each waits for the end of one call before the next."""
 
-    def __init__(self, world: World, calls: list[Call]) -> None:
+    def __init__(self, world: World, calls: list[Call], *, awaits: bool = False) -> None:
         self.world = world
+        self.awaits = awaits
         self.calls = calls
         self._next = [0] * world.size
         self._cancels = {call.number: call for call in calls if call.canceller is not None}
@@ -341,6 +371,7 @@ class Users:
             ("call", rank)
             for rank, number in enumerate(self._next)
             if number < len(self.calls) and rank not in self.world.dead
+            if not (self.awaits and number and not self.calls[number - 1].works[rank].done())
         ]
         cancels = [
             ("cancel", number)
@@ -392,6 +423,7 @@ class Users:
 
 
 KINDS = ["express"] * 4 + ["all_reduce", "max", "list", "exscan", "all_gather", "broadcast", "bar"]
+PREPARED = ["reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "into"]
 LENGTHS = [1, 3, 3, 3, 0, 7000, 9000, 40_000]
 """In one small area for all, in the large one, in several pieces."""
 
@@ -436,5 +468,6 @@ def lanes() -> SimpleNamespace:
         Chance=Chance,
         Path=Path,
         random_calls=random_calls,
+        PREPARED=[*PREPARED, "broadcast", "bar"],
         every_path=every_path,
     )

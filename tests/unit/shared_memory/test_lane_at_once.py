@@ -15,7 +15,7 @@ import pytest
 import aiodist
 from aiodist import ReduceOp
 from aiodist.collectives import reductions
-from aiodist.collectives.express import LaneExpress, LaneRecipe
+from aiodist.collectives.lane_express import LaneExpress, LaneRecipe
 from aiodist.engine import executor
 from aiodist.shared_memory.board import AREAS, STAMP
 
@@ -97,7 +97,7 @@ def outcome(
                 work = context.express.all_reduce(arrays[rank], op, math.inf)
             if work is None:  # the one who gives up has said so by now
                 call = reductions.all_reduce(context, arrays[rank], op, None)
-                work = context.launch(call.op, call.text, call.start)
+                work = context.calls.launch(call.op, call.text, call.start)
             if rank == gives_up:
                 work.cancel()
             works.append(work)

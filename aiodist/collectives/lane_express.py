@@ -1,0 +1,236 @@
+"""Prepared collectives of ranks that share memory: all of one within its call.
+
+There are two kinds. *Reductions* are one phase on arrays, which is kept with its memory. *Values*
+(broadcast, all_gather and their like, see `lane_values`) are one phase of small blobs, whose bytes
+are known but for the data. Which phase, and which bytes, the ordinary way has said: so the others
+cannot tell, and each rank for itself may go either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aiodist.buffers import arrays
+from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.reductions import Group, split_slots
+from aiodist.buffers.vector import Vector
+from aiodist.collectives import lane_values
+from aiodist.collectives.express import (
+    Express,
+    ExpressGroup,
+    Flat,
+    Recipe,
+    failing,
+    marked,
+    rest_of,
+)
+from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, in_steps
+from aiodist.engine.operation import Program
+from aiodist.engine.phase import Phase
+from aiodist.phases import pulls
+from aiodist.phases.base import Call
+from aiodist.shared_memory.lane import Lane
+from aiodist.types import ReduceOp
+from aiodist.work import Work
+
+ONE_ROUND = 2
+"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
+SMALL_SLOTS = 64 * 1024
+"""Most bytes of the slots of a reduce_scatter that is prepared: they are joined, or copied."""
+
+
+class LaneRecipe(Recipe):
+    """A recipe of ranks that share memory."""
+
+    __slots__ = ("at_once", "fused", "makes", "out", "returns")
+
+    def __init__(
+        self,
+        op: str,
+        call: bytes,
+        phase: Phase,
+        vector: Vector,
+        keeps: object,
+        out: Vector | None = None,
+    ) -> None:
+        """`out`: where the result goes, if not to `vector`."""
+        super().__init__(op, call, phase, vector, keeps)
+        self.out = out
+        if out is not None:
+            self.phase = self.phase._replace(lent=(vector, out))
+            out.lend(None)
+        # What makes of the phase and an area a function that does it in one go; None: nothing.
+        self.fused: Callable[[Phase, Lane, int], Callable[[Any], int]] | None = None
+        if phase.whole:
+            self.fused = all_at_once
+        elif phase.prepared.plan.publishes <= ONE_ROUND:
+            self.fused = in_steps
+        self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
+        self.makes: Callable[[], arrays.Array] | None = None  # a new array for the result
+        self.returns = True  # whether this rank has a result
+
+    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any]:
+        """Its result, as far as there is one before it is done, and what it is done with."""
+        flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
+        if self.makes is None:
+            return args[0] if self.returns else None, flat
+        made = self.makes()
+        return made.value, (flat, made.read())
+
+    def executor(self, flat: Any, lane: Lane, area: int, place: int = 0, done: int = 0) -> Executor:
+        """What does it with `flat` on `lane`. The first steps are `done`."""
+        if self.out is None:
+            self.vector.lend(flat)
+        else:
+            x, out = flat
+            self.vector.lend(x)
+            self.out.lend(out)
+        return Executor(self.phase, None, lane, area, place, done)
+
+    def resume(
+        self, x: Any, flat: Any, lane: Lane, area: int, done: int
+    ) -> tuple[Executor, Program]:
+        """What goes on with it where it has to wait: with its phase, and with what comes after."""
+        return self.executor(flat, lane, area, 0, done), rest_of(self, x)
+
+
+class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
+    """The recipes of a group whose ranks share memory."""
+
+    _on_lane = True
+
+    def __init__(self, context: ExpressGroup, lane: Lane) -> None:
+        super().__init__(context)
+        self._lane = lane
+
+    def _prepare(
+        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
+    ) -> LaneRecipe | None:
+        return LaneRecipe(op, call, phase, vector, keeps) if phase.shared is not None else None
+
+    def _run(
+        self, recipe: LaneRecipe | lane_values.ValueRecipe, x: Any, flat: Any, seconds: float
+    ) -> Work[Any] | None:
+        calls = self._calls
+        lane = self._lane
+        phase = recipe.phase
+        arrivals = calls.arrivals
+        # Something has come for collectives that were not called here yet, perhaps a verdict on
+        # this one; or calls before this one wait for their numbers. The ordinary way sees to both.
+        if arrivals.early or arrivals.verdicts or calls.deferred:
+            return None
+        seq = calls.tags.upcoming(None)
+        area = area_for(phase.shared or 0, seq, 0)
+        place = 0 if phase.direct is None else self._context.heap.place_of((flat,))
+        if not lane.try_enter(seq, area, recipe.digest, recipe.call, place):
+            return None
+        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+        executor = None
+        try:
+            if recipe.fused is not None and not place:
+                made = recipe.at_once
+                at_once = made.get(area) or made.setdefault(area, recipe.fused(phase, lane, area))
+                done = at_once(flat)
+            else:
+                assert isinstance(recipe, LaneRecipe)
+                executor = recipe.executor(flat, lane, area, place)
+                done = ALL if executor.run() else 0
+        except Exception as error:
+            if executor is not None:
+                executor.close()
+            calls.take_over(work, recipe.call, None, failing(error), seconds)
+            return work
+        if done == ALL:
+            if executor is not None:
+                executor.close()
+            lane.finish_inline()
+            self._done(work, recipe, x)
+            return work
+        try:
+            if executor is None:
+                executor, rest = recipe.resume(x, flat, lane, area, done)
+            else:
+                rest = rest_of(recipe, x)
+        except Exception as error:
+            rest = failing(error)
+        calls.take_over(work, recipe.call, executor, rest, seconds)
+        return work
+
+    # -- the other operations ---------------------------------------------------------------------
+
+    def start(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...], seconds: float
+    ) -> Work[Any] | None:
+        flats: list[Flat] = []
+        kinds = lane_values.kinds_of(args, flats)
+        if kinds is None:
+            return None
+        key = (op, *kinds)
+        try:
+            recipe = self._recipes[key]
+        except KeyError:
+            recipe = self._keep(key, self._learn_other(op, make, args))
+        if recipe is None:
+            return None
+        x, flat = recipe.lay_out(args, flats)
+        return self._run(recipe, x, flat, seconds)
+
+    def _learn_other(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> LaneRecipe | lane_values.ValueRecipe | None:
+        context = self._context
+        if op not in ("reduce", "reduce_scatter"):
+            return lane_values.learn(context, op, make, args)
+        try:
+            call = make(context, *args)
+            return (_reduce if op == "reduce" else _reduce_scatter)(context, call, *args)
+        except (TypeError, ValueError):
+            return None  # and the ordinary way raises it
+
+
+def _reduce(
+    context: ExpressGroup, call: Call, x: Any, dst: int, op: Any, out: None
+) -> LaneRecipe | None:
+    item = arrays.view(x, "x")
+    if item is None or not (item.is_flat and item.base.size and isinstance(op, ReduceOp)):
+        return None
+    kernel = Kernel.of(op, item.name)
+    vector = Vector.of(np.empty(item.base.size, kernel.dtype))
+    phase = pulls.reduce(
+        context, Group(kernel.name, kernel, vector, vector, [0, vector.length]), dst
+    )
+    recipe = LaneRecipe("reduce", call.text.encode(), phase, vector, op)
+    recipe.returns = context.rank == dst
+    if recipe.returns and item.kind == "torch":
+        recipe.finish = marked
+    return recipe
+
+
+def _reduce_scatter(
+    context: ExpressGroup, call: Call, xs: Any, op: Any, out: None
+) -> LaneRecipe | None:
+    slots = [arrays.view(slot, "xs") for slot in split_slots(xs, context.size)]
+    own = slots[context.rank]
+    if call.nbytes > SMALL_SLOTS or own is None or not isinstance(op, ReduceOp):
+        return None
+    bounds = [0]
+    for slot in slots:
+        if slot is None or not (slot.is_flat and slot.base.size and slot.name == own.name):
+            return None
+        bounds.append(bounds[-1] + slot.base.size)
+    kernel = Kernel.of(op, own.name)
+    vector = Vector.of(np.empty(bounds[-1], kernel.dtype))
+    result = Vector.of(np.empty(own.base.size, kernel.dtype))
+    # What is as small as this is staged, wherever it lies.
+    phase = pulls.reduce_scatter(
+        context, Group(kernel.name, kernel, vector, result, bounds)
+    )._replace(direct=None)
+    recipe = LaneRecipe("reduce_scatter", call.text.encode(), phase, vector, op, result)
+    recipe.makes = partial(
+        arrays.empty, "torch" if own.kind == "torch" else "numpy", own.name, own.shape, "xs"
+    )
+    return recipe

@@ -1,0 +1,259 @@
+"""Prepared collectives of values: broadcast, all_gather, gather, scatter, all_to_all, barrier.
+
+All begin with one phase in which every rank shows a blob (`phases.base.share`), and where values
+are small there is nothing after it: the data is in the blobs. What a rank shows for arrays of one
+dtype and shape is a `Template`; and where the blobs of all have the bytes of known templates, which
+fit together, there is nothing to parse or to agree on: the data lies in known places.
+
+**What is not known goes the ordinary way**: the first call of a kind, an array of another shape at
+the root of a broadcast, whoever asks for what does not fit. What this rank shows is the same in
+either case, so the call becomes an operation with its first two steps done, and what the blobs were
+is learnt when it has ended well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from aiodist.buffers import arrays, tensors
+from aiodist.buffers.vector import Vector
+from aiodist.collectives import fitting
+from aiodist.collectives.express import ExpressGroup, Flat, Recipe
+from aiodist.collectives.templates import Reading, Template, template_of
+from aiodist.engine.executor import ALL, Executor
+from aiodist.engine.operation import Program
+from aiodist.engine.phase import Phase
+from aiodist.phases.base import Call
+from aiodist.phases.memories import Blobs
+from aiodist.shared_memory.lane import Lane
+from aiodist.types import ReduceOp
+
+KNOWN = 4
+"""Most templates of one rank that are kept for one kind of call: those that came last."""
+MANY = 16
+"""With more ranks, what each has for each other one is not prepared."""
+BEGUN = 2
+"""Steps that are done before a call waits: what this rank shows is copied, and published."""
+
+Make = Callable[..., Call]
+
+
+class Given(NamedTuple):
+    """The arguments of one call, and the memory of the arrays among them; `result` is for its
+    result."""
+
+    args: tuple[Any, ...]
+    flats: list[Flat]
+    result: list[Any]
+
+
+def kinds_of(args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, ...] | None:
+    """What calls have in common that are done alike: dtypes and shapes of the value, which is the
+    first of `args`, and the others as they are. The memory of arrays is added to `flats`. None
+    where there is anything but plain arrays."""
+    if not args:
+        return args
+    value, *more = args
+    if type(value) is list or type(value) is tuple:
+        kinds = [_kind(each, flats) for each in value]
+        if not kinds or None in kinds:
+            return None
+        kind: Any = tuple(kinds)
+    elif value is None:
+        kind = None
+    elif (kind := _kind(value, flats)) is None:
+        return None
+    for index, each in enumerate(more):
+        cls = type(each)
+        if cls is ReduceOp:
+            more[index] = id(each)
+        elif not (each is None or cls is int):
+            return None
+    return (kind, *more)
+
+
+def _kind(x: Any, flats: list[Flat]) -> tuple[Any, Any] | None:
+    flat = arrays.plain(x)
+    if flat is None:
+        return None
+    flats.append(flat)
+    return x.dtype, x.shape
+
+
+class Exchanged(NamedTuple):
+    """What an operation makes of the blobs.
+
+    `counts`: how many arrays each rank shows. `takes`: the arrays that this rank takes, by source
+    and number. Its result is a list of them, or the one if it is not `listed`, or None without any;
+    or the value that it was called with, if that is `given`. `src`: whose arrays have to fit what
+    others have said that they take; None: nobody says anything.
+    """
+
+    counts: Sequence[int]
+    takes: Sequence[tuple[int, int]] = ()
+    listed: bool = False
+    given: bool = False
+    src: int | None = None
+
+
+def _exchanged(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchanged | None:
+    """What `op` is, of those who exchange values; None for others."""
+    one, none = [1] * size, [0] * size
+    first = [(src, 0) for src in range(size)]
+    match op:
+        case "broadcast":
+            value, src = args
+            counts = [int(each == src) for each in range(size)]
+            if rank == src:
+                return Exchanged(counts, given=True, src=src)
+            return Exchanged(counts, [(src, 0)], given=value is not None, src=src)
+        case "all_gather":
+            return Exchanged(one, first, listed=True)
+        case "gather":
+            return Exchanged(one, first if rank == args[1] else (), listed=True)
+        case "scatter" if size <= MANY:
+            src = args[1]
+            return Exchanged([size * (each == src) for each in range(size)], [(src, rank)])
+        case "all_to_all" if size <= MANY:
+            takes = [(src, rank) for src in range(size)]
+            return Exchanged([size] * size, takes, listed=True)
+        case "barrier":
+            return Exchanged(none)
+    return None
+
+
+def learn(context: ExpressGroup, op: str, make: Make, args: tuple[Any, ...]) -> ValueRecipe | None:
+    """The recipe of a call; None where it is not to be prepared."""
+    exchanged = _exchanged(op, context.rank, context.size, args)
+    if exchanged is None:
+        return None
+    try:
+        call = make(context, *args)
+    except (TypeError, ValueError):
+        return None  # and the ordinary way raises it
+    program = call.start(True)
+    phase = cast(Phase, next(program))
+    program.close()
+    own = cast(Blobs, phase.memory).blobs[context.rank]
+    template = template_of(own, exchanged.counts[context.rank], context.rank)
+    if template is None or template.want == fitting.LOOK:  # it has to look at what comes
+        return None
+    return ValueRecipe(context, call, phase, make, exchanged, template)
+
+
+class ValueRecipe(Recipe):
+    """A recipe of ranks that share memory, for values of known shapes."""
+
+    __slots__ = ("_context", "_exchanged", "_known", "_make", "_own", "at_once", "fused")
+
+    def __init__(
+        self,
+        context: ExpressGroup,
+        call: Call,
+        phase: Phase,
+        make: Make,
+        exchanged: Exchanged,
+        own: Template,
+    ) -> None:
+        super().__init__(call.op, call.text.encode(), phase, Vector([], np.uint8), None)
+        self.nbytes = call.nbytes
+        self.finish = list.pop
+        self._context = context
+        self._make = make  # makes the call anew, for the ordinary way
+        self._exchanged = exchanged
+        self._own = own  # what this rank shows
+        self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
+        self.fused = self._bound
+        self.at_once: dict[int, Callable[[Any], int]] = {}  # what does it, by area
+
+    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any]:
+        """What its result is known of, and what it is done with."""
+        result: list[Any] = []
+        return result, Given(args, flats, result)
+
+    def _bound(self, phase: Phase, lane: Lane, area: int) -> Callable[[Given], int]:
+        """What carries it out in `area`, as `executor.all_at_once` does other phases."""
+        own = Reading(self._own, lane.area(self._context.rank, area))
+        gaps = [data.flat for data in own.data]
+        known = [
+            (peer, [Reading(template, lane.area(peer, area)) for template in self._known[peer]])
+            for peer in lane.others
+        ]
+        found: list[Reading] = [own] * self._context.size
+        src, takes = self._exchanged.src, self._exchanged.takes
+        listed, given = self._exchanged.listed, self._exchanged.given
+        _, _, shown, taken = phase.prepared
+        shown, taken = shown * phase.itemsize, taken * phase.itemsize
+        moved = lane.moved
+
+        def run(call: Given) -> int:
+            args, flats, result = call
+            own.write()
+            for gap, flat in zip(gaps, flats, strict=False):
+                gap[:] = flat
+            lane.publish()
+            if not lane.watch(lane.others, 1):
+                return BEGUN
+            for peer, readings in known:
+                for reading in readings:
+                    if reading.is_there():
+                        found[peer] = reading
+                        break
+                else:
+                    return BEGUN
+            if src is not None and not _fit(found, found[src].given):
+                return BEGUN
+            # Only now: where it does not fit on one rank, nothing is written on any.
+            if given:
+                (x, *_) = args
+                for (peer, number), flat in zip(takes, flats, strict=False):
+                    flat[:] = found[peer].data[number].flat
+                    if type(x) is not np.ndarray:
+                        tensors.mark_written(x)
+                result.append(x)
+            elif listed and takes:
+                result.append([found[peer].data[number].copy() for peer, number in takes])
+            elif takes:
+                ((peer, number),) = takes
+                result.append(found[peer].data[number].copy())
+            else:
+                result.append(None)
+            if not lane.end(area):
+                return BEGUN
+            moved.sent += shown
+            moved.received += taken
+            return ALL
+
+        return run
+
+    def resume(
+        self, result: Any, given: Given, lane: Lane, area: int, done: int
+    ) -> tuple[Executor, Program]:
+        """What goes on with it the ordinary way."""
+        program = self._make(self._context, *given.args).start(True)
+        phase = cast(Phase, next(program))
+        return Executor(phase, None, lane, area, 0, done), self._rest(program, phase)
+
+    def _rest(self, program: Program, phase: Phase) -> Program:
+        """The rest of the ordinary way, of which is learnt what others show."""
+        result = yield from program
+        blobs = cast(Blobs, phase.memory).blobs
+        for peer, count in enumerate(self._exchanged.counts):
+            template = template_of(blobs[peer], count, peer)
+            if template is None or (template.want and self._exchanged.src is None):
+                continue
+            others = [each for each in self._known[peer] if each != template]
+            self._known[peer] = [template, *others][:KNOWN]
+        self.at_once.clear()
+        return result
+
+
+def _fit(readings: Sequence[Reading], given: bytes) -> bool:
+    """Whether what is `given` is what all take who say so: see `fitting.all_fit`."""
+    for reading in readings:
+        if reading.want and (reading.want != given or given == fitting.LOOK):
+            return False
+    return True

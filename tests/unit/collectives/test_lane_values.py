@@ -1,0 +1,292 @@
+"""Broadcast, all_gather and their like, of kinds seen before: the same as the ordinary way, from
+within the call."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import CollectiveAbortedError, MismatchError
+from aiodist.collectives import lane_values
+from aiodist.engine.executor import ALL
+from aiodist.transports import polling
+
+torch = pytest.importorskip("torch")
+
+
+async def everyone(ranks, start):
+    return list(await asyncio.gather(*[start(group) for group in ranks]))
+
+
+@asynccontextmanager
+async def sharing(size):
+    async with aiodist.local(size, transports=("shm",), op_timeout=30.0) as ranks:
+        while any(group._context.express is None for group in ranks):
+            await everyone(ranks, lambda g: g.barrier())
+        yield ranks
+
+
+@pytest.fixture(autouse=True)
+def no_turn_is_due(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(polling, "TURN", 3600.0)
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """How each prepared call ended: `ALL`, or after so many steps."""
+    seen = []
+    real = lane_values.ValueRecipe._bound
+
+    def bound(self, *args):
+        run = real(self, *args)
+        return lambda given: seen.append(run(given)) or seen[-1]
+
+    monkeypatch.setattr(lane_values.ValueRecipe, "_bound", bound)
+    return seen
+
+
+KINDS = {
+    "float64": lambda x: x,
+    "float16": lambda x: x.astype(np.float16),
+    "big endian": lambda x: x.astype(">f4"),
+    "bool": lambda x: x > 0,
+    "text": lambda x: x.astype(str),
+    "times": lambda x: x.astype("M8[s]"),
+    "no dimensions": lambda x: x[:1].reshape(()),
+    "two dimensions": lambda x: x.reshape(2, -1),
+    "empty": lambda x: x[:0],
+    "read only": lambda x: np.frombuffer(x.tobytes()),
+    "strided": lambda x: np.stack([x, x], axis=1)[:, 0],
+    "torch float32": lambda x: torch.tensor(x, dtype=torch.float32),
+    "torch bfloat16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
+    "torch bool": lambda x: torch.tensor(x > 0),
+    "torch leaf": lambda x: torch.tensor(x, requires_grad=True),
+    "torch transposed": lambda x: torch.tensor(np.stack([x, x])).T,
+    "number": lambda x: float(x[0]),
+    "tree": lambda x: {"a": [x, 3], "b": None},
+}
+CALLS = {
+    "broadcast": lambda g, x, tag: g.broadcast(x if g.rank == 1 else None, 1, tag=tag),
+    "all_gather": lambda g, x, tag: g.all_gather(x, tag=tag),
+    "gather": lambda g, x, tag: g.gather(x, 1, tag=tag),
+    "scatter": lambda g, x, tag: g.scatter([x] * g.size if g.rank == 1 else None, 1, tag=tag),
+    "all_to_all": lambda g, x, tag: g.all_to_all([x] * g.size, tag=tag),
+}
+
+
+def shown(value):
+    """A value, as far as one can tell it from another."""
+    if isinstance(value, (list, tuple)):
+        return type(value), [shown(each) for each in value]
+    if isinstance(value, dict):
+        return {key: shown(each) for key, each in value.items()}
+    if isinstance(value, torch.Tensor):
+        bits = value.detach().contiguous().view(torch.uint8) if value.ndim else value.detach()
+        return "tensor", str(value.dtype), value.shape, bits.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        flags = value.flags.writeable, value.flags.aligned, value.flags.c_contiguous
+        return "array", value.dtype, value.shape, value.tobytes(), flags
+    return value
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("op", CALLS)
+def test_the_same_as_the_ordinary_way(run, inline, op, size):
+    start = CALLS[op]
+
+    async def main():
+        async with sharing(size) as ranks:
+            for name, make in KINDS.items():
+                for number in range(5):
+                    numbers = np.random.default_rng(number).uniform(-3, 3, (size, 6))
+                    values = [make(row) for row in numbers]
+                    due = await everyone(ranks, lambda g, v=values: start(g, v[g.rank], "tag"))
+                    found = await everyone(ranks, lambda g, v=values: start(g, v[g.rank], None))
+                    assert [*map(shown, found)] == [*map(shown, due)], name
+
+    run(main())
+    assert inline.count(ALL) > 20
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_broadcast_into_arrays(run, inline, size):
+    async def main():
+        async with sharing(size) as ranks:
+            for number in range(12):
+                make = (np.asarray, torch.tensor)[number % 2]
+                arrays = [make(np.full((2, 3), g.rank + 10.0 * number)) for g in ranks]
+                versions = [getattr(x, "_version", 0) for x in arrays]
+                results = await everyone(ranks, lambda g, a=arrays: g.broadcast(a[g.rank], 1))
+                assert all(a is b for a, b in zip(results, arrays, strict=True))
+                assert all((np.asarray(x) == 1 + 10.0 * number).all() for x in arrays)
+                for x, before in zip(arrays, versions, strict=True):
+                    if isinstance(x, torch.Tensor) and x is not arrays[1]:
+                        assert x._version > before
+
+    run(main())
+    assert ALL in inline
+
+
+def test_what_is_received_is_ones_own(run, inline):
+    """Neither shared memory, nor what was given, nor what the last call gave."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            kept = []
+            for number in range(8):
+                x = np.full(3, float(number))
+                found = await everyone(ranks, lambda g, x=x: g.all_gather(x))
+                kept += [(number, values) for values in found]
+                x[:] = -1
+            for number, values in kept:
+                for value in values:
+                    assert (value == number).all()
+                    value[:] = -2
+
+    run(main())
+    assert ALL in inline
+
+
+def test_a_receiver_need_not_know_the_shape(run, inline):
+    """Shapes that were seen before come within the call, whichever of them it is."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            shapes = [(3,), (3, 1), (7,)]
+            for number in range(24):
+                x = np.full(shapes[number % 3], float(number))
+                _, result = await everyone(
+                    ranks, lambda g, x=x: g.broadcast(None if g.rank else x, 0)
+                )
+                assert result.shape == x.shape
+                assert (result == number).all()
+
+    run(main())
+    assert inline.count(ALL) >= 12
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_does_not_fit_is_found_as_ever(run, inline, size):
+    """The root has another array than those that were prepared: nobody's is written."""
+
+    async def main():
+        async with sharing(size) as ranks:
+            targets = [np.zeros(3) for _ in ranks]
+            for _ in range(4):
+                await everyone(ranks, lambda g: g.broadcast(targets[g.rank], 0))
+            done = inline.count(ALL)
+            for wrong in (np.ones(4), np.ones(3, np.float32), np.ones((3, 1)), {"a": np.ones(3)}):
+                works = [g.broadcast(targets[g.rank] if g.rank else wrong, 0) for g in ranks]
+                for result in await asyncio.gather(*works, return_exceptions=True):
+                    assert isinstance(result, MismatchError)
+                assert not any(target.any() for target in targets[1:])
+            # One rank wants what the others do not.
+            works = [
+                g.broadcast(np.zeros(5) if g.rank == size - 1 else targets[g.rank], 0)
+                for g in ranks
+            ]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, MismatchError)
+            assert inline.count(ALL) == done
+            targets[0][:] = 5
+            await everyone(ranks, lambda g: g.broadcast(targets[g.rank], 0))
+            assert all((target == 5).all() for target in targets)
+
+    run(main())
+    assert ALL in inline
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_other_calls_cancels_and_refusals(run, inline, size):
+    async def main():
+        async with sharing(size) as ranks:
+            x = np.ones(2)
+            for _ in range(4):
+                await everyone(ranks, lambda g: g.all_gather(x))
+            # Another rank calls something else.
+            works = [g.all_gather(x) if g.rank else g.gather(x, 0) for g in ranks]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, MismatchError)
+                assert 0 in result.calls
+            # One gives up.
+            works = [g.all_gather(x) for g in ranks[1:]]
+            works[0].cancel()
+            works.insert(0, ranks[0].all_gather(x))
+            for rank, result in enumerate(await asyncio.gather(*works, return_exceptions=True)):
+                kind = asyncio.CancelledError if rank == 1 else CollectiveAbortedError
+                assert isinstance(result, kind)
+            # One is refused.
+            works = [g.all_gather(x) for g in ranks[1:]]
+            with pytest.raises(TypeError):
+                ranks[0].all_gather(object())
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, CollectiveAbortedError)
+                assert result.rank == 0
+            with pytest.raises(TypeError):
+                ranks[0].broadcast(x, True)
+            works = [g.broadcast(x, 1) for g in ranks[1:]]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, CollectiveAbortedError)
+            for values in await everyone(ranks, lambda g: g.all_gather(x)):
+                assert len(values) == size
+
+    run(main())
+    assert ALL in inline
+
+
+def test_deadlines(run, inline):
+    async def main():
+        async with sharing(2) as ranks:
+            for _ in range(4):
+                await everyone(ranks, lambda g: g.barrier())
+            late = ranks[0].barrier(timeout=0.05)
+            with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+                await late
+            assert [*caught.value.missing] == [1]
+            with pytest.raises(aiodist.CollectiveTimeoutError, match="rank 0 gave up"):
+                await ranks[1].barrier()
+            await everyone(ranks, lambda g: g.barrier(timeout=20))
+            for wrong in (0, -1, "soon"):
+                with pytest.raises((TypeError, ValueError)):
+                    ranks[0].barrier(timeout=wrong)
+                with pytest.raises(CollectiveAbortedError):
+                    await ranks[1].barrier()
+
+    run(main())
+    assert ALL in inline
+
+
+def test_numbers_are_no_kinds(run):
+    """There would be one for each number."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            express = ranks[0]._context.express
+            before = len(express._recipes)
+            for number in range(20):
+                await everyone(ranks, lambda g, n=number: g.all_gather(n))
+                await everyone(ranks, lambda g, n=number: g.all_to_all([n, n]))
+                await everyone(ranks, lambda g, n=number: g.broadcast(n, 0))
+            assert len(express._recipes) == before
+
+    run(main())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_how_many_kinds_are_known_of_one_rank(run, monkeypatch, count):
+    monkeypatch.setattr(lane_values, "KNOWN", count)
+
+    async def main():
+        async with sharing(2) as ranks:
+            for length in range(1, 6):
+                x = np.ones(length)
+                await everyone(ranks, lambda g, x=x: g.broadcast(None if g.rank else x, 0))
+            recipe = ranks[1]._context.express._recipes["broadcast", None, 0]
+            assert len(recipe._known[0]) == count
+
+    run(main())

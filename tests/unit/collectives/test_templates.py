@@ -1,0 +1,100 @@
+"""What is the same in all blobs of one shape, and where their data lies."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgpack
+import numpy as np
+import pytest
+
+from aiodist.buffers.encoding import encode
+from aiodist.collectives import fitting
+from aiodist.collectives.device_transfer import DeviceTransfer
+from aiodist.collectives.offers import Offer, pack_offers
+from aiodist.collectives.templates import Reading, template_of
+
+PLACE = SimpleNamespace(
+    device_memory=None, heap=SimpleNamespace(place_of=lambda parts: 0), allow_pickle=False
+)
+ARRAYS = {
+    "one": [np.arange(3.0)],
+    "one byte": [np.array([7], np.uint8)],
+    "no dimensions": [np.array(2.5)],
+    "longer heads": [np.arange(n, dtype=np.uint8) for n in (31, 32, 255, 256, 300)],
+    "many": [np.full((k % 3 + 1, 2), k, "f4") for k in range(20)],
+    "equal bytes": [np.zeros(4), np.zeros(4)],
+}
+
+
+def blob_of(values, want=b"", room=10_000):
+    transfer = DeviceTransfer(PLACE)
+    packed = pack_offers(PLACE, transfer, [encode(value) for value in values], room)
+    return fitting.joined(want, packed)
+
+
+@pytest.mark.parametrize("want", [b"", b"('float64', (3,))"])
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_where_the_data_is(kind, want):
+    values = ARRAYS[kind]
+    blob = blob_of(values, want)
+    template = template_of(blob, len(values), 0)
+    shown = len(blob).to_bytes(4, "big") + blob
+    assert template.length == len(shown)
+    assert template.want == want
+    assert [shown[at : at + spec.nbytes] for at, spec in template.gaps] == [
+        value.tobytes() for value in values
+    ]
+    assert sum(len(part) for _, part in template.fixed) + sum(v.nbytes for v in values) == len(
+        shown
+    )
+    # Of other data it is the same, and says so.
+    others = [np.asarray(value + 1) for value in values]
+    other = blob_of(others, want)
+    assert template_of(other, len(values), 0) == template
+    area = memoryview(bytearray(template.length + 8))
+    reading = Reading(template, area)
+    assert not reading.is_there()
+    area[4 : 4 + len(other)] = other
+    area[:4] = len(other).to_bytes(4, "big")
+    assert reading.is_there()
+    for data, value in zip(reading.data, others, strict=True):
+        copy = data.copy()
+        assert copy.dtype == value.dtype
+        assert np.array_equal(copy, value)
+        data.flat[:] = 0
+        assert np.array_equal(copy, value)
+    # Each byte but the data counts.
+    for at, part in template.fixed:
+        for index in range(at, at + len(part)):
+            area[index] ^= 1
+            assert not reading.is_there()
+            reading.write()
+            assert reading.is_there()
+
+
+def test_whoever_offers_nothing():
+    empty = template_of(b"", 0, 0)
+    assert empty.fixed == ((0, bytes(4)),)
+    assert not empty.gaps
+    wanting = template_of(fitting.joined(b"?", b""), 0, 0)
+    assert wanting.want == b"?"
+    assert template_of(blob_of([np.ones(2)]), 0, 0) is None  # more than nothing
+
+
+@pytest.mark.parametrize(
+    "value", [3, "text", [np.ones(2)], {"a": np.ones(2)}, np.float64(2), np.ones(0), None]
+)
+def test_what_is_no_array_with_data_has_none(value):
+    assert template_of(blob_of([value]), 1, 0) is None
+    assert template_of(blob_of([np.ones(2), value]), 2, 0) is None
+
+
+def test_what_travels_apart_has_none():
+    assert template_of(blob_of([np.ones(2000)]), 1, 0) is None
+    whole = encode(np.ones(2))
+    late = Offer(len(whole.meta), 16, None)
+    assert template_of(msgpack.packb([late]), 1, 0) is None
+    found = Offer(whole.meta, 16, b"".join(whole.buffers))
+    assert template_of(msgpack.packb([found, b"words of a device"]), 1, 0) is None
+    assert template_of(msgpack.packb([found]), 1, 0) is not None

@@ -1,0 +1,98 @@
+"""Collectives other than all_reduce, done within their calls: among ranks that go the ordinary way,
+ranks that give up, and ranks that die."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from aiodist.collectives import lane_express, lane_values
+from aiodist.engine.executor import ALL
+from aiodist.errors import PeerLostError
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """How often a prepared collective was done within its call (True), and how often not."""
+    seen: Counter[tuple[str, bool]] = Counter()
+
+    def counted(make, name):
+        def bound(*args):
+            run = make(*args)
+
+            def counting(given):
+                done = run(given)
+                seen[name, done == ALL] += 1
+                return done
+
+            return counting
+
+        return bound
+
+    bound = counted(lane_values.ValueRecipe._bound, "values")
+    monkeypatch.setattr(lane_values.ValueRecipe, "_bound", bound)
+    in_steps = counted(lane_express.in_steps, "reductions")
+    monkeypatch.setattr(lane_express, "in_steps", in_steps)
+    return seen
+
+
+def some_calls(lanes, chance, size, *, cancels):
+    """A few kinds, again and again."""
+    kinds, lengths = chance.sample(lanes.PREPARED, 3), [3, 3, chance.choice([1, 2500])]
+    root = chance.randrange(size)
+    calls = []
+    for number in range(20):
+        number = number * size + (root if chance.random() < 0.8 else chance.randrange(size))
+        gives_up = cancels and chance.random() < 0.1
+        canceller = chance.randrange(size) if gives_up else None
+        calls.append(lanes.Call(number, chance.choice(kinds), chance.choice(lengths), canceller))
+    return calls
+
+
+@pytest.mark.parametrize("polls", [False, True])
+@pytest.mark.parametrize("cancels", [False, True])
+def test_any_interleaving(lanes, ends, polls, cancels):
+    for seed in range(40):
+        chance = random.Random(seed)
+        size = chance.choice([2, 2, 3, 4, 5])
+        world = lanes.World(size, lanes.Chance(seed), polls=polls)
+        calls = some_calls(lanes, chance, size, cancels=cancels)
+        users = lanes.Users(world, calls, awaits=chance.random() < 0.8)
+        users.run()
+        users.check()
+    for name in ("values", "reductions"):
+        assert ends[name, True] > 20
+        assert ends[name, False] > 20
+
+
+def test_a_rank_that_dies(lanes, ends):
+    """What is under way completes with the right values or fails; what is called later fails."""
+    failed = 0
+    for seed in range(60):
+        chance = random.Random(f"dies {seed}")
+        size = chance.choice([2, 3, 4])
+        world = lanes.World(size, lanes.Chance(seed), polls=chance.random() < 0.5)
+        users = lanes.Users(world, some_calls(lanes, chance, size, cancels=False), awaits=True)
+        dead = chance.randrange(size)
+        for _ in range(chance.randrange(40, 160)):
+            if events := users.events():
+                users.do(world.chooser.pick(events))
+        world.kill(dead)
+        world.tell_of(dead)
+        users.run()
+        for call in users.calls:
+            for rank, work in call.works.items():
+                if rank == dead:
+                    continue
+                assert work.done(), f"rank {rank} hangs in {call.kind} #{call.number}"
+                if (error := work.exception()) is None:
+                    assert call.is_right(rank, size)
+                else:
+                    assert isinstance(error, PeerLostError)
+                    assert error.ranks == (dead,)
+                    failed += 1
+    assert failed > 60
+    assert ends["values", True] > 20
+    assert ends["reductions", True] > 20
