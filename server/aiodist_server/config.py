@@ -22,11 +22,11 @@ class Config(BaseSettings):
     certificate file holds the key too) or ``unix:///path``. `token` or `token_file`: the secret
     that members have to prove to have (neither: AIODIST_TOKEN, if it is set). `insecure`: allow to
     listen without one where other hosts can reach it. `http`: ``host:port``, where to serve a page
-    with what groups do, and metrics, to whoever asks; where other hosts can reach that, it needs `insecure`, too. `drain_seconds`: how
-    long the first SIGTERM or SIGINT waits for groups to end. `state`: a file that keeps groups,
-    epochs and stores over restarts; `force`: start also where acknowledged writes are missing at
-    its end. `recovery_seconds`: how long no group forms after the start, so that members of groups
-    of a daemon that was here before come back first.
+    with what groups do, and metrics, to whoever asks; where other hosts can reach that, it needs
+    `insecure`, too. `drain_seconds`: how long the first SIGTERM or SIGINT waits for groups to end.
+    `state`: a file that keeps groups, epochs and stores over restarts; `force`: start also where
+    acknowledged writes are missing at its end. `recovery_seconds`: how long no group forms after
+    the start, so that members of groups of a daemon that was here before come back first.
     """
 
     model_config = SettingsConfigDict(
