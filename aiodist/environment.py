@@ -10,7 +10,8 @@ rank/size  JOB_COMPLETION_INDEX/AIODIST_SIZE; AIODIST_RANK/_SIZE; RANK/WORLD_SIZ
            OMPI_COMM_WORLD_RANK/_SIZE; PMI_RANK/_SIZE of mpiexec; SLURM_PROCID/_NTASKS; other PMI_…
 run id     AIODIST_RUN_ID; TORCHELASTIC_RUN_ID with TORCHELASTIC_RESTART_COUNT; the job id, with
            an address that was made from it
-others     AIODIST_GROUP, AIODIST_TOKEN, AIODIST_TRANSPORTS
+others     AIODIST_GROUP, AIODIST_TOKEN, AIODIST_TRANSPORTS; AIODIST_TIMEOUT; of an elastic
+           group AIODIST_MIN_SIZE, AIODIST_MAX_SIZE
 =========  ======================================================================================
 
 An empty variable counts as not set, but for AIODIST_TOKEN: who set that wanted one.
@@ -18,6 +19,7 @@ An empty variable counts as not set, but for AIODIST_TOKEN: who set that wanted 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +47,8 @@ class Settings:
     address: str = ""
     rank: int | None = None
     size: int | None = None
+    min_size: int | None = None
+    max_size: int | None = None
     group: str | None = None
     token: str | None = None
     transports: tuple[str, ...] | None = None
@@ -141,11 +145,13 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         address=str(address),
         rank=rank,
         size=size,
+        min_size=_integer(environ, "AIODIST_MIN_SIZE", 1),
+        max_size=_integer(environ, "AIODIST_MAX_SIZE", 1),
         group=environ.get("AIODIST_GROUP"),
         token=token,
         transports=transports,
         run_id=run_id,
-        # TLS needs a certificate, which no variable gives.
+        # What serves TLS to all is a coordinator of its own.
         listen="" if address.scheme == "tls" else str(address),
         listen_guarded=_listening_at(address, master="AIODIST_ADDRESS" not in environ),
         agent_store=agent_store,
@@ -161,6 +167,20 @@ def token_in(environ: Mapping[str, str]) -> str | None:
             "AIODIST_TOKEN is set, but empty: expected the token. Unset it for no authentication"
         )
     return None if token is None else token.strip()
+
+
+def timeout_in(environ: Mapping[str, str]) -> float | None:
+    """AIODIST_TIMEOUT in seconds; None if it is not set. Raises ValueError."""
+    value = environ.get("AIODIST_TIMEOUT", "").strip()
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ValueError(f"AIODIST_TIMEOUT={value!r}: expected seconds, more than 0")
+    return seconds
 
 
 def _listening_at(address: Address, *, master: bool) -> str:

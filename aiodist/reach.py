@@ -27,6 +27,15 @@ _PROCESS = "process:"
 _USER = "user:"
 """Marks the user among them, who may share memory with others of the same name on one host."""
 
+_HERE = "127.0.0.1"
+
+_IN_THE_CLEAR = (
+    "the coordinator is reached by TLS, and one of the two ranks has no certificate: what they "
+    "send each other would leave the host in the clear. Give all ranks certificates "
+    "(AIODIST_TLS_CA, AIODIST_TLS_CERT, AIODIST_TLS_KEY; or ssl= with a pair of contexts), or "
+    "ssl=(context, None) if the network between them is trusted"
+)
+
 _CHECK = "check firewalls, and bind= and advertise="
 _LISTENS_ALONE = (
     "it came to the coordinator by a loopback address, and listens there alone, as there is no "
@@ -39,13 +48,15 @@ _LISTENS_ALONE = (
 class Reach:
     """By what this rank can be reached, and reaches others: the transports that it may use, best
     first, the contexts for TLS, what keeps strangers out, and as in `aiodist.connect` the hosts to
-    listen at and to advertise."""
+    listen at and to advertise. `stays`: TCP is for this host alone, as the coordinator is reached
+    by TLS, and this rank has no certificate to be reached by it."""
 
     transports: tuple[str, ...]
     contexts: TlsContexts | None
     guard: Guard
     bind: str | None
     advertise: str | None
+    stays: bool = False
 
     async def listen(
         self,
@@ -67,7 +78,8 @@ class Reach:
             host = "::" if ":" in host else "0.0.0.0"
         for kind in self.transports:
             transport = registry.make(kind, self.contexts)
-            listeners.append(await transport.listen(accept, host=host))
+            where = _HERE if self.stays and kind == "tcp" else host
+            listeners.append(await transport.listen(accept, host=where))
             if kind == "tcp":
                 self.guard.check(listeners[-1].address)
 
@@ -81,7 +93,8 @@ class Reach:
         """`ask` with who this rank is, and where others reach it. `seen_host`: where the
         coordinator saw it come from."""
         host = self.advertise or seen_host or "127.0.0.1"
-        addresses = [_advertised(listener.address, host) for listener in listeners]
+        known_as = _HERE if self.stays else host
+        addresses = [_advertised(listener.address, known_as) for listener in listeners]
         who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
         return replace(
             ask,
@@ -110,6 +123,9 @@ class Reach:
         hint = _CHECK
         last: OSError | None = None
         for kind, address in registry.candidates(own, peer):
+            if kind == "tcp" and own.host != peer.host and (self.stays or _stays(member, address)):
+                hint = _IN_THE_CLEAR
+                continue
             if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
                 # The coordinator sees it come from its own host, which we know by another name.
                 address = _advertised(address, coordinator_host)
@@ -126,8 +142,15 @@ class Reach:
         raise OSError(
             f"tried {', '.join(tried)}; {hint}"
             if tried
+            else hint
+            if hint is not _CHECK
             else f"no transport of {', '.join(own.allowed)} is common to both ranks{apart}"
         ) from last
+
+
+def _stays(member: MemberInfo, address: str) -> bool:
+    """Whether `member`, whom others know by another host, can be reached there on its own alone."""
+    return is_loopback(parse_address(address).host) and not is_loopback(member.host)
 
 
 def _advertised(address: str, host: str) -> str:

@@ -33,7 +33,7 @@ from aiodist.rank.doings import RankDoings
 from aiodist.reach import Reach, endpoint_of, memory_of
 from aiodist.transports import registry
 from aiodist.transports.base import Listener
-from aiodist.transports.tls import TlsContexts
+from aiodist.transports.certificates import both, contexts_in
 from aiodist.wire.address import parse_address
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo
@@ -43,6 +43,9 @@ log = logging.getLogger("aiodist.session")
 
 MAX_MESSAGE_BYTES = 16 << 30
 """Default of `max_message_bytes`: 16 GiB."""
+
+_PATIENCE = {False: 30.0, True: 300.0}
+"""Default of `timeout`, in seconds, by whether the address comes from the environment."""
 
 _PAUSE = 0.2
 """Seconds before a coordinator that went away during a join is looked for again."""
@@ -78,11 +81,11 @@ def connect(
     min_size: int | None = None,
     max_size: int | None = None,
     join_window: float = 1.0,
-    timeout: float = 30.0,
+    timeout: float | None = None,
     op_timeout: float = 300.0,
     lease: float = 15.0,
     token: str | bytes | None = None,
-    ssl: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext] | None = None,
+    ssl: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None = None,
     transports: str | Iterable[str] | None = None,
     bind: str | None = None,
     advertise: str | None = None,
@@ -103,13 +106,18 @@ def connect(
     many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with
     `min_size` once nobody has joined for `join_window` seconds.
 
-    `timeout`: seconds until the group must be complete. `op_timeout`: the default deadline of
+    `timeout`: seconds until the group must be complete (None: AIODIST_TIMEOUT; else 300 where the
+    environment gives the address, as under launchers, whose ranks may come minutes apart, and 30
+    elsewhere). `op_timeout`: the default deadline of
     operations, in seconds. `lease`: after how many seconds of silence a member counts as lost.
     `token`: the secret that the coordinator asks for (it is not sent). It proves who connects, and
     protects nothing that is sent then: who is on the way between hosts can change tensors. `ssl`:
     contexts for TLS, ``(client side, server side)``: then all that leaves this host is encrypted
-    and authenticated, what ranks send each other, too; all ranks have to do the same. A client-side
-    context alone is for the connection to the coordinator.
+    and authenticated, what ranks send each other, too; all ranks have to do the same. None, with a
+    ``tls://`` address: those that AIODIST_TLS_CA, AIODIST_TLS_CERT, AIODIST_TLS_KEY (files) make.
+    A client-side context alone is for the connection to the coordinator: then ranks of different
+    hosts do not reach each other, unless they are told to do so in the clear, by a pair of it and
+    None.
 
     `transports`: those allowed ("inproc", "shm", "unix", "tcp", and "cuda_ipc" for tensors on a
     GPU; None: all, the best that reaches each peer). `bind`: the host to listen at for peers (None:
@@ -127,19 +135,20 @@ def connect(
             `allow_pickle` where other hosts can connect, and neither a token nor TLS that asks for
             certificates keeps strangers out.
     """
-    _check_positive(timeout=timeout, op_timeout=op_timeout, lease=lease)
     if max_message_bytes < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
+    by_environment = address is None
     address, found, allowed = _looked_up(address, transports)
+    if timeout is None:
+        timeout = environment.timeout_in(os.environ) or _PATIENCE[by_environment]
+    _check_positive(timeout=timeout, op_timeout=op_timeout, lease=lease)
     if size is None and min_size is None and max_size is None:
-        if found.size is None:
+        if found.size is None and found.min_size is None and found.max_size is None:
             raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
-        size = found.size
+        size, min_size, max_size = found.size, found.min_size, found.max_size
     secret = secret_of(found.token if token is None else token)
-    contexts = server = None
-    if isinstance(ssl, tuple):
-        contexts = TlsContexts(*ssl)
-        ssl, server = contexts
+    client, server = _contexts(ssl, address)
+    is_tls = client is not None or parse_address(address).scheme == "tls"
     guard = Guard.of(secret, server, allow_pickle=allow_pickle)
     ask = JoinRequest(
         group=group or found.group or "world",
@@ -158,15 +167,31 @@ def connect(
         _Options(
             _wanted(address, found, ask, secret, server, guard),
             ask,
-            Reach(registry.choose(allowed), contexts, guard, bind, advertise),
+            Reach(
+                registry.choose(allowed),
+                both(client, server),
+                guard,
+                bind,
+                advertise,
+                stays=is_tls and server is None and not isinstance(ssl, tuple),
+            ),
             timeout,
             op_timeout,
-            ssl,
+            client,
             registry.allows_devices(allowed),
             max_message_bytes,
             allow_pickle,
         )
     )
+
+
+def _contexts(
+    given: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None, address: str
+) -> tuple[tls.SSLContext | None, tls.SSLContext | None]:
+    """As a client, and as a server."""
+    if given is None:
+        return contexts_in(os.environ, address)
+    return given if isinstance(given, tuple) else (given, None)
 
 
 def _check_positive(**options: float) -> None:

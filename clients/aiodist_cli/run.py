@@ -18,6 +18,7 @@ import typer
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
 from aiodist.rank.flight_recorder import VARIABLE
+from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, usage_error
 
 EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:
@@ -91,6 +92,9 @@ def run(
             "passed on as it comes, without its rank.",
         ),
     ] = None,
+    tls_ca: tls.Ca = None,
+    tls_cert: tls.Cert = None,
+    tls_key: tls.Key = None,
     flight_recorder: Annotated[
         str | None,
         typer.Option(
@@ -130,13 +134,14 @@ def run(
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
     if flight_recorder:
         os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
+    tls.use(tls_ca, tls_cert, tls_key)
     place = Place(nprocs, nnodes, node, coordinator, group, node_timeout)
     try:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
             status = runner.run(launch(program, place, grace, stdin))
     except KeyboardInterrupt:  # before the ranks were there to be stopped
         status = 128 + signal.SIGINT
-    except (AiodistError, OSError) as error:
+    except (AiodistError, OSError, ValueError) as error:
         raise CommandError(f"aiodist run: {error}") from error
     raise typer.Exit(status)
 

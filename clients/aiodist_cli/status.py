@@ -18,6 +18,8 @@ from aiodist.control.client import ControlClient
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.membership.group import ranks_text
+from aiodist.transports.certificates import contexts_in
+from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, printable
 
 EPILOG = """    aiodist status tcp://127.0.0.1:29500
@@ -38,6 +40,9 @@ def status(
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for the answer.")
     ] = 5.0,
+    tls_ca: tls.Ca = None,
+    tls_cert: tls.Cert = None,
+    tls_key: tls.Key = None,
 ) -> None:
     """Show the groups of a coordinator: their ranks, what each is doing, and who waits to join.
 
@@ -47,6 +52,7 @@ def status(
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
+    tls.use(tls_ca, tls_cert, tls_key)
     try:
         found = asyncio.run(ask(address, token_in(os.environ), timeout))
     except (AiodistError, TimeoutError, ValueError) as error:
@@ -59,7 +65,8 @@ def status(
 
 async def ask(address: str, token: str | None, timeout: float) -> dict[str, Any]:
     """What a coordinator, and its members, say. Raises AiodistError, TimeoutError, ValueError."""
-    client = await ControlClient.open(address, token=token, timeout=timeout, retry=False)
+    ssl, _ = contexts_in(os.environ, address)
+    client = await ControlClient.open(address, token=token, ssl=ssl, timeout=timeout, retry=False)
     try:
         return {"address": address, **await client.status(timeout=timeout, ask_members=True)}
     finally:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from aiodist.environment import token_in
 from aiodist.errors import AiodistError
+from aiodist_cli import tls
 from aiodist_cli.errors import CommandError
 from aiodist_cli.status import ask, doing_text, findings, headline, plain, title
 
@@ -43,6 +44,9 @@ def top(
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long to wait for an answer.")
     ] = 5.0,
+    tls_ca: tls.Ca = None,
+    tls_cert: tls.Cert = None,
+    tls_key: tls.Key = None,
 ) -> None:
     """Show what each rank is doing, and how many collectives and bytes a second, until Ctrl-C.
 
@@ -52,6 +56,7 @@ def top(
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
+    tls.use(tls_ca, tls_cert, tls_key)
     console = Console()
     try:
         asyncio.run(_watch(console, address, interval, count, timeout))

@@ -37,7 +37,7 @@ class Rank:
         """Wait for a line with `text`."""
         assert self.process.stdout is not None
         while line := (await self.process.stdout.readline()).decode():
-            if "step" not in line or "Error" in line or "Regroup" in line:
+            if "step" not in line or "Error" in line:
                 print(f"  process {self.number}: {line}", end="", flush=True)
             self.last = line
             if text in line:

@@ -59,60 +59,13 @@ class Digits:
         return float((guesses == self.labels[TRAINED_ON:].argmax(axis=1)).mean())
 
 
-class Watch:
-    """How the group fares, over all epochs."""
-
-    def __init__(self, group: aiodist.Group) -> None:
-        self._view: aiodist.View | None = None
-        self._task = asyncio.create_task(self._run(group))
-
-    async def _run(self, group: aiodist.Group) -> None:
-        async for view in group.views():
-            self._view = view
-
-    def is_awaited(self, group: aiodist.Group) -> bool:
-        """Whether somebody waits to join."""
-        view = self._view
-        return view is not None and view.epoch == group.epoch and view.waiting > 0
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-
-async def share(group: aiodist.Group, state: State | None) -> State:
-    """The state of rank 0, for all: a survivor, if there is one."""
-    if state is None:
-        state = State(0, np.zeros((65, 10)))
-    step, weights = await group.broadcast((state.step, state.weights) if group.rank == 0 else None)
-    return State(step, weights)
-
-
-async def train(group: aiodist.Group, digits: Digits, steps: int, until: Path | None) -> State:
-    watch = Watch(group)
-    state: State | None = None
-    try:
-        while True:
-            try:
-                state = await share(group, state)
-                print(f"epoch {group.epoch}: rank {group.rank} of {group.size}", flush=True)
-                await run_epoch(group, digits, state, watch, steps, until)
-                return state
-            except (
-                aiodist.PeerLostError,
-                aiodist.GroupRevokedError,
-                aiodist.CollectiveAbortedError,
-                Regroup,
-            ) as reason:
-                print(f"step {state and state.step}: {type(reason).__name__}", flush=True)
-            # With at least the min_size of connect(): else replacements are waited for.
-            group = await group.rendezvous()
-    finally:
-        await watch.close()
-
-
-class Regroup(Exception):
-    """All ranks know that somebody waits to join."""
+async def newest(group: aiodist.Group, state: State | None) -> State:
+    """The state of the lowest rank of those who have come furthest, for all."""
+    steps = await group.all_gather(-1 if state is None else state.step)
+    source = steps.index(max(steps))
+    state = state or State(0, np.zeros((65, 10)))
+    own = (state.step, state.weights) if group.rank == source else None
+    return State(*await group.broadcast(own, src=source))
 
 
 def is_enough(step: int, steps: int, until: Path | None) -> bool:
@@ -120,52 +73,51 @@ def is_enough(step: int, steps: int, until: Path | None) -> bool:
 
 
 async def run_epoch(
-    group: aiodist.Group,
-    digits: Digits,
-    state: State,
-    watch: Watch,
-    steps: int,
-    until: Path | None,
+    group: aiodist.Group, digits: Digits, state: State, steps: int, until: Path | None
 ) -> None:
-    """Train until it is enough, or there is something to be done about the group."""
+    """Train until all say that it is enough."""
     while True:
-        done = is_enough(state.step, steps, until)
-        # What ranks have to know of each other travels with the gradient.
-        words = np.array([watch.is_awaited(group), done], np.float64)
         gradient = digits.gradient(state, group.rank, group.size)
-        await group.all_reduce([gradient, words])
-        if words[1] == group.size:
+        done = np.array([is_enough(state.step, steps, until)], np.float64)
+        await group.all_reduce([gradient, done])
+        if done[0] == group.size:
             return
         state.weights = state.weights - RATE * gradient
         state.step += 1
         if state.step % 50 == 0:
             print(f"step {state.step}", flush=True)
-        if words[0]:
-            raise Regroup
-        await asyncio.sleep(0)  # the loop is also for others: here, the watch
+        await asyncio.sleep(0)  # the loop is also for others: here, who waits to join
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("address")
-    parser.add_argument("--min-size", type=int, default=3)
-    parser.add_argument("--max-size", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--until", type=Path, help="go on until this file exists")
-    options = parser.parse_args()
+async def train(options: argparse.Namespace) -> None:
     digits = Digits()
-    connecting = aiodist.connect(
+    state: State | None = None
+    epochs = aiodist.epochs(
         options.address,
         group="elastic",
         min_size=options.min_size,
         max_size=options.max_size,
         join_window=0.1,
     )
-    async with connecting as group:
-        state = await train(group, digits, options.steps, options.until)
+    async for group in epochs:
+        async with group:
+            state = await newest(group, state)
+            print(f"epoch {group.epoch}: rank {group.rank} of {group.size}", flush=True)
+            await run_epoch(group, digits, state, options.steps, options.until)
+    assert state is not None
     accuracy = digits.accuracy(state.weights)
     print(json.dumps({"step": state.step, "accuracy": accuracy}), flush=True)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--min-size", type=int, default=3)
+    parser.add_argument("--max-size", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--until", type=Path, help="go on until this file exists")
+    asyncio.run(train(parser.parse_args()))
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -1,14 +1,17 @@
-"""What the daemon can be told: by keyword, or by AIODIST_COORDINATOR_* variables."""
+"""What the daemon can be told: by keyword, or by AIODIST_COORDINATOR_* variables; its token, as
+everywhere, by AIODIST_TOKEN."""
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from aiodist.environment import token_in
 from aiodist.wire.address import Address, parse_address
 
 
@@ -17,13 +20,13 @@ class Config(BaseSettings):
 
     `listen`: ``tcp://host:port``, ``tls://host:port`` (with `tls_cert`, and `tls_key` unless the
     certificate file holds the key too) or ``unix:///path``. `token` or `token_file`: the secret
-    that members have to prove to have. `insecure`: allow to listen without one where other hosts
-    can reach it. `http`: ``host:port``, where to serve a page with what groups do, and metrics, to
-    whoever asks; where other hosts can reach that, it needs `insecure`, too. `drain_seconds`: how
-    long the first SIGTERM or SIGINT waits for groups to end. `state`: a file that keeps groups,
-    epochs and stores over restarts; `force`: start also where acknowledged writes are missing at
-    its end. `recovery_seconds`: how long no group forms after the start, so that members of groups
-    of a daemon that was here before come back first.
+    that members have to prove to have (neither: AIODIST_TOKEN, if it is set). `insecure`: allow to
+    listen without one where other hosts can reach it. `http`: ``host:port``, where to serve a page
+    with what groups do, and metrics, to whoever asks; where other hosts can reach that, it needs
+    `insecure`, too. `drain_seconds`: how long the first SIGTERM or SIGINT waits for groups to end.
+    `state`: a file that keeps groups, epochs and stores over restarts; `force`: start also where
+    acknowledged writes are missing at its end. `recovery_seconds`: how long no group forms after
+    the start, so that members of groups of a daemon that was here before come back first.
     """
 
     model_config = SettingsConfigDict(
@@ -43,6 +46,17 @@ class Config(BaseSettings):
     drain_seconds: float = Field(default=30.0, ge=0.0)
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_token(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if "AIODIST_COORDINATOR_TOKEN" in os.environ:
+            raise ValueError(
+                "AIODIST_COORDINATOR_TOKEN is set: the token's variable is AIODIST_TOKEN"
+            )
+        if given.get("token") is None and given.get("token_file") is None:
+            return {**given, "token": token_in(os.environ)}
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> Config:
@@ -64,8 +78,8 @@ class Config(BaseSettings):
         if not (address.is_loopback or has_token or self.insecure):
             raise ValueError(
                 f"listen={self.listen} can be reached from other hosts, and there is no token: "
-                "whoever gets through could join any group. Give a token_file (--token-file), or "
-                "insecure=True (--insecure) if the network is trusted"
+                "whoever gets through could join any group. Set AIODIST_TOKEN, give a token_file "
+                "(--token-file), or insecure=True (--insecure) if the network is trusted"
             )
         if http is not None and not (http.is_loopback or self.insecure):
             raise ValueError(

@@ -251,6 +251,19 @@ def test_settings_that_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert str(Config(http="http://[::1]:80").http_address) == "tcp://[::1]:80"
     assert str(Config(http="0.0.0.0:0", insecure=True).http_address) == "tcp://0.0.0.0:0"
     assert Config(listen="unix:///run/s").ssl_context() is None
+    monkeypatch.setenv("AIODIST_TOKEN", "shared")
+    assert Config(listen="tcp://0.0.0.0:1").read_token() == "shared"
+    assert Config(token="t").read_token() == "t"
+    (tmp_path / "token").write_text("of the file")
+    assert Config(token_file=tmp_path / "token").read_token() == "of the file"
+    monkeypatch.setenv("AIODIST_TOKEN", "")
+    with pytest.raises(ValueError, match="AIODIST_TOKEN is set, but empty"):
+        Config()
+    monkeypatch.setenv("AIODIST_COORDINATOR_TOKEN", "t")
+    with pytest.raises(ValueError, match="the token's variable is AIODIST_TOKEN"):
+        Config()
+    monkeypatch.delenv("AIODIST_COORDINATOR_TOKEN")
+    monkeypatch.delenv("AIODIST_TOKEN")
     monkeypatch.setenv("AIODIST_COORDINATOR_LISTEN", "tcp://127.0.0.1:7")
     assert Config().listen == "tcp://127.0.0.1:7"
     missing = Config(listen="tls://127.0.0.1:1", tls_cert=tmp_path / "missing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import ssl
@@ -17,8 +18,10 @@ import uvloop
 import aiodist
 from aiodist.testing.conformance import LinkConformance
 from aiodist.transports.base import Transport
+from aiodist.transports.certificates import contexts_in
 from aiodist.transports.tcp import TcpTransport
 from aiodist.transports.tls import TlsContexts, TlsLink
+from aiodist_cli import status, tls
 
 Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
@@ -199,3 +202,57 @@ def test_a_connection_that_breaks_is_made_again(run: Any, mutual: Any, at: int) 
             await asyncio.gather(*(group.close() for group in ranks))
 
     run(main())
+
+
+async def test_ranks_take_their_certificates_from_the_environment(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, server = authority.contexts("node", mutual=True)
+    folder = authority._folder
+    for name, file in (("CA", "ca.pem"), ("CERT", "node.pem"), ("KEY", "node.key")):
+        monkeypatch.setenv(f"AIODIST_TLS_{name}", str(folder / file))
+    async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=server) as coordinator:
+        groups = await connected(coordinator.address, [None, None])
+        assert await asyncio.gather(*[g.all_reduce(1) for g in groups]) == [2, 2]
+        found = await status.ask(coordinator.address, None, 5.0)
+        assert len(found["groups"][0]["members"]) == 2
+        said = [one for m in groups[0]._actor.view.members for one in m.addresses]
+        assert [one.partition("://")[0] for one in said if "//" in one] == ["tls", "tls"]
+        await asyncio.gather(*[group.close() for group in groups])
+
+
+async def test_without_a_certificate_ranks_of_one_host_still_meet(authority: Authority) -> None:
+    client, server = authority.contexts("alone", mutual=False)
+    async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=server) as coordinator:
+        groups = await connected(coordinator.address, [client, (client, None)])
+        assert [group._actor.is_over for group in groups] == [False, False]
+        assert await asyncio.gather(*[g.all_reduce(1) for g in groups]) == [2, 2]
+        await asyncio.gather(*[group.close() for group in groups])
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"AIODIST_TLS_KEY": "x"}, "AIODIST_TLS_CERT is not"),
+        ({"AIODIST_TLS_CERT": "x"}, "AIODIST_TLS_CA is not"),
+        ({"AIODIST_TLS_CA": "/nowhere"}, "AIODIST_TLS_CA=/nowhere"),
+        ({"AIODIST_TLS_CA": "CA", "AIODIST_TLS_CERT": "/nowhere"}, "AIODIST_TLS_CERT=/nowhere"),
+    ],
+)
+def test_what_makes_no_sense_is_named(
+    authority: Authority, environ: dict[str, str], says: str
+) -> None:
+    ca = str(authority._folder / "ca.pem")
+    environ = {name: ca if value == "CA" else value for name, value in environ.items()}
+    with pytest.raises(ValueError, match=says):
+        contexts_in(environ, "tls://127.0.0.1:5")
+    assert contexts_in(environ, "tcp://127.0.0.1:5") == (None, None)
+
+
+def test_options_of_commands_are_for_all_that_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CA", "CERT", "KEY"):
+        monkeypatch.setenv(f"AIODIST_TLS_{name}", "as it was")
+    tls.use("ca.pem", "rank.pem", None)
+    assert [os.environ[f"AIODIST_TLS_{name}"] for name in ("CA", "CERT", "KEY")] == [
+        *("ca.pem", "rank.pem", "as it was")
+    ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from aiodist.environment import Settings, settings_from, token_in
+from aiodist.environment import Settings, settings_from, timeout_in, token_in
 
 ADDRESS = {"AIODIST_ADDRESS": "tcp://10.0.0.1:1"}
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -253,3 +255,23 @@ def test_what_is_wrong_names_variable_value_and_what_was_expected(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         settings_from(environ)
+
+
+def test_the_sizes_of_an_elastic_group() -> None:
+    found = settings_from({**ADDRESS, "AIODIST_MIN_SIZE": "2", "AIODIST_MAX_SIZE": "8"})
+    assert (found.size, found.rank, found.min_size, found.max_size) == (None, None, 2, 8)
+    with pytest.raises(ValueError, match="AIODIST_MIN_SIZE='0'"):
+        settings_from({**ADDRESS, "AIODIST_MIN_SIZE": "0"})
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(None, None), (" ", None), ("90", 90.0), ("0.5", 0.5), ("inf", math.inf)]
+)
+def test_the_deadline_of_joining(value: str | None, seconds: float | None) -> None:
+    assert timeout_in({} if value is None else {"AIODIST_TIMEOUT": value}) == seconds
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "soon"])
+def test_a_deadline_that_is_none(value: str) -> None:
+    with pytest.raises(ValueError, match=f"AIODIST_TIMEOUT='{value}'"):
+        timeout_in({"AIODIST_TIMEOUT": value})

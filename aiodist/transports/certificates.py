@@ -1,0 +1,53 @@
+"""TLS as the environment has it: whose certificates are trusted, and the one to show."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+
+from aiodist.transports.tls import TlsContexts
+from aiodist.wire.address import parse_address
+
+CA, CERT, KEY = "AIODIST_TLS_CA", "AIODIST_TLS_CERT", "AIODIST_TLS_KEY"
+"""The certificate of the authority that issues those of coordinator and ranks; that of this process
+and its key, which may be in the same file."""
+
+
+def contexts_in(
+    environ: Mapping[str, str], address: str
+) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    """The contexts of this process as a client and as a server, for a coordinator at `address`:
+    None where that is not ``tls://``, or the environment says nothing. Both show certificates.
+
+    Raises ValueError that names the variable, and what is wrong with it.
+    """
+    ca, cert, key = [environ.get(name, "").strip() for name in (CA, CERT, KEY)]
+    if parse_address(address).scheme != "tls" or not (ca or cert or key):
+        return None, None
+    if key and not cert:
+        raise ValueError(f"{KEY} is set, but {CERT} is not: expected the certificate of that key")
+    if not ca:
+        raise ValueError(
+            f"{CERT} is set, but {CA} is not: expected the certificate of the authority that has "
+            "issued those of all ranks"
+        )
+    try:
+        client = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ValueError(f"{CA}={ca}: expected a file of certificates ({error})") from None
+    if not cert:
+        return client, None
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+    server.verify_mode = ssl.CERT_REQUIRED
+    try:
+        for context in (client, server):
+            context.load_cert_chain(cert, key or None)
+    except OSError as error:
+        names = f"{CERT}={cert}" + (f" and {KEY}={key}" if key else "")
+        raise ValueError(f"{names}: expected a certificate and its key ({error})") from None
+    return client, server
+
+
+def both(client: ssl.SSLContext | None, server: ssl.SSLContext | None) -> TlsContexts | None:
+    """What links between ranks use; None: TCP in the clear."""
+    return None if client is None or server is None else TlsContexts(client, server)

@@ -1,0 +1,37 @@
+"""The options by which commands reach a coordinator over TLS."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from aiodist.transports.certificates import CA, CERT, KEY
+
+Ca = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar=CA,
+        help="Of a tls:// coordinator: the authority that its certificate is of.",
+    ),
+]
+Cert = Annotated[
+    str | None,
+    typer.Option("--tls-cert", metavar="FILE", envvar=CERT, help="The certificate to show it."),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-key", metavar="FILE", envvar=KEY, help="Its key, if it is in another file."
+    ),
+]
+
+
+def use(ca: str | None, cert: str | None, key: str | None) -> None:
+    """Put what was given where all that connects looks for it, and what is started inherits it."""
+    for name, file in ((CA, ca), (CERT, cert), (KEY, key)):
+        if file is not None:
+            os.environ[name] = file
