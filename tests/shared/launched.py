@@ -15,9 +15,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = re.compile(
-    r"(AIODIST|MASTER|SLURM|OMPI|PMIX?|PRTE|MPI|TORCHELASTIC)_|JOB_COMPLETION|RANK$"
+    r"(AIODIST|MASTER|SLURM|OMPI|PMIX?|PRTE|MPI|TORCHELASTIC)_|(LOCAL_)?(RANK|WORLD_SIZE)$|"
+    r"JOB_COMPLETION_INDEX$|PYTHONUNBUFFERED$"
 )
-"""Variables that tell of whatever has started the tests."""
+"""Variables that tell of whatever has started the tests; with the last one, print would write a line
+in two parts, between which those of others come."""
 
 
 def clean_environment() -> dict[str, str]:
