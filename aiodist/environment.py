@@ -282,8 +282,8 @@ def _first_host(environ: Mapping[str, str], launcher: _Launcher) -> str:
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         raise ValueError(
             f"SLURM_DISTRIBUTION={environ['SLURM_DISTRIBUTION']}: rank 0 may be on any host of "
-            f"{launcher.nodes}={environ[launcher.nodes]}. Set AIODIST_ADDRESS (tcp://host:port) to "
-            "a port of the one that the file of hosts has first"
+            f"{launcher.nodes}={environ[launcher.nodes]}. Set MASTER_ADDR to the one that "
+            "the file of hosts has first, and MASTER_PORT to a free port of it"
         )
     try:
         return next(hostlist.hosts(environ[launcher.nodes]))

@@ -98,9 +98,10 @@ def connect(
 
     `address`: the coordinator's, ``tcp://host:port``, ``tls://host:port``, ``unix:///path`` or
     ``inproc://name``. None takes address, rank, size, group and token from the environment:
-    AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI
-    and MPICH set. Then rank 0 serves the address itself if nobody else does: at what it names on
-    its host, and at nothing else; with a token, MASTER_ADDR on all interfaces.
+    AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI,
+    MPICH and Kubernetes set (docs/launchers.md). Then rank 0 serves the address itself if nobody
+    else does: at what it names on its host, and at nothing else; with a token on all interfaces,
+    unless it is AIODIST_ADDRESS.
 
     `group`: the name of the group ("world"). `rank`: the wanted one (None: assigned). `size`: how
     many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with

@@ -217,7 +217,7 @@ def test_job_ids_matter_only_without_an_address() -> None:
         ),
         (
             {**NODES, "SLURM_DISTRIBUTION": "arbitrary,Pack"},
-            "SLURM_DISTRIBUTION=arbitrary,Pack: rank 0 .*gpu.07,9.,login. Set AIODIST_ADDRESS",
+            "SLURM_DISTRIBUTION=arbitrary,Pack: rank 0 .*gpu.07,9.,login. Set MASTER_ADDR to",
         ),
         (
             {**NODES, "SLURM_STEP_NODELIST": "gpu[07"},

@@ -1,0 +1,315 @@
+"""deploy/: what Kubernetes and systemd say of it, and its programs, in processes for pods.
+
+Each process has the environment, the command and the names of hosts that its pod would have. All of
+them are in one network namespace, where these names are 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launched import ROOT, average, clean_environment, inside, namespace
+
+yaml = pytest.importorskip("yaml")
+
+pytestmark = pytest.mark.launchers
+
+PAGE = "kubernetes.md"
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+VALIDATE = ROOT / ".venv" / "peers" / "kubernetes" / "bin" / "kubernetes-validate"
+UNIT = DEPLOY / "systemd" / "aiodist-coordinator.service"
+
+Document = dict[str, Any]
+
+TEXT = {"type": "string"}
+
+
+def only(**properties: Any) -> Document:
+    """The schema of an object that has all of these properties, and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(properties),
+        "additionalProperties": False,
+    }
+
+
+def several(item: Any) -> Document:
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+CUSTOM = {
+    "JobSet": only(
+        apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
+        kind=TEXT,
+        metadata=only(name=TEXT),
+        spec=only(
+            network=only(
+                enableDNSHostnames={"type": "boolean"},
+                subdomain=TEXT,
+                publishNotReadyAddresses={"type": "boolean"},
+            ),
+            failurePolicy=only(maxRestarts={"type": "integer"}),
+            replicatedJobs=several(
+                only(name=TEXT, replicas={"type": "integer"}, template={"type": "object"})
+            ),
+        ),
+    ),
+    "PodMonitor": only(
+        apiVersion={"const": "monitoring.coreos.com/v1"},
+        kind=TEXT,
+        metadata=only(name=TEXT),
+        spec=only(
+            selector=only(matchLabels={"type": "object", "additionalProperties": TEXT}),
+            podMetricsEndpoints=several(
+                only(port=TEXT, path=TEXT, interval=TEXT, scrapeTimeout=TEXT)
+            ),
+        ),
+    ),
+}
+"""Of the kinds that Kubernetes does not have itself, what is used here."""
+
+
+def documents(path: Path) -> list[Document]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def document(kind: str, name: str) -> Document:
+    (found,) = (
+        one
+        for path in MANIFESTS
+        for one in documents(path)
+        if (one["kind"], one["metadata"]["name"]) == (kind, name)
+    )
+    return found
+
+
+def core(one: Document) -> list[Document]:
+    """What of a document is of a kind that Kubernetes has itself."""
+    if one["kind"] not in CUSTOM:
+        return [one]
+    jobs = one["spec"].get("replicatedJobs", [])
+    about = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}}
+    return [about | job["template"] for job in jobs]
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, check=False, text=True, timeout=50
+    )
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_manifests_fit_their_schemas(path: Path, tmp_path: Path) -> None:
+    if not VALIDATE.exists():
+        pytest.skip("kubernetes-validate is not installed: make launchers")
+    found = documents(path)
+    file = tmp_path / "core.yaml"
+    file.write_text(yaml.safe_dump_all(part for one in found for part in core(one)))
+    done = run(VALIDATE, "--strict", "--quiet", file)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    program = "import json, jsonschema, sys; jsonschema.validate(*map(json.loads, sys.argv[1:]))"
+    for one in found:
+        if one["kind"] in CUSTOM:
+            schema = CUSTOM[one["kind"]]
+            python = VALIDATE.with_name("python")
+            done = run(python, "-c", program, json.dumps(one), json.dumps(schema))
+            assert done.returncode == 0, done.stderr
+
+
+class Pods:
+    """Starts processes for pods, in a network namespace of their own."""
+
+    def __init__(self, folder: Path, space: str) -> None:
+        self.folder = folder
+        self._space = space
+        self._started: list[subprocess.Popen[str]] = []
+        (folder / "hosts").write_text("127.0.0.1 localhost aiodist-coordinator\n")
+        (folder / "token").mkdir()
+        (folder / "token" / "token").write_text("secret\n")
+        (folder / "state").mkdir()
+
+    def command(self, *command: str) -> list[str]:
+        return inside(self._space, self.folder / "hosts", *command)
+
+    def start(self, pod: Document, **variables: str) -> subprocess.Popen[str]:
+        """A process for the only container of a pod."""
+        (container,) = pod["spec"]["containers"]
+        words = container.get("command", ["aiodist"]) + container.get("args", [])
+        env = {one["name"]: self._value(one) for one in container.get("env", [])}
+        process = subprocess.Popen(
+            self.command(*map(self._here, words)),
+            env=clean_environment() | env | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def _value(self, variable: Document) -> str:
+        if "value" in variable:
+            return self._here(variable["value"])
+        source = variable["valueFrom"]
+        if "secretKeyRef" in source:
+            assert source["secretKeyRef"] == {"name": "aiodist-token", "key": "token"}
+            return "secret"
+        label = "metadata.labels['batch.kubernetes.io/controller-uid']"
+        assert source == {"fieldRef": {"fieldPath": label}}
+        return "uid-of-the-job"
+
+    def _here(self, text: str) -> str:
+        for mounted, here in {"/etc/aiodist": "", "/program": "", "/state": "/state"}.items():
+            text = text.replace(f"{mounted}/", f"{self.folder}{here}/")
+        return text
+
+    def get(self, path: str) -> str:
+        url = f"http://127.0.0.1:8080{path}"
+        program = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
+        return run(*self.command(sys.executable, "-c", program, url)).stdout.rstrip()
+
+    def stop(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def pods(folder: Path) -> Iterator[Pods]:
+    """Skips where network namespaces cannot be made."""
+    with namespace("pods") as space:
+        pods = Pods(folder, space)
+        try:
+            yield pods
+        finally:
+            pods.stop()
+
+
+@pytest.mark.parametrize(("kind", "names"), [("Job", "average"), ("JobSet", "average-ranks-0")])
+def test_ranks_meet_at_the_pod_of_index_0(pods: Pods, kind: str, names: str) -> None:
+    (job,) = core(document(kind, "average"))
+    service = document("Service", "average")["metadata"]["name"]
+    hosts = pods.folder / "hosts"
+    hosts.write_text(f"{hosts.read_text()}127.0.0.1 {names}-0.{service}\n")
+    indices = range(job["spec"]["completions"])
+    started = [
+        pods.start(
+            job["spec"]["template"], JOB_COMPLETION_INDEX=str(index), HOSTNAME=f"{names}-{index}"
+        )
+        for index in reversed(indices)
+    ]
+    printed = []
+    for process in started:
+        out, err = process.communicate(timeout=50)
+        assert process.returncode == 0, err
+        printed += out.splitlines()
+    assert sorted(printed) == average()
+
+
+def make_certificates(folder: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl command to make certificates with")
+    (folder / "tls").mkdir()
+    (folder / "tls" / "names").write_text("subjectAltName=DNS:aiodist-coordinator")
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    for arguments in (
+        f"req -x509 {key} -days 2 -subj /CN=ca -keyout ca.key -out ca.crt",
+        f"req -new {key} -subj /CN=aiodist -keyout tls.key -out tls.csr",
+        "x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -days 2 -extfile names -out tls.crt",
+    ):
+        command = [openssl, *arguments.split()]
+        subprocess.run(command, cwd=folder / "tls", check=True, capture_output=True, timeout=30)
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return line
+    assert process.stderr is not None
+    raise AssertionError(f"it ended without {text!r}: {process.stderr.read()}")
+
+
+def test_a_pod_dies_and_is_made_again(pods: Pods) -> None:
+    make_certificates(pods.folder)
+    coordinator = pods.start(document("StatefulSet", "aiodist-coordinator")["spec"]["template"])
+    read_until(coordinator, "http on")
+    assert (pods.get("/livez"), pods.get("/readyz")) == ("ok", "ok")
+    template = document("Job", "elastic")["spec"]["template"]
+
+    def start(index: int) -> subprocess.Popen[str]:
+        return pods.start(template, JOB_COMPLETION_INDEX=str(index), STEPS="300")
+
+    ranks = [start(index) for index in range(4)]
+    read_until(ranks[2], "step 5: 4 ranks")
+    ranks[2].kill()
+    ranks[2].communicate()
+    ranks[2] = start(2)
+    first = read_until(ranks[2], ": 4 ranks")
+    assert first != "step 1: 4 ranks\n"  # it goes on where the others were
+    assert "aiodist_group_epoch" in pods.get("/metrics")
+    for process in ranks:
+        out, err = process.communicate(timeout=50)
+        assert process.returncode == 0, err
+        assert out.splitlines()[-1] == "step 300: 4 ranks"
+    coordinator.send_signal(signal.SIGTERM)
+    _, log = coordinator.communicate(timeout=30)
+    assert (coordinator.returncode, "Traceback" in log) == (0, False)
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("there is no systemd-analyze")
+    # It looks for the command.
+    aiodist = str(Path(sys.executable).with_name("aiodist"))
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/aiodist/bin/aiodist", aiodist))
+    done = run("systemd-analyze", "verify", "--man=no", unit)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_the_command_of_the_unit_runs(pods: Pods) -> None:
+    (found,) = re.findall(r"^ExecStart=/opt/aiodist/bin/(.*)$", UNIT.read_text(), re.MULTILINE)
+    (pods.folder / "aiodist").mkdir()
+    words = found.replace("%d", f"{pods.folder}/token").replace("%S", str(pods.folder)).split()
+    daemon = pods.start({"spec": {"containers": [{"command": words}]}})
+    read_until(daemon, "http on")
+    assert pods.get("/readyz") == "ok"
+    daemon.send_signal(signal.SIGTERM)
+    _, log = daemon.communicate(timeout=30)
+    assert (daemon.returncode, "Traceback" in log) == (0, False)
+
+
+def test_the_image_has_what_is_installed_in_it(tmp_path: Path) -> None:
+    """Nothing builds the image here: what it copies is enough to build the package."""
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = re.findall(r"^COPY (?!--from)(.*) (\S+)$", text, re.MULTILINE)
+    assert copied
+    for sources, target in copied:
+        for source in sources.split():
+            if (ROOT / source).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / source, tmp_path / target, ignore=ignored)
+            else:
+                shutil.copy(ROOT / source, tmp_path / target)
+    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist")]
+    done = run(sys.executable, *build, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"'\.\[(.*?)\]'", text) == ["cli,server"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert {"cli", "server"} <= set(extras)
