@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from typing import Any
 
@@ -64,8 +63,6 @@ async def meet(namespace: str | None) -> tuple[str, str]:
     try:
         found: tuple[str, str] = await coordinator(namespace=namespace).meet.remote()
     except RayActorError:
-        # It was just ending, for want of groups, or is dead and Ray has not noticed before: its
-        # name is free by now.
-        await asyncio.sleep(0)
+        # It was just ending, for want of groups, or has died: its name is free by now.
         found = await coordinator(namespace=namespace).meet.remote()
     return found

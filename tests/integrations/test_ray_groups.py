@@ -22,7 +22,7 @@ import aiodist_ray
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("ray_cluster")]
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
