@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -108,8 +108,7 @@ class Groups:
             await self._client.register_plugin(scheduler.CoordinatorPlugin())
             await self._client.register_plugin(worker.GroupsPlugin())
             address, token = await self._client.run_on_scheduler(scheduler.whereabouts)
-            there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
-            self._workers = _members(self._workers, self._wanted, there)
+            self._workers = _members(self._workers, self._wanted, await self._there())
             ticket = worker.Ticket(
                 address,
                 token,
@@ -130,13 +129,17 @@ class Groups:
         async with self._turn:
             if not self._workers:
                 raise RuntimeError("the group has not met: use `with groups(…) as …:`, or start()")
+            there = await self._there()
+            if gone := [rank for rank, each in enumerate(self._workers) if each not in there]:
+                raise self._lost(gone)  # to connect to them would take until a deadline
             return await self._on_workers(worker.call, self._name, function, args, options)
 
     async def _close(self) -> None:
         async with self._turn:
-            there = (await self._client.scheduler.identity(n_workers=-1))["workers"]
-            self._workers = tuple(each for each in self._workers if each in there)
-            await self._on_workers(worker.leave, self._name)
+            there = await self._there()
+            workers = [each for each in self._workers if each in there]
+            # Who dies now has left as well.
+            await self._client.run(worker.leave, self._name, workers=workers, on_error="ignore")
             self._workers = ()
 
     async def _on_workers(self, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
@@ -153,16 +156,24 @@ class Groups:
         ]
         causes = [each for each in failures if not isinstance(each, spawn.CONSEQUENCES)]
         if dead:
-            who = ", ".join(self._workers[rank] for rank in dead)
-            text = f"{spawn.name_ranks(dead)} died, the Dask workers at {who}"
-            raise PeerLostError(text, ranks=dead, group=self._name)
+            raise self._lost(dead)
         if failures:
             raise (causes or failures)[0]
         return {each: found[each] for each in self._workers}
 
+    async def _there(self) -> Collection[str]:
+        """The addresses of the workers that the scheduler has now."""
+        workers: Collection[str] = (await self._client.scheduler.identity(n_workers=-1))["workers"]
+        return workers
+
+    def _lost(self, ranks: Sequence[int]) -> PeerLostError:
+        where = ", ".join(self._workers[rank] for rank in ranks)
+        text = f"lost {spawn.name_ranks(ranks)}, on {where}: renew() has the others meet anew"
+        return PeerLostError(text, ranks=ranks, group=self._name)
+
 
 def _members(
-    before: Sequence[str], wanted: Sequence[str] | None, there: dict[str, Any]
+    before: Sequence[str], wanted: Sequence[str] | None, there: Collection[str]
 ) -> tuple[str, ...]:
     """Who is in the group: of those wanted, who are there, and those first, in their old order, who
     were in it before."""

@@ -15,10 +15,9 @@ def register() -> None:
 
     Ray wants that in the driver and in every actor that has a part in a group.
     """
-    from aiodist_ray.collective import NAME, CollectiveGroup, is_registered, register_with_ray
+    from aiodist_ray import collective
 
-    if not is_registered(NAME):
-        register_with_ray(NAME, CollectiveGroup)
+    collective.register()
 
 
 __all__ = ["connect", "coordinator", "register"]

@@ -12,20 +12,19 @@ from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from ray.util.collective.backend_registry import (
-    _global_registry,
-    register_collective_backend,
-)
+from ray.util.collective.backend_registry import register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import (
     AllGatherOptions,
     AllReduceOptions,
+    Backend,
     BarrierOptions,
     BroadcastOptions,
     RecvOptions,
     ReduceOptions,
     ReduceScatterOptions,
     SendOptions,
+    unset_timeout_ms,
 )
 
 from aiodist import ReduceOp
@@ -37,12 +36,11 @@ T = TypeVar("T")
 NAME = "AIODIST"
 """The backend, as Ray writes it; `backend="aiodist"` means it."""
 
-register_with_ray = register_collective_backend
 
-
-def is_registered(name: str) -> bool:
-    """Whether Ray knows the backend in this process."""
-    return bool(_global_registry.is_registered(name))
+def register() -> None:
+    """Make the backend known to Ray in this process, unless it is."""
+    if not hasattr(Backend, NAME):
+        register_collective_backend(NAME, CollectiveGroup)
 
 
 class CollectiveGroup(BaseGroup):
@@ -153,11 +151,10 @@ def _operator(options: Any) -> ReduceOp:
 def _seconds(options: Any) -> float | None:
     """The deadline in `options`; None: that of the group."""
     # Not in RecvOptions, where Ray has given it another name.
-    given = getattr(options, "timeout_ms", timedelta(-1))
-    seconds = (
-        given if isinstance(given, timedelta) else timedelta(milliseconds=given)
-    ) / timedelta(seconds=1)
-    return seconds if seconds > 0 else None
+    given = getattr(options, "timeout_ms", unset_timeout_ms)
+    if not isinstance(given, timedelta):
+        given = timedelta(milliseconds=given)
+    return given.total_seconds() if given > timedelta(0) else None
 
 
 def _check_whole(options: Any) -> None:

@@ -37,10 +37,13 @@ class CoordinatorActor:
         self._started: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._calls = 0  # of `meet`: somebody who has the address may be about to come
+        self._is_ending = False
 
     async def meet(self) -> tuple[str, str]:
         """The address and the token, for a process that is going to join a group."""
         self._calls += 1
+        if self._is_ending:
+            await self.gone()  # then who asks knows that it has to ask another one
         await self._serve()
         return self._coordinator.address, self._token
 
@@ -65,8 +68,11 @@ class CoordinatorActor:
             calls = self._calls
             await asyncio.sleep(self._linger)
             await self._coordinator.emptied()
-        await self._coordinator.stop()
+        self._is_ending = True
         ray.kill(ray.get_runtime_context().current_actor)
+
+
+_ACTOR: Any = ray.remote(CoordinatorActor)
 
 
 def coordinator(*, namespace: str | None = None, linger: float = LINGER, **options: Any) -> Any:
@@ -75,7 +81,7 @@ def coordinator(*, namespace: str | None = None, linger: float = LINGER, **optio
 
     `linger`: after how many seconds without a group it ends, if nobody has asked for it meanwhile.
     """
-    made = ray.remote(CoordinatorActor).options(
+    made = _ACTOR.options(
         **{
             "num_cpus": 0,
             "max_concurrency": 10_000,  # a call may wait for as long as it likes

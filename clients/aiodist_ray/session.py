@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from typing import Any
 
@@ -19,11 +18,16 @@ def connect(group: str = "world", *, namespace: str | None = None, **options: An
     To be called where an event loop runs, in a coroutine of an actor as a rule. `options` are those
     of `aiodist.connect`: `size` (and `rank`), or `min_size` and `max_size`, `timeout` and so on;
     its address and token come from the coordinator, an actor that is made if there is none.
-    `metadata` has `actor_id` and `node_id` besides what is given.
+    `metadata` has `actor_id` and `node_id` besides what is given; `timeout` is 300 s, for actors
+    may be long in coming.
 
     Raises what `aiodist.connect` raises.
     """
     return Connecting(group, namespace, options)
+
+
+JOIN_TIMEOUT = 300.0
+"""The default of `timeout`: the other actors may wait for their turn, or for a node."""
 
 
 class Connecting:
@@ -56,7 +60,7 @@ class Connecting:
         metadata = {"actor_id": where.get_actor_id(), "node_id": where.get_node_id()}
         metadata |= self._options.get("metadata") or {}
         own = {"group": self._group, "token": token, "metadata": metadata}
-        return aiodist.connect(address, **{**self._options, **own})
+        return aiodist.connect(address, **{"timeout": JOIN_TIMEOUT, **self._options, **own})
 
 
 async def meet(namespace: str | None) -> tuple[str, str]:
@@ -64,8 +68,6 @@ async def meet(namespace: str | None) -> tuple[str, str]:
     try:
         found: tuple[str, str] = await coordinator(namespace=namespace).meet.remote()
     except RayActorError:
-        # It was just ending, for want of groups, or is dead and Ray has not noticed before: its
-        # name is free by now.
-        await asyncio.sleep(0)
+        # It was just ending, for want of groups, or has died: its name is free by now.
         found = await coordinator(namespace=namespace).meet.remote()
     return found

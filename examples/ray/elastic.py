@@ -7,9 +7,12 @@ Run it with Ray installed::
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 
 import ray
+from ray.exceptions import RayActorError
 
 import aiodist
 import aiodist_ray
@@ -35,6 +38,9 @@ class Worker:
     async def pid(self) -> int:
         return os.getpid()
 
+    async def crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     async def leave(self) -> None:
         assert self.group is not None
         await self.group.close()
@@ -44,7 +50,8 @@ def main() -> None:
     workers = [Worker.remote() for _ in range(3)]
     print(ray.get([worker.add_up.remote(1) for worker in workers]))
     before = ray.get(workers[1].pid.remote())
-    ray.kill(workers[1], no_restart=False)
+    with contextlib.suppress(RayActorError):
+        ray.get(workers[1].crash.options(max_task_retries=0).remote())
     print(ray.get([worker.add_up.remote(10) for worker in workers]))
     print("restarted:", ray.get(workers[1].pid.remote()) != before)
     ray.get([worker.leave.remote() for worker in workers])

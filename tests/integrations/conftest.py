@@ -67,7 +67,7 @@ def play() -> Play:
             capture_output=True,
             text=True,
             check=False,
-            timeout=100,
+            timeout=200,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.splitlines()

@@ -26,7 +26,7 @@ import aiodist_dask
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SIZE = 3
 
@@ -107,8 +107,15 @@ async def die(group: aiodist.Group, rank: int) -> None:
 def test_a_killed_worker_is_named_and_replaced(client: Client) -> None:
     with aiodist_dask.groups(client) as ranks:
         before = ranks.workers
-        with pytest.raises(aiodist.PeerLostError, match=rf"rank 1 died, .* {before[1]}") as caught:
+        with pytest.raises(
+            aiodist.PeerLostError, match=rf"lost rank 1, on {before[1]}: "
+        ) as caught:
             ranks.run(die, 1)
+        assert caught.value.ranks == (1,)
+        with pytest.raises(
+            aiodist.PeerLostError, match=rf"lost rank 1, on {before[1]}: "
+        ) as caught:
+            ranks.run(place)  # before they have met anew
         assert caught.value.ranks == (1,)
         client.wait_for_workers(SIZE)
         ranks.renew()

@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebook").glob("*.ipynb"))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 async def test_a_notebook(path: Path) -> None:
     written = nbformat.read(path, as_version=4)

@@ -31,7 +31,7 @@ from aiodist_ray.collective import CollectiveGroup
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("ray_cluster")]
 
 SIZE = 3
 

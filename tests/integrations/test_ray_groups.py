@@ -22,7 +22,7 @@ import aiodist_ray
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("ray_cluster")]
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
@@ -85,7 +85,7 @@ def test_a_restarted_actor_is_taken_in(ray_cluster: str, play: Any) -> None:
 
 @pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
 def test_a_killed_actor_is_noticed(actors: list[Any], how: str) -> None:
-    join(actors, f"killed by {how}")
+    join(actors, f"killed by {how}", lease=3600.0)  # that it is silent is not what tells
     waiting = [actor.lost.remote() for actor in actors[:2]]
     if how == "SIGKILL":
         os.kill(ray.get(actors[2].pid.remote()), signal.SIGKILL)

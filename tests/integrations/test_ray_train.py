@@ -11,7 +11,7 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("needs Ray: make integrations", allow_module_level=True)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_example(ray_cluster: str, play: Any) -> None:
     expected = "{'backend': 'aiodist', 'line': [3.0, 1.0], 'alike': True}"
     assert expected in play("ray/train.py", RAY_ADDRESS=ray_cluster)
