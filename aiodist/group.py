@@ -120,6 +120,17 @@ class Group(Operations):
         return self._actor.endpoint.payload_bytes
 
     @property
+    def lost(self) -> dict[int, str]:
+        """The ranks that this one knows to be lost or to have left, and why. Who is not in it may
+        have died without anybody having noticed: `agree` and `shrink` have all agree on that."""
+        return dict(self._context.lost())
+
+    @property
+    def revoked(self) -> bool:
+        """Whether a rank has revoked the group, as far as has been heard here."""
+        return isinstance(self._context.ended, GroupRevokedError)
+
+    @property
     def store(self) -> Store:
         """The group's key-value store, kept by the coordinator."""
         return self._actor.store

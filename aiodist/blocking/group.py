@@ -124,6 +124,18 @@ class BlockingGroup:
         return closed
 
     @property
+    def lost(self) -> dict[int, str]:
+        """The ranks that are known to be lost or to have left, and why. See `Group.lost`."""
+        lost: dict[int, str] = self._group.lost
+        return lost
+
+    @property
+    def revoked(self) -> bool:
+        """Whether a rank has revoked the group, as far as has been heard here."""
+        revoked: bool = self._group.revoked
+        return revoked
+
+    @property
     def store(self) -> BlockingStore:
         """The group's key-value store, kept by the coordinator."""
         return BlockingStore(self._home, self._group.store)
@@ -147,7 +159,9 @@ class BlockingGroup:
     barrier = _waiting(Operations.barrier)
     send = _waiting(Operations.send)
     recv = _waiting(Operations.recv)
+    ssend = _waiting(Operations.ssend)
     isend = _starting(Operations.send)
+    issend = _starting(Operations.ssend)
     irecv = _starting(Operations.recv)
     sendrecv = _waiting(Operations.sendrecv)
     probe = _waiting(Operations.probe)

@@ -170,7 +170,7 @@ class Delivery:
             self._unreadable(message, receiving, error)
             return False
         try:
-            target.allocate(receiving.out, foreign=foreign)
+            target.allocate(_front(target, receiving), foreign=foreign)
         except Exception as error:
             # With `out`, it is the receiver's mistake, and the message waits for a better one.
             # Without, it is a message that nobody here can take, as a pickle where none is allowed:
@@ -278,6 +278,9 @@ class Delivery:
             self._wire.flush()
 
     def _hand_over(self, message: Message, receiving: Receiving, target: Incoming) -> None:
+        # The two hold each other no longer, and so the arrays of the user: what only the cyclic
+        # garbage collector frees may be there for long.
+        message.receiving = receiving.message = None
         # Before the value is made: its credit is the sender's again, whatever unpickling may raise.
         self._consumed(message)
         try:
@@ -335,3 +338,11 @@ class Delivery:
             assert message.sid is not None
             self._wire.send(message.source, (wire.REFUSE, message.sid, why), urgent=True)
         self._consumed(message)
+
+
+def _front(target: Incoming, receiving: Receiving) -> Any:
+    """The `out` of a receive; of one that takes less, as much of its front as the message has."""
+    out, spec = receiving.out, target.array
+    if not receiving.partial or spec is None or not spec.shape or spec.shape[0] > len(out):
+        return out  # a message that does not fit is refused as any other
+    return out[: spec.shape[0]]
