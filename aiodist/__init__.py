@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from aiodist.p2p.point_to_point import Envelope
     from aiodist.rank import flight_recorder
     from aiodist.session import connect, local
+    from aiodist.topologies.graph import Graph
+    from aiodist.topologies.grid import Grid
     from aiodist.work import Work
 
 __version__ = "0.1.0"
@@ -65,6 +67,8 @@ __all__ = [
     "Coordinator",
     "CoordinatorLostError",
     "Envelope",
+    "Graph",
+    "Grid",
     "Group",
     "GroupClosedError",
     "GroupCompleteError",
@@ -95,6 +99,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "BlockingWork": "aiodist.blocking.calls",
     "Coordinator": "aiodist.coordinator.actor",
     "Envelope": "aiodist.p2p.point_to_point",
+    "Graph": "aiodist.topologies.graph",
+    "Grid": "aiodist.topologies.grid",
     "Group": "aiodist.group",
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",

@@ -380,6 +380,7 @@ class Operations:
         """A collective was not called, for want of arguments that make sense, as `error` says: it
         uses up its number here, unless a method of this class raised that, and has seen to it. For
         who calls collectives for others."""
+        self._check_loop()
         if not (self.closed or failures.is_forgone(error)):
             self._context.forgo("collective", tag, error)
 
