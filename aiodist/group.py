@@ -39,8 +39,10 @@ class Group(Operations):
     (None: the group's `op_timeout`, `math.inf`: none).
 
     Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
-    tuple, str, bytes, None, bool, int, float, complex and arrays. Subclasses of numpy arrays travel
-    as arrays, masked ones not at all; new arrays have the byte order of this machine.
+    tuple, str, bytes, None, bool, int, float, complex and arrays. An `array.array`, bytearray or
+    memoryview is taken for an array, and arrives as one of numpy. Subclasses of numpy arrays travel
+    as arrays, masked ones and named tuples not at all; new arrays have the byte order of this
+    machine.
 
     A call raises TypeError or ValueError at once for arguments that make no sense. That of a
     collective has its place in the order all the same: the other ranks' Works fail with

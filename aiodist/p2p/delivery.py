@@ -70,7 +70,7 @@ class Delivery:
                 f"{channel.max_message_bytes} and was dropped: raise it, or send less at once"
             )
             self._refuse(message, wire.TOO_LARGE)
-            self.fail(receiving, self._error(MessageTooLargeError, text, receiving, message))
+            self._fail(receiving, message, MessageTooLargeError, text)
             return False
         # Where there is no metadata yet, nothing is known but the size: the two are a pair all the
         # same, since later receives and messages must not come in between, and it is pulled.
@@ -167,6 +167,7 @@ class Delivery:
                 )
             foreign = self._places(message, target, receiving.device_work)
         except Exception as error:  # these bytes are whatever the sender wanted them to be
+            self._refuse(message, wire.UNREADABLE)
             self._unreadable(message, receiving, error)
             return False
         try:
@@ -176,6 +177,7 @@ class Delivery:
             # Without, it is a message that nobody here can take, as a pickle where none is allowed:
             # were it kept, every later receive of this tag would fail by it.
             if receiving.out is None:
+                self._refuse(message, wire.UNREADABLE)
                 self._unreadable(message, receiving, error)
             else:
                 self._mismatch(message, receiving, target, error)
@@ -286,7 +288,7 @@ class Delivery:
         try:
             value = target.finish()
         except Exception as error:  # what unpickling raises
-            self.fail(receiving, self._not_readable(message, receiving, error))
+            self._unreadable(message, receiving, error)
             return
         self._ended(receiving.work)
         work = receiving.work
@@ -306,31 +308,20 @@ class Delivery:
             f"out= does not fit the message of rank {message.source}: {error}. The message stays"
             " queued: receive it with an out of its kind, or without"
         )
-        failure = self._error(MismatchError, text, receiving, message, calls=calls)
-        failure.__cause__ = error
-        self.fail(receiving, failure)
+        self._fail(receiving, message, MismatchError, text, error, calls=calls)
 
     def _unreadable(self, message: Message, receiving: Receiving, error: Exception) -> None:
-        self._refuse(message, wire.UNREADABLE)
-        self.fail(receiving, self._not_readable(message, receiving, error))
-
-    def _not_readable(
-        self, message: Message, receiving: Receiving, error: Exception
-    ) -> AiodistError:
         text = f"a message of rank {message.source} could not be read and was dropped: {error}"
-        failure = self._error(ProtocolError, text, receiving, message)
-        failure.__cause__ = error
-        return failure
+        self._fail(receiving, message, ProtocolError, text, error)
 
-    def _error(
-        self,
-        cls: type[AiodistError],
-        text: str,
-        receiving: Receiving,
-        message: Message,
-        **fields: Any,
-    ) -> AiodistError:
-        return self._channel.error(cls, text, op=receiving.work.op, tag=message.tag, **fields)
+    def _fail(
+        self, receiving: Receiving, message: Message, cls: type[AiodistError], text: str,
+        cause: Exception | None = None, **fields: Any,
+    ) -> None:  # fmt: skip
+        """Fail a receive for what is wrong with its message."""
+        error = self._channel.error(cls, text, op=receiving.work.op, tag=message.tag, **fields)
+        error.__cause__ = cause
+        self.fail(receiving, error)
 
     def _refuse(self, message: Message, why: int) -> None:
         """Drop a message that its sender may still hold."""

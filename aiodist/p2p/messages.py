@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from aiodist.buffers import arrays
 from aiodist.buffers.tokens import Spec
@@ -33,9 +34,10 @@ class Envelope(_Outside):
     """What a probe tells of a message: who sent it, its tag, the bytes of its arrays; and of a
     message that is one array its dtype and shape. A tuple of the first three."""
 
-    shape: tuple[int, ...] | None
+    # Not fields of the tuple: programs take it apart into three.
+    shape: tuple[int, ...] | None = None
     """That of the array; None for any other value."""
-    _spec: Spec | None
+    _spec: Spec | None = None
 
     @classmethod
     def of(cls, message: Message) -> Envelope:
@@ -94,18 +96,12 @@ class Probing(Receiving):
     __slots__ = ()
 
 
-class Arrived(Protocol):
-    """Who is told of messages whose first frame is here."""
-
-    def came(self, message: Message) -> None: ...
-
-
 @dataclass(eq=False, slots=True)
 class Message:
     """A message that came, whole or announced, and was not delivered yet: the landing of its first
     frame."""
 
-    arrived: Arrived
+    came: Callable[[Message], None]  # told when that frame is here
     source: int
     tag: MessageTag
     price: int  # what it costs of the credit of its sender
@@ -126,7 +122,7 @@ class Message:
     gone: bool = False  # delivered, withdrawn or refused
 
     def landed(self) -> None:
-        self.arrived.came(self)
+        self.came(self)
 
 
 @dataclass(eq=False, slots=True)

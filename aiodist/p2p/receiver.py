@@ -195,13 +195,13 @@ class Receiver:
         if kind == wire.EAGER:
             tag, wanted, meta = wire.read_eager(fields, nbytes)
             price = cost(tag, nbytes)
-            message = Message(self, src, tag, price, wanted, meta, nbytes - meta, None)
+            message = Message(self.came, src, tag, price, wanted, meta, nbytes - meta, None)
         else:
             tag, wanted, sid, meta, data, words = wire.read_rts(fields, nbytes)
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
-            message = Message(self, src, tag, price, wanted, meta, data, sid, words)
+            message = Message(self.came, src, tag, price, wanted, meta, data, sid, words)
         # Before there is memory for it: whoever has no credit gets none.
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:

@@ -24,8 +24,8 @@ class Grid(Neighbors):
         self, group: Collective, dims: Sequence[int], *, periodic: bool | Sequence[bool] = False
     ) -> None:
         self.dims = chosen_dims(group.size, dims)
-        every = isinstance(periodic, bool)
-        self.periodic = (bool(periodic),) * len(dims) if every else tuple(map(bool, periodic))  # type: ignore[arg-type]
+        wraps = [periodic] * len(dims) if isinstance(periodic, bool) else periodic
+        self.periodic = tuple(map(bool, wraps))
         if len(self.periodic) != len(dims):
             raise ValueError(f"periodic has {len(self.periodic)} items for {len(dims)} dims")
         self._rank = group.rank
