@@ -111,6 +111,20 @@ def test_a_synchronous_send_waits_for_its_receive(run, groups, length, dst):
     run(main())
 
 
+def test_close_waits_for_a_synchronous_send(run, groups):
+    async def main():
+        async with groups(2) as (one, two):
+            work = one.ssend("last", 1)
+            closing = asyncio.ensure_future(one.close())
+            await two.probe(src=0)
+            assert not closing.done()
+            assert await two.recv(src=0) == "last"
+            await closing
+            assert await work is None
+
+    run(main())
+
+
 def test_a_synchronous_send_ends_with_its_receiver(run, groups):
     async def main():
         async with groups(3) as ranks:
