@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from aiodist.services.epochs import epochs
     from aiodist.services.lifespan import lifespan
     from aiodist.session import connect, local
+    from aiodist.topologies.graph import Graph
+    from aiodist.topologies.grid import Grid
     from aiodist.work import Work
 
 __version__ = "0.1.0"
@@ -68,6 +70,8 @@ __all__ = [
     "Coordinator",
     "CoordinatorLostError",
     "Envelope",
+    "Graph",
+    "Grid",
     "Group",
     "GroupClosedError",
     "GroupCompleteError",
@@ -101,6 +105,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "BlockingWork": "aiodist.blocking.calls",
     "Coordinator": "aiodist.coordinator.actor",
     "Envelope": "aiodist.p2p.point_to_point",
+    "Graph": "aiodist.topologies.graph",
+    "Grid": "aiodist.topologies.grid",
     "Group": "aiodist.group",
     "Shard": "aiodist.collectives.shards",
     "Work": "aiodist.work",

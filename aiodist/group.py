@@ -51,8 +51,10 @@ class Group(Operations):
     (None: the group's `op_timeout`, `math.inf`: none).
 
     Values are numpy arrays, torch tensors, anything with `__dlpack__`, and trees of dict, list,
-    tuple, str, bytes, None, bool, int, float, complex and arrays. Subclasses of numpy arrays travel
-    as arrays, masked ones not at all; new arrays have the byte order of this machine.
+    tuple, str, bytes, None, bool, int, float, complex and arrays. An `array.array`, bytearray or
+    memoryview is taken for an array, and arrives as one of numpy. Subclasses of numpy arrays travel
+    as arrays, masked ones and named tuples not at all; new arrays have the byte order of this
+    machine.
 
     A call raises TypeError or ValueError at once for arguments that make no sense. That of a
     collective has its place in the order all the same: the other ranks' Works fail with
@@ -130,6 +132,17 @@ class Group(Operations):
     def bytes_moved(self) -> tuple[int, int]:
         """Payload bytes sent to and received from all peers so far, over all transports."""
         return self._actor.endpoint.payload_bytes
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """The ranks that this one knows to be lost or to have left, and why. Who is not in it may
+        have died without anybody having noticed: `agree` and `shrink` have all agree on that."""
+        return dict(self._context.lost())
+
+    @property
+    def revoked(self) -> bool:
+        """Whether a rank has revoked the group, as far as has been heard here."""
+        return isinstance(self._context.ended, GroupRevokedError)
 
     @property
     def store(self) -> Store:

@@ -64,7 +64,7 @@ class Operations:
     def reduce(
         self,
         x: Any,
-        dst: int,
+        dst: int = 0,
         op: Op = SUM,
         *,
         out: Any = None,
@@ -187,8 +187,8 @@ class Operations:
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`; at rank 0 `x` itself,
-        unchanged."""
+        """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`. At rank 0, where that
+        is the reduction of nothing, the elements of `x` as they are."""
         return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
 
     def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
@@ -235,28 +235,45 @@ class Operations:
         work = self._context.p2p.send(x, dst, tag=tag)
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
+    def ssend(
+        self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
+    ) -> Work[None]:
+        """`send` that is synchronous: done when a receive of `dst` has taken the message, and the
+        memory of `x` may be used again. In the line of its tag with all other sends."""
+        self._enter()
+        deadlines.check_timeout(timeout)
+        base.check_root(self._context, dst, "dst")
+        work = self._context.p2p.send(x, dst, tag=tag, synchronous=True)
+        return self._deadline(work, timeout, self._context.op_timeout, (dst,))
+
     def recv(
         self,
         *,
         src: int | AnySource = ANY_SOURCE,
         tag: str | int | AnyTag = ANY_TAG,
         out: Any = None,
+        partial: bool = False,
         timeout: float | None = None,
     ) -> Work[Any]:
         """The next message of rank `src` (or any, taking turns) with `tag` (or any).
 
         `out` (an array, or a tree of arrays) receives it in place and asserts dtype and shape: a
-        message that does not fit raises here and stays queued. The Work's `source` and `tag` are
-        those of the message. No deadline but `timeout`. Cancelling loses no message.
+        message that does not fit raises here and stays queued. With `partial`, `out` is one array
+        that may be longer, in its first dimension, than the message: the result is the part of it
+        that was written, ``out[:n]``, and the rest is left as it is. The Work's `source` and `tag`
+        are those of the message. No deadline but `timeout`. Cancelling loses no message.
         """
         self._enter()
         if timeout is not None:
             deadlines.check_timeout(timeout)
-        at_once = self._context.p2p_express.recv(src, tag, out)
-        if at_once is not None:
-            return at_once
+        if partial:
+            _check_partial(out)
+        else:
+            at_once = self._context.p2p_express.recv(src, tag, out)
+            if at_once is not None:
+                return at_once
         self._check_source(src)
-        work = self._context.p2p.recv(src=src, tag=tag, out=out)
+        work = self._context.p2p.recv(src=src, tag=tag, out=out, partial=partial)
         missing = () if src is ANY_SOURCE else (src,)
         context = self._context
         # Do not poll where this call has done so in vain, or where several receives wait: the one
@@ -266,6 +283,7 @@ class Operations:
         return self._deadline(work, timeout, math.inf, missing)
 
     isend = send
+    issend = ssend
     irecv = recv
 
     def sendrecv(
@@ -275,14 +293,18 @@ class Operations:
         *,
         src: int | AnySource = ANY_SOURCE,
         tag: str | int = 0,
+        recv_tag: str | int | AnyTag | None = None,
         out: Any = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """Send `x` to `dst` and receive from `src`, at once; the result is what was received."""
+        """Send `x` to `dst` with `tag`, and receive from `src` with `recv_tag` (None: with `tag`,
+        too), at once. The result is what was received."""
         self._enter()
+        if recv_tag is None:
+            recv_tag = tag
         sending = self.send(x, dst, tag=tag, timeout=timeout)
         try:
-            receiving = self.recv(src=src, tag=tag, out=out, timeout=timeout)
+            receiving = self.recv(src=src, tag=recv_tag, out=out, timeout=timeout)
         except BaseException:
             sending.cancel()
             raise
@@ -295,7 +317,8 @@ class Operations:
         tag: str | int | AnyTag = ANY_TAG,
         timeout: float | None = None,
     ) -> Work[Envelope]:
-        """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`."""
+        """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`, which has the
+        `dtype` and `shape` of a message that is an array."""
         self._enter()
         self._check_source(src)
         deadlines.check_timeout(timeout)
@@ -382,6 +405,7 @@ class Operations:
         """A collective was not called, for want of arguments that make sense, as `error` says: it
         uses up its number here, unless a method of this class raised that, and has seen to it. For
         who calls collectives for others."""
+        self._check_loop()
         if not (self.closed or failures.is_forgone(error)):
             self._context.calls.forgo("collective", tag, error)
 
@@ -394,3 +418,11 @@ class Operations:
     def _check_source(self, src: int | AnySource) -> None:
         if src is not ANY_SOURCE:
             base.check_root(self._context, src, "src")
+
+
+def _check_partial(out: Any) -> None:
+    if not getattr(out, "shape", ()):
+        raise TypeError(
+            "partial=True takes less than a whole out=: give a numpy array or tensor with at least "
+            f"one dimension, not {'none' if out is None else f'a {type(out).__name__}'}"
+        )

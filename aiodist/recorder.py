@@ -23,7 +23,7 @@ from aiodist.work import Work
 KEPT = 500
 """How many operations of a rank are remembered."""
 
-MESSAGES = frozenset({"send", "recv", "probe"})
+MESSAGES = frozenset({"send", "ssend", "recv", "probe"})
 """The operations of point to point: all others are collectives."""
 
 TELLING = (PeerLostError, CollectiveTimeoutError, MismatchError, ProtocolError)

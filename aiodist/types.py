@@ -67,6 +67,12 @@ class View:
 class ReduceOp:
     """A reduce operator. Use the constants, `premul_sum`, or `custom`.
 
+    `MINLOC` and `MAXLOC` take arrays whose first dimension is 2: values, and where they are found
+    (``np.stack([losses, np.full_like(losses, group.rank)])``). The result has the least, or the
+    greatest, of the values, each with its location; of equal values the least location. A NaN is
+    both least and greatest. Locations are of the dtype of the values: float32 has the whole numbers
+    up to 2**24, float64 those up to 2**53.
+
     Every operator is taken to be associative. `commutative=False` keeps rank order;
     `elementwise=True` allows the array to be cut into pieces that are reduced apart.
     """
@@ -87,6 +93,9 @@ class ReduceOp:
     BXOR: ClassVar[ReduceOp]
     LAND: ClassVar[ReduceOp]
     LOR: ClassVar[ReduceOp]
+    LXOR: ClassVar[ReduceOp]
+    MINLOC: ClassVar[ReduceOp]
+    MAXLOC: ClassVar[ReduceOp]
 
     @staticmethod
     def premul_sum(factor: float | int) -> ReduceOp:
@@ -133,8 +142,39 @@ class ReduceOp:
         return self.name if self.factor is None else f"PREMUL_SUM({self.factor!r})"
 
 
-for _name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAND", "LOR"):
+def _minloc(a: Any, b: Any) -> Any:
+    """The lesser of each pair, with its location."""
+    return _located(a, b, b[0] < a[0])
+
+
+def _maxloc(a: Any, b: Any) -> Any:
+    """The greater of each pair, with its location."""
+    return _located(a, b, b[0] > a[0])
+
+
+def _located(a: Any, b: Any, better: Any) -> Any:
+    """`a`, with what is `better` in `b`. Both are numpy arrays or tensors: what is used here is
+    spelled alike for the two."""
+    if a.shape[0] != 2:
+        raise ValueError(
+            f"MINLOC and MAXLOC take an array of shape (2, …), values and their locations, not of "
+            f"shape {tuple(a.shape)}"
+        )
+    # A NaN is equal to nothing, not even to itself.
+    no_number = (b[0] != b[0]) & (a[0] == a[0])
+    earlier = (b[0] == a[0]) & (b[1] < a[1])
+    taken = (better | no_number | earlier).reshape(-1)
+    pairs, others = a.reshape(2, -1), b.reshape(2, -1)
+    pairs[:, taken] = others[:, taken]
+    return pairs.reshape(a.shape)
+
+
+for _name in ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR"):
     setattr(ReduceOp, _name, ReduceOp(_name))
+
+# Whole arrays, for a piece of one may have values without their locations.
+ReduceOp.MINLOC = ReduceOp("MINLOC", _minloc, elementwise=False)
+ReduceOp.MAXLOC = ReduceOp("MAXLOC", _maxloc, elementwise=False)
 
 SUM: Final = ReduceOp.SUM
 

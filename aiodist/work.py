@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist.trace import Trace
@@ -158,30 +158,47 @@ class Work(asyncio.Future[T], Generic[T]):
 def both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[Any]) -> Work[Any]:
     """A Work that is done when both are, and fails with the first that does."""
 
-    def withdraw(work: Work[Any]) -> None:
-        sending.cancel()
-        receiving.cancel()
+    def result(whole: Work[Any]) -> Any:
+        whole.source = receiving.source
+        return receiving.result()
 
-    both: Work[Any] = Work.begin(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
+    return together(loop, "sendrecv", sending.tag, (sending, receiving), result)
+
+
+def together(
+    loop: asyncio.AbstractEventLoop,
+    op: str,
+    tag: object,
+    works: Sequence[Work[Any]],
+    result: Callable[[Work[T]], T],
+) -> Work[T]:
+    """A Work that is done when all of `works` are, with what `result` makes. It fails with the
+    first that does, or with what `result` raises, and the others are withdrawn."""
+
+    def withdraw(_: object) -> None:
+        for work in works:
+            work.cancel()
 
     def check(work: asyncio.Future[Any]) -> None:
-        if both.done():
+        if whole.done():
             if not work.cancelled():
                 work.exception()
             return
         if work.cancelled():
-            both.cancel()
+            whole.cancel()
         elif (error := work.exception()) is not None:
-            sending.cancel()
-            receiving.cancel()
-            both.fail(error)
-        elif sending.done() and receiving.done():
-            both.source = receiving.source
-            both.finish(receiving.result())
+            withdraw(None)
+            whole.fail(error)
+        elif all(one.done() for one in works):
+            try:
+                whole.finish(result(whole))
+            except Exception as wrong:
+                whole.fail(wrong)
 
-    for work in (sending, receiving):
+    whole: Work[T] = Work.begin(loop, op, tag, None, works[0].nbytes, withdraw)
+    for work in works:
         if work.done():
             check(work)
         else:
             work.add_done_callback(check)
-    return both
+    return whole

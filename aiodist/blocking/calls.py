@@ -69,7 +69,8 @@ class OwnLoop(Home):
         self._engine = engine
 
     def adopt(self, group: Resident) -> None:
-        self._engine.adopt(group)
+        # On the loop: an interrupt there has all groups looked through.
+        self._engine.submit(lambda: self._engine.adopt(group))
 
     def submit(self, call: Callable[[], None], until: Until = at_once) -> None:
         self._engine.submit(call, until=until)

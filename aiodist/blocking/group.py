@@ -124,6 +124,18 @@ class BlockingGroup:
         return closed
 
     @property
+    def lost(self) -> dict[int, str]:
+        """The ranks that are known to be lost or to have left, and why. See `Group.lost`."""
+        lost: dict[int, str] = self._group.lost
+        return lost
+
+    @property
+    def revoked(self) -> bool:
+        """Whether a rank has revoked the group, as far as has been heard here."""
+        revoked: bool = self._group.revoked
+        return revoked
+
+    @property
     def store(self) -> BlockingStore:
         """The group's key-value store, kept by the coordinator."""
         return BlockingStore(self._home, self._group.store)
@@ -148,7 +160,9 @@ class BlockingGroup:
     barrier = _waiting(Operations.barrier)
     send = _waiting(Operations.send)
     recv = _waiting(Operations.recv)
+    ssend = _waiting(Operations.ssend)
     isend = _starting(Operations.send)
+    issend = _starting(Operations.ssend)
     irecv = _starting(Operations.recv)
     sendrecv = _waiting(Operations.sendrecv)
     probe = _waiting(Operations.probe)
@@ -257,6 +271,10 @@ class BlockingGroup:
         self._run(self._group._newest().__aexit__, kind, error, trace)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _forgo(self, error: BaseException, tag: Any = None) -> None:
+        """See `Operations._forgo`."""
+        self._run(self._group._forgo, error, tag)
 
     def _as_blocking(self, group: Any) -> BlockingGroup:
         return BlockingGroup(group, self._home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -16,6 +17,9 @@ Flat = NDArray[Any]
 """A one-dimensional, contiguous, little-endian array of a carrier dtype."""
 
 _BYTE: Final = np.dtype(np.uint8)
+BUFFERS: Final = (bytearray, memoryview, array)
+"""What is a buffer and nothing else: its memory is taken for a numpy array. bytes are a value of
+their own, and stay what they are."""
 
 Kind = Literal["numpy", "torch", "scalar", "other", "device"]
 """numpy array, torch tensor, numpy scalar, anything else with `__dlpack__`; in messages, an array
@@ -100,6 +104,16 @@ def view(value: Any, where: Where) -> Array | None:
     if isinstance(value, np.generic):
         scalar = np.asarray(value)
         return Array(value, "scalar", _name(scalar, where), scalar, "is a numpy scalar")
+    if isinstance(value, BUFFERS):
+        try:
+            base = np.asarray(memoryview(value))
+        except (TypeError, ValueError, NotImplementedError) as error:  # of a format of Python's own
+            raise TypeError(
+                f"{where}: numpy cannot read this {type(value).__name__} as numbers ({error}): "
+                "pass a numpy array"
+            ) from error
+        frozen = None if base.flags.writeable else "is read-only"
+        return Array(value, "numpy", _name(base, where), base, frozen)
     # Last, as it is the least of them: an array of another library is read where it lies, but by a
     # view that knows nothing of that library's streams or locks, so it is never written.
     if hasattr(value, "__dlpack__") and not isinstance(value, type):

@@ -186,10 +186,23 @@ class _Encoder:
                 self._key(key, where, depth)
                 self.put(item, Path(where, key), depth)
             return
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            self._named_tuple(value, where)
+            return
         code = tokens.LIST if isinstance(value, list) else tokens.TUPLE
         self.tokens.append(tokens.container(code, len(value)))
         for index, item in enumerate(value):
             self.put(item, Path(where, index), depth)
+
+    # No class is looked up by name at the other side, so it would come as a plain tuple, and a
+    # program that reads its fields would fail far from here.
+    def _named_tuple(self, value: Any, where: Where) -> None:
+        if not self.allow_pickle:
+            raise TypeError(
+                f"{where}: a {type(value).__name__}, a named tuple, does not travel as what it is: "
+                "send tuple(…) or ._asdict() of it (or give allow_pickle=True on all ranks)"
+            )
+        self._pickle(value, where)
 
     # A key has to be hashable and equal to itself on the other side: plain values are, and tuples
     # of them. An array as a key could be neither. A tuple counts as a level of depth of its own,

@@ -5,7 +5,7 @@ last one is *stored* in a carrier. float16 and bfloat16 accumulate in float32 an
 once, when stored (to nearest, ties to even); all others accumulate in their own dtype. Partial
 results on their way between ranks are accumulators.
 
-Integers wrap around, NaN propagates in MIN and MAX, LAND and LOR give 0 or 1 in the dtype.
+Integers wrap around, NaN propagates in MIN and MAX, LAND, LOR and LXOR give 0 or 1 in the dtype.
 
 Of two NaNs a sum keeps one, with its sign and its payload: the same on all ranks, whichever operand
 the result is written to. numpy sees to that but for arrays of one element: these are written to
@@ -53,6 +53,7 @@ _OPERATORS: Final[dict[str, tuple[np.ufunc, frozenset[str]]]] = {
     "BXOR": (np.bitwise_xor, BOOL | INTEGERS),
     "LAND": (np.logical_and, _ALL),
     "LOR": (np.logical_or, _ALL),
+    "LXOR": (np.logical_xor, _ALL),
 }
 _HINTS: Final = {
     "bool": "SUM and PRODUCT of bool are not what they seem: use LOR, LAND, or convert to int",
@@ -123,7 +124,7 @@ class Kernel:
         # Whether what is stored is divided by the number of ranks.
         self._averages = op.name == "AVG"
         # A number that is not 0 counts as 1: of accumulators, so that 2 and 1 are equally true.
-        self._logical = op.name in ("LAND", "LOR")
+        self._logical = op.name in ("LAND", "LOR", "LXOR")
         self.loads = self._narrow is not None or self._factor is not None or self._logical
         self.stores = self._narrow is not None or self._averages
         self._block = BLOCK_BYTES // self.wire_dtype.itemsize  # elements that are worked on at once

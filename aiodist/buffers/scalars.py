@@ -25,7 +25,7 @@ _DTYPES: Final[dict[type, str]] = {
     float: "float64",
     complex: "complex128",
 }
-_FOR_BOOL: Final = frozenset({"LAND", "LOR", "BAND", "BOR", "BXOR"})
+_FOR_BOOL: Final = frozenset({"LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR"})
 _MIN, _MAX = -(2**63), 2**63 - 1
 
 
@@ -43,7 +43,8 @@ def check_scalar(value: Any, op: ReduceOp) -> Scalar:
     if op.function is None:
         if kind is bool and op.name not in _FOR_BOOL:
             raise TypeError(
-                f"{op} has no meaning for bool: LAND, LOR, BAND, BOR and BXOR do, or pass an int"
+                f"{op} has no meaning for bool: LAND, LOR, LXOR, BAND, BOR and BXOR do, or pass an "
+                "int"
             )
         if not (kind is int and op.name == "AVG"):
             Kernel.of(op, _DTYPES[kind])
@@ -92,6 +93,7 @@ _INTS: Final[dict[str, Any]] = {
     "BXOR": lambda values, _: reduce(int.__xor__, values),
     "LAND": lambda values, _: int(all(values)),
     "LOR": lambda values, _: int(any(values)),
+    "LXOR": lambda values, _: sum(map(bool, values)) % 2,
     "PREMUL_SUM": lambda values, factor: factor * sum(values),
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.buffers.arrays import BUFFERS
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
@@ -258,6 +259,8 @@ def check_slots(out: Any, size: int) -> None:
 def _shape_of(out: Any) -> Sequence[int]:
     """The shape of `out`; () for what has none, as a nested tensor, or none that is made of numbers
     alone, as a jagged one."""
+    if isinstance(out, BUFFERS):
+        out = np.asarray(out)
     try:
         shape: Sequence[int] = getattr(out, "shape", ())
     except RuntimeError:
@@ -275,11 +278,11 @@ def slots_of(out: Any, x: Any, nbytes: Sequence[int]) -> dict[int, Any]:
         return {}
     if isinstance(out, (list, tuple)):
         return {rank: slot for rank, slot in enumerate(out) if slot is not None}
-    if isinstance(out, np.ndarray):
-        out = np.asarray(out)  # a row of np.matrix has two dimensions
+    if isinstance(out, (np.ndarray, *BUFFERS)):
+        out = np.asarray(out)  # a row of np.matrix has two dimensions, bytearrays cannot be cut
     size, (rows, *row) = len(nbytes), out.shape
     room = getattr(out, "nbytes", 0)
-    if rows == size and tuple(row) == tuple(getattr(x, "shape", ())):
+    if rows == size and tuple(row) == tuple(_shape_of(x)):
         if row:
             return {rank: out[rank] for rank in range(size)}
         return {rank: out[rank : rank + 1].reshape(()) for rank in range(size)}

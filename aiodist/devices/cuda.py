@@ -34,6 +34,7 @@ _OPERATORS = {
     "BXOR": "bitwise_xor",
     "LAND": "logical_and",
     "LOR": "logical_or",
+    "LXOR": "logical_xor",
 }
 _REDUCED = frozenset(
     {"float16", "bfloat16", "float32", "float64", "complex64", "complex128"}
@@ -273,7 +274,7 @@ class Device:
 
     def reduces(self, op: ReduceOp, name: str) -> bool:
         if name == "bool":
-            return op.name in ("BAND", "BOR", "BXOR", "LAND", "LOR")
+            return op.name in ("BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")
         return name in _REDUCED and op.name in _OPERATORS
 
     def reduce(
@@ -289,7 +290,7 @@ class Device:
         def load(operand: Any) -> Any:
             if half:
                 operand = operand.to(torch.float32)
-            if op.name in ("LAND", "LOR"):
+            if op.name in ("LAND", "LOR", "LXOR"):
                 operand = operand != 0
             return operand * op.factor if op.name == "PREMUL_SUM" else operand
 

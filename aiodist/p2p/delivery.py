@@ -70,7 +70,7 @@ class Delivery:
                 f"{channel.max_message_bytes} and was dropped: raise it, or send less at once"
             )
             self._refuse(message, wire.TOO_LARGE)
-            self.fail(receiving, self._error(MessageTooLargeError, text, receiving, message))
+            self._fail(receiving, message, MessageTooLargeError, text)
             return False
         # Where there is no metadata yet, nothing is known but the size: the two are a pair all the
         # same, since later receives and messages must not come in between, and it is pulled.
@@ -167,15 +167,17 @@ class Delivery:
                 )
             foreign = self._places(message, target, receiving.device_work)
         except Exception as error:  # these bytes are whatever the sender wanted them to be
+            self._refuse(message, wire.UNREADABLE)
             self._unreadable(message, receiving, error)
             return False
         try:
-            target.allocate(receiving.out, foreign=foreign)
+            target.allocate(_front(target, receiving), foreign=foreign)
         except Exception as error:
             # With `out`, it is the receiver's mistake, and the message waits for a better one.
             # Without, it is a message that nobody here can take, as a pickle where none is allowed:
             # were it kept, every later receive of this tag would fail by it.
             if receiving.out is None:
+                self._refuse(message, wire.UNREADABLE)
                 self._unreadable(message, receiving, error)
             else:
                 self._mismatch(message, receiving, target, error)
@@ -278,12 +280,15 @@ class Delivery:
             self._wire.flush()
 
     def _hand_over(self, message: Message, receiving: Receiving, target: Incoming) -> None:
+        # The two hold each other no longer, and so the arrays of the user: what only the cyclic
+        # garbage collector frees may be there for long.
+        message.receiving = receiving.message = None
         # Before the value is made: its credit is the sender's again, whatever unpickling may raise.
         self._consumed(message)
         try:
             value = target.finish()
         except Exception as error:  # what unpickling raises
-            self.fail(receiving, self._not_readable(message, receiving, error))
+            self._unreadable(message, receiving, error)
             return
         self._ended(receiving.work)
         work = receiving.work
@@ -303,31 +308,20 @@ class Delivery:
             f"out= does not fit the message of rank {message.source}: {error}. The message stays"
             " queued: receive it with an out of its kind, or without"
         )
-        failure = self._error(MismatchError, text, receiving, message, calls=calls)
-        failure.__cause__ = error
-        self.fail(receiving, failure)
+        self._fail(receiving, message, MismatchError, text, error, calls=calls)
 
     def _unreadable(self, message: Message, receiving: Receiving, error: Exception) -> None:
-        self._refuse(message, wire.UNREADABLE)
-        self.fail(receiving, self._not_readable(message, receiving, error))
-
-    def _not_readable(
-        self, message: Message, receiving: Receiving, error: Exception
-    ) -> AiodistError:
         text = f"a message of rank {message.source} could not be read and was dropped: {error}"
-        failure = self._error(ProtocolError, text, receiving, message)
-        failure.__cause__ = error
-        return failure
+        self._fail(receiving, message, ProtocolError, text, error)
 
-    def _error(
-        self,
-        cls: type[AiodistError],
-        text: str,
-        receiving: Receiving,
-        message: Message,
-        **fields: Any,
-    ) -> AiodistError:
-        return self._channel.error(cls, text, op=receiving.work.op, tag=message.tag, **fields)
+    def _fail(
+        self, receiving: Receiving, message: Message, cls: type[AiodistError], text: str,
+        cause: Exception | None = None, **fields: Any,
+    ) -> None:  # fmt: skip
+        """Fail a receive for what is wrong with its message."""
+        error = self._channel.error(cls, text, op=receiving.work.op, tag=message.tag, **fields)
+        error.__cause__ = cause
+        self.fail(receiving, error)
 
     def _refuse(self, message: Message, why: int) -> None:
         """Drop a message that its sender may still hold."""
@@ -335,3 +329,11 @@ class Delivery:
             assert message.sid is not None
             self._wire.send(message.source, (wire.REFUSE, message.sid, why), urgent=True)
         self._consumed(message)
+
+
+def _front(target: Incoming, receiving: Receiving) -> Any:
+    """The `out` of a receive; of one that takes less, as much of its front as the message has."""
+    out, spec = receiving.out, target.array
+    if not receiving.partial or spec is None or not spec.shape or spec.shape[0] > len(out):
+        return out  # a message that does not fit is refused as any other
+    return out[: spec.shape[0]]

@@ -26,7 +26,7 @@ sends the rest, urgent: these overtake its own messages, but not each other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from aiodist.errors import AiodistError, ProtocolError
@@ -114,7 +114,12 @@ class Wire:
 
     __slots__ = ("_channel", "_flushing", "_receive", "rank", "waiting")
 
-    def __init__(self, channel: Channel, receive: Receive) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        receive: Callable[[tuple[Any, ...], Sequence[memoryview]], None],
+    ) -> None:
+        """`receive`: takes in a frame that this rank sent to itself."""
         self._channel = channel
         self._receive = receive
         self._flushing = False
@@ -159,12 +164,6 @@ class Wire:
                     done()
         finally:
             self._flushing = False
-
-
-class Receive(Protocol):
-    """Takes in a frame that this rank sent to itself."""
-
-    def __call__(self, fields: tuple[Any, ...], payload: Sequence[memoryview]) -> None: ...
 
 
 # What comes from the network is checked here; a violation is a ProtocolError.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from aiodist.buffers.values import Incoming
+from aiodist.buffers import arrays
+from aiodist.buffers.tokens import Spec
+from aiodist.buffers.values import Incoming, parse
 from aiodist.devices.work import DeviceWork
+from aiodist.errors import ProtocolError
 from aiodist.p2p.credit import Key, MessageTag
 from aiodist.p2p.pieces import Pieces
 from aiodist.work import Work
+
+MOST_OF_ONE_ARRAY: Final = 1024
+"""Bytes of metadata that no array needs more than, however many dimensions it has."""
 
 REMEMBERED: Final = 128
 """Most bytes of metadata of which it is remembered that such a message came."""
@@ -17,12 +24,47 @@ REMEMBERED: Final = 128
 EMPTY: Final = memoryview(b"")
 
 
-class Envelope(NamedTuple):
-    """What a probe tells of a message: who sent it, its tag, the bytes of its arrays."""
-
+class _Outside(NamedTuple):
     source: int
     tag: MessageTag
     nbytes: int
+
+
+class Envelope(_Outside):
+    """What a probe tells of a message: who sent it, its tag, the bytes of its arrays; and of a
+    message that is one array its dtype and shape. A tuple of the first three."""
+
+    # Not fields of the tuple: programs take it apart into three.
+    shape: tuple[int, ...] | None = None
+    """That of the array; None for any other value."""
+    _spec: Spec | None = None
+
+    @classmethod
+    def of(cls, message: Message) -> Envelope:
+        """What is known of `message` before a receive takes it."""
+        made = cls(message.source, message.tag, message.nbytes)
+        made._spec = spec = _array_in(message)
+        made.shape = None if spec is None else spec.shape
+        return made
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of numpy or torch that a receive without `out` would have; None where the
+        message is no array. Raises TypeError for one that this rank's torch does not have."""
+        if self._spec is None:
+            return None
+        return arrays.empty(self._spec.kind, self._spec.name, (0,), "dtype").value.dtype
+
+
+def _array_in(message: Message) -> Spec | None:
+    """The array that a message is, if it is one and its metadata is here."""
+    # The metadata of an array is short. That of a tree, which may be long, is not read for this.
+    if message.meta is None or message.meta_nbytes > MOST_OF_ONE_ARRAY:
+        return None
+    try:
+        return parse(message.meta).array
+    except ProtocolError:  # whoever receives it will hear of that
+        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +75,8 @@ class Receiving:
     work: Work[Any]
     source: int | None
     tag: Key
-    out: object  # where the value goes; None: to memory of its own
+    out: Any  # where the value goes; None: to memory of its own
+    partial: bool = False  # the value may be shorter than `out`
     device_work: DeviceWork | None = None  # where `out` is on a device
     message: Message | None = None  # what it was matched with
     target: Incoming | None = None
@@ -53,18 +96,12 @@ class Probing(Receiving):
     __slots__ = ()
 
 
-class Arrived(Protocol):
-    """Who is told of messages whose first frame is here."""
-
-    def came(self, message: Message) -> None: ...
-
-
 @dataclass(eq=False, slots=True)
 class Message:
     """A message that came, whole or announced, and was not delivered yet: the landing of its first
     frame."""
 
-    arrived: Arrived
+    came: Callable[[Message], None]  # told when that frame is here
     source: int
     tag: MessageTag
     price: int  # what it costs of the credit of its sender
@@ -85,7 +122,7 @@ class Message:
     gone: bool = False  # delivered, withdrawn or refused
 
     def landed(self) -> None:
-        self.arrived.came(self)
+        self.came(self)
 
 
 @dataclass(eq=False, slots=True)

@@ -110,8 +110,11 @@ class PointToPoint:
 
     # -- from the group ---------------------------------------------------------------------------
 
-    def send(self, value: object, dst: int, tag: MessageTag = 0) -> Work[None]:
-        """Send a value to rank `dst`. The Work is complete when its memory may be reused.
+    def send(
+        self, value: object, dst: int, tag: MessageTag = 0, *, synchronous: bool = False
+    ) -> Work[None]:
+        """Send a value to rank `dst`. The Work is complete when its memory may be reused; where it
+        is `synchronous`, not before a receive has taken the message.
 
         `tag`: a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Raises TypeError and
         ValueError for arguments that no send takes, and what the engine was closed with.
@@ -125,13 +128,15 @@ class PointToPoint:
         if sources is not None and sources.device_work is None:
             sources = None
         nbytes = encoded.nbytes + encoded.elsewhere
-        work: Work[None] = Work.begin(self._loop, "send", tag, None, nbytes, self._on_cancel)
+        work: Work[None] = Work.begin(
+            self._loop, "ssend" if synchronous else "send", tag, None, nbytes, self._on_cancel
+        )
         self._started(work, dst)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
             return work
-        sending = self._sender.send(work, dst, tag, encoded, sources)
+        sending = self._sender.send(work, dst, tag, encoded, sources, synchronous=synchronous)
         if sending is not None:
             self._pending[work] = sending
         if self._wire.waiting:
@@ -143,8 +148,11 @@ class PointToPoint:
         src: int | AnySource = ANY_SOURCE,
         tag: MessageTag | AnyTag = ANY_TAG,
         out: object = None,
+        *,
+        partial: bool = False,
     ) -> Work[Any]:
-        """Receive a value of rank `src`, into `out` where that is given.
+        """Receive a value of rank `src`, into `out` where that is given; `partial`: into its front,
+        which is the result then.
 
         The Work has the rank and the tag of the message when it is complete, and the bytes of its
         arrays as `nbytes`. It fails with MismatchError where `out` does not fit the message, which
@@ -159,7 +167,7 @@ class PointToPoint:
             device = device_among(out)
             device_work = None if device is None else self._device_memory.begin(device)
         work, source, key = self._wait("recv", src, tag)
-        receiving = self._receiver.receive(work, source, key, out, device_work)
+        receiving = self._receiver.receive(work, source, key, out, device_work, partial=partial)
         if not work.done():
             self._pending[work] = receiving
         if self._wire.waiting:

@@ -94,16 +94,18 @@ class Receiver:
         tag: Key,
         out: object,
         device_work: DeviceWork | None = None,
+        *,
+        partial: bool = False,
     ) -> Receiving:
         """Post a receive; it may be complete at once. `device_work`: where `out` is on a device."""
         self._number += 1
-        receiving = Receiving(self._number, work, source, tag, out, device_work)
+        receiving = Receiving(self._number, work, source, tag, out, partial, device_work)
         self._post(receiving)
         return receiving
 
     def prepare(self, receiving: Receiving) -> None:
         """While a receive waits, make the target for a message like the last one of its source."""
-        if receiving.source is None or receiving.out is None:
+        if receiving.source is None or receiving.out is None or receiving.partial:
             return
         _, meta = self._origins[receiving.source].last
         if meta and receiving.message is None:
@@ -127,7 +129,7 @@ class Receiver:
         """What `probe` would give at once."""
         message = self._mailbox.find(source, tag)
         if message is not None:
-            return Envelope(message.source, message.tag, message.nbytes)
+            return Envelope.of(message)
         self._flow.question(source, tag)
         return None
 
@@ -193,13 +195,13 @@ class Receiver:
         if kind == wire.EAGER:
             tag, wanted, meta = wire.read_eager(fields, nbytes)
             price = cost(tag, nbytes)
-            message = Message(self, src, tag, price, wanted, meta, nbytes - meta, None)
+            message = Message(self.came, src, tag, price, wanted, meta, nbytes - meta, None)
         else:
             tag, wanted, sid, meta, data, words = wire.read_rts(fields, nbytes)
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
-            message = Message(self, src, tag, price, wanted, meta, data, sid, words)
+            message = Message(self.came, src, tag, price, wanted, meta, data, sid, words)
         # Before there is memory for it: whoever has no credit gets none.
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
@@ -310,7 +312,7 @@ class Receiver:
         probing.work.source = message.source
         probing.work.tag = message.tag
         probing.work.nbytes = message.nbytes
-        probing.work.finish(Envelope(message.source, message.tag, message.nbytes))
+        probing.work.finish(Envelope.of(message))
 
     def _consumed(self, message: Message) -> None:
         message.gone = True

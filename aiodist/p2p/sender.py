@@ -37,6 +37,7 @@ class Sending:
     tag: MessageTag
     encoded: Encoded  # metadata, and views of the arrays
     price: int  # what it costs of the credit of its receiver
+    is_eager: bool  # it goes as one frame, whether or not there is a receive
     sources: Sources | None
     """Its arrays that are on a device."""
     words: bytes = b""
@@ -102,12 +103,18 @@ class Sender:
         tag: MessageTag,
         encoded: Encoded,
         sources: Sources | None = None,
+        *,
+        synchronous: bool = False,
     ) -> Sending | None:
-        """Send a message, whose arrays on a device are in `sources`. None: `work` is complete."""
+        """Send a message, whose arrays on a device are in `sources`. None: `work` is complete.
+
+        One that is `synchronous` is announced, however small it is: so its receiver asks for the
+        data once it has matched it with a receive, and that is what its sender waits for.
+        """
         peer = self._peers[dst]
         meta = len(encoded.meta)
         nbytes = meta + encoded.nbytes
-        eager = nbytes <= EAGER and sources is None
+        eager = nbytes <= EAGER and sources is None and not synchronous
         price = cost(tag, nbytes if eager else meta if meta <= wire.INLINE else 0)
         # Where others of its tag wait, it goes behind them, whatever credit there is: messages of a
         # tag are matched in the order they were sent.
@@ -117,7 +124,7 @@ class Sender:
             work.finish(None)
             return None
         self._number += 1
-        sending = Sending(self._number, work, dst, tag, encoded, price, sources)
+        sending = Sending(self._number, work, dst, tag, encoded, price, eager, sources)
         if wanted is not None:
             self._announce(peer, sending, wanted)
         else:
@@ -312,9 +319,8 @@ class Sender:
             if wanted is None:
                 return
             self._unqueue(peer, sending)
-            encoded = sending.encoded
-            if len(encoded.meta) + encoded.nbytes <= EAGER and sending.sources is None:
-                self._send_eager(sending.dst, tag, wanted, encoded)
+            if sending.is_eager:
+                self._send_eager(sending.dst, tag, wanted, sending.encoded)
                 self._ended(sending.work)
                 sending.work.finish(None)
             else:

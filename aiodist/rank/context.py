@@ -173,7 +173,8 @@ class Context(Party):
     def pending(self) -> list[Work[Any]]:
         """Works that are not done, but for receives and probes, which may never be, and aiodist's
         own, of which the user knows nothing."""
-        return self.calls.pending + [work for work in self.p2p.pending if work.op == "send"]
+        sends = [work for work in self.p2p.pending if work.op in ("send", "ssend")]
+        return self.calls.pending + sends
 
     def rank_lost(self, root: int, reason: str) -> None:
         """`root` is gone, at least from this group: fail what needs it."""

@@ -120,9 +120,8 @@ def _scan(group: Group, step: Step, result: Any) -> Parts:
 
 
 def _exscan(group: Group, step: Step, result: Any) -> Parts:
-    if group.rank == 0:
-        return []
-    return [(result, total(group, step, group.rank))]
+    # At rank 0 it is what that rank has given, as it is.
+    return [(result, total(group, step, max(1, group.rank)))]
 
 
 KINDS: dict[str, Kind] = {

@@ -33,6 +33,7 @@ OPERATORS: dict[str, tuple[ReduceOp, Any, list[str]]] = {
     "BXOR": (ReduceOp.BXOR, operator.xor, [*INTEGERS, "bool"]),
     "LAND": (ReduceOp.LAND, np.logical_and, [*INTEGERS, *FLOATS, "bool"]),
     "LOR": (ReduceOp.LOR, np.logical_or, [*INTEGERS, *FLOATS, "bool"]),
+    "LXOR": (ReduceOp.LXOR, np.logical_xor, [*INTEGERS, *FLOATS, "bool"]),
 }
 
 
@@ -464,5 +465,80 @@ def test_mismatch_is_an_error_on_all(run, groups, everyone, what, odd):
                 assert len(set(error.calls.values())) == 2
                 assert f"\n  rank {odd} " in str(error)
             assert await everyone(ranks, lambda g: g.all_reduce(g.rank)) == [3, 3, 3]
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["MINLOC", "MAXLOC"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("length", [1, LARGE])
+def test_where_the_least_and_the_greatest_are(run, groups, everyone, name, size, length):
+    torch = pytest.importorskip("torch")
+    op = getattr(ReduceOp, name)
+    find, locate = (np.min, np.argmin) if name == "MINLOC" else (np.max, np.argmax)
+
+    async def main():
+        async with groups(size) as ranks:
+            values = [(np.arange(length) * (rank + 2)) % 5 / 1.0 for rank in range(size)]
+            expected = np.stack([find(values, axis=0), locate(values, axis=0)])
+            pairs = [np.stack([own, np.full(length, float(r))]) for r, own in enumerate(values)]
+            tensors = [torch.from_numpy(pair.copy()) for pair in pairs]
+            for given in (pairs, tensors):
+                results = await everyone(
+                    ranks, lambda g, given=given: g.all_reduce(given[g.rank], op)
+                )
+                assert all(np.array_equal(result, expected) for result in results)
+            one = np.array([1.0 * size, 7.0])
+            own = [one + np.array([rank % 2, rank]) for rank in range(size)]
+            best = await everyone(ranks, lambda g: g.all_reduce(own[g.rank], op))
+            assert best[0][1] == (7.0 if name == "MINLOC" else 8.0)
+
+    run(main())
+
+
+def test_locations_of_what_is_no_number_and_of_what_has_none(run, groups, everyone):
+    async def main():
+        async with groups(2) as ranks:
+            nan = np.array([np.nan, 5.0])
+            for first in (nan, np.array([1.0, 4.0])):
+                second = np.array([2.0, 3.0]) if first is nan else nan
+                for op in (ReduceOp.MINLOC, ReduceOp.MAXLOC):
+                    given = [first.copy(), second.copy()]
+                    got = await everyone(
+                        ranks, lambda g, x=given, op=op: g.all_reduce(x[g.rank], op)
+                    )
+                    assert [result[1] for result in got] == [5.0, 5.0]
+            works = [group.all_reduce(np.zeros(3), ReduceOp.MINLOC) for group in ranks]
+            errors = await asyncio.gather(*works, return_exceptions=True)
+            assert all("shape (2, …)" in str(error) for error in errors)
+
+    run(main())
+
+
+@pytest.mark.parametrize("length", [SMALL, LARGE])
+@pytest.mark.parametrize(
+    "op", [ReduceOp.SUM, ReduceOp.premul_sum(3), ReduceOp.LAND, ReduceOp.custom(np.add)]
+)
+def test_the_first_rank_of_an_exscan_keeps_its_elements(run, groups, everyone, op, length):
+    """Whichever plan is taken: neither scaled nor made 0 or 1."""
+
+    async def main():
+        async with groups(2) as ranks:
+            xs = [np.full(length, 2.0) for _ in ranks]
+            outs = [np.zeros(length) for _ in ranks]
+            first, _ = await everyone(ranks, lambda g: g.exscan(xs[g.rank], op, out=outs[g.rank]))
+            assert first is outs[0]
+            assert outs[0].tolist() == xs[0].tolist() == [2.0] * length
+            first, _ = await everyone(ranks, lambda g: g.exscan(xs[g.rank], op))
+            assert first is xs[0]
+            assert xs[0].tolist() == [2.0] * length
+
+    run(main())
+
+
+def test_reduce_goes_to_rank_0(run, groups, everyone):
+    async def main():
+        async with groups(3) as ranks:
+            assert await everyone(ranks, lambda g: g.reduce(g.rank + 1)) == [6, None, None]
 
     run(main())

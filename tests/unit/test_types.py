@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.types import ANY_SOURCE, ANY_TAG, ReduceOp
 
-NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAND", "LOR")
+NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")
 
 
 @pytest.mark.parametrize("name", NAMES)

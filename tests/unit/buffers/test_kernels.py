@@ -35,6 +35,7 @@ MEANINGFUL = {
     ReduceOp.BXOR: ["bool", *INTS],
     ReduceOp.LAND: ["bool", *NUMBERS],
     ReduceOp.LOR: ["bool", *NUMBERS],
+    ReduceOp.LXOR: ["bool", *NUMBERS],
     HALF: [*FLOATS, *COMPLEX],
     TRIPLE: NUMBERS,
 }
@@ -148,6 +149,7 @@ PYTHON_OPS: dict[ReduceOp, Any] = {
     ReduceOp.BXOR: operator.xor,
     ReduceOp.LAND: lambda a, b: int(bool(a) and bool(b)),
     ReduceOp.LOR: lambda a, b: int(bool(a) or bool(b)),
+    ReduceOp.LXOR: lambda a, b: int(bool(a) != bool(b)),
 }
 
 
@@ -225,6 +227,8 @@ def test_logical_operators_give_zero_and_one(name: str) -> None:
     rows = [[some, none, none], [other, other, none]]
     assert reduced(ReduceOp.LAND, name, rows).tolist() == [one, 0, 0]
     assert reduced(ReduceOp.LOR, name, rows).tolist() == [one, one, 0]
+    assert reduced(ReduceOp.LXOR, name, rows).tolist() == [0, one, 0]
+    assert reduced(ReduceOp.LXOR, name, [*rows, rows[0]]).tolist() == [one, one, 0]
     assert reduced(ReduceOp.LOR, name, rows[:1]).tolist() == [one, 0, 0]
 
 

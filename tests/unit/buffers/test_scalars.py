@@ -28,6 +28,8 @@ BIG = 2**62
         ([6, -1], ReduceOp.BXOR, -7),
         ([6, 3], ReduceOp.LAND, 1),
         ([0, 0], ReduceOp.LOR, 0),
+        ([6, 0, 3, 1], ReduceOp.LXOR, 1),
+        ([True, True], ReduceOp.LXOR, False),
         ([1, 2], ReduceOp.premul_sum(3), 9),
         ([BIG, BIG, -BIG, -1], ReduceOp.SUM, BIG - 1),
         ([1.5, 2.5], ReduceOp.SUM, 4.0),

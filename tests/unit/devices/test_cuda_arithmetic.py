@@ -24,6 +24,7 @@ OPS = [
     ReduceOp.BXOR,
     ReduceOp.LAND,
     ReduceOp.LOR,
+    ReduceOp.LXOR,
     ReduceOp.premul_sum(3),
 ]
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]

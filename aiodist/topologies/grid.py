@@ -1,0 +1,106 @@
+"""`Grid`: ranks by coordinates (MPI's Cartesian topology)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from aiodist.topologies.neighbors import Collective, Edge, Neighbors
+
+
+class Grid(Neighbors):
+    """The ranks of `group` as a grid: ``Grid(group, (2, 3))``, ``Grid(group, (0, 0))``.
+
+    `dims`: how many ranks along each axis; those given as 0 are chosen, as equal as the size of the
+    group allows, the larger first. `periodic`: whether the last along an axis is beside the first;
+    of all axes, or of each. Ranks are numbered as numpy numbers elements: the last coordinate runs
+    fastest. The neighbours of a rank are, along one axis after the other, the one before it and the
+    one behind it. The same on all ranks; nothing is sent to make it.
+
+    Raises ValueError for dims that do not make the size of the group.
+    """
+
+    def __init__(
+        self, group: Collective, dims: Sequence[int], *, periodic: bool | Sequence[bool] = False
+    ) -> None:
+        self.dims = chosen_dims(group.size, dims)
+        wraps = [periodic] * len(dims) if isinstance(periodic, bool) else periodic
+        self.periodic = tuple(map(bool, wraps))
+        if len(self.periodic) != len(dims):
+            raise ValueError(f"periodic has {len(self.periodic)} items for {len(dims)} dims")
+        self._rank = group.rank
+        sources: list[Edge | None] = []
+        destinations: list[Edge | None] = []
+        for axis in range(len(self.dims)):
+            before, behind = self.shift(axis)
+            # Both ends know an edge by its place at the receiver: what goes to the rank before
+            # comes there from behind. Along an axis of two ranks these are the same rank twice.
+            places = ((before, 2 * axis), (behind, 2 * axis + 1))
+            for rank, place in places:
+                sources.append(None if rank is None else (rank, place))
+                destinations.append(None if rank is None else (rank, place ^ 1))
+        super().__init__(group, sources, destinations)
+
+    @property
+    def coords(self) -> tuple[int, ...]:
+        """The coordinates of this rank."""
+        return self.coords_of(self._rank)
+
+    def coords_of(self, rank: int) -> tuple[int, ...]:
+        """The coordinates of a rank. Raises ValueError for what is none."""
+        if not 0 <= rank < math.prod(self.dims):
+            raise ValueError(f"rank {rank}: the ranks are 0 to {math.prod(self.dims) - 1}")
+        coords: list[int] = []
+        for count in reversed(self.dims):
+            rank, coord = divmod(rank, count)
+            coords.append(coord)
+        return tuple(reversed(coords))
+
+    def rank_of(self, coords: Sequence[int]) -> int | None:
+        """The rank at `coords`; None where they lie outside, along an axis that is not periodic."""
+        if len(coords) != len(self.dims):
+            raise ValueError(f"{len(coords)} coordinates in a grid of {len(self.dims)} axes")
+        rank = 0
+        for coord, count, wraps in zip(coords, self.dims, self.periodic, strict=True):
+            if not wraps and not 0 <= coord < count:
+                return None
+            rank = rank * count + coord % count
+        return rank
+
+    def shift(self, axis: int, by: int = 1) -> tuple[int | None, int | None]:
+        """The ranks that lie `by` places before and behind this one along an axis: in a shift, who
+        to receive from and who to send to."""
+        coords = list(self.coords)
+        found: list[int | None] = []
+        for step in (-by, by):
+            moved = [*coords]
+            moved[axis] += step
+            found.append(self.rank_of(moved))
+        return found[0], found[1]
+
+
+def chosen_dims(size: int, dims: Sequence[int]) -> tuple[int, ...]:
+    """`dims` with numbers for those that are 0, so that all of them make `size`: as equal as can
+    be, the larger first. Raises ValueError where there are none."""
+    if any(count < 0 for count in dims):
+        raise ValueError(f"dims {tuple(dims)}: a grid has 1 or more ranks along an axis, or 0")
+    free = [axis for axis, count in enumerate(dims) if not count]
+    left, rest = divmod(size, math.prod(count for count in dims if count))
+    if rest or not left or (left > 1 and not free):
+        raise ValueError(f"dims {tuple(dims)} do not make a grid of {size} ranks")
+    found = list(dims)
+    for number, count in zip(free, _even(left, len(free)), strict=True):
+        found[number] = count
+    return tuple(found)
+
+
+def _even(size: int, count: int) -> list[int]:
+    """`count` factors of `size`, as equal as can be, the larger first."""
+    # The largest is the least factor that is no less than the root: with it the others can be
+    # nearest to each other.
+    factors: list[int] = []
+    for left in range(count, 0, -1):
+        factor = next(n for n in range(1, size + 1) if size % n == 0 and n**left >= size)
+        factors.append(factor)
+        size //= factor
+    return factors

@@ -1,0 +1,141 @@
+"""What a grid and a graph have in common: neighbours, and collectives among them.
+
+**Why an all_to_all of the whole group.** Messages between neighbours alone would be fewer. But then
+a rank whose call raised, or was cancelled, would be a call behind its neighbours, and would take
+the messages of one call for those of the next. A collective uses up its number on all ranks,
+whatever becomes of it, and all hear why it failed. Ranks that are no neighbours pay a small word
+each. Where that is too much, `send` and `recv` go between any two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from aiodist.errors import MismatchError
+from aiodist.work import Work, together
+
+
+class Collective(Protocol):
+    """A `Group` or a `BlockingGroup`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def all_to_all(
+        self, xs: Any, *, out: Any = ..., tag: Any = ..., timeout: float | None = ...
+    ) -> Any: ...
+
+    def _forgo(self, error: BaseException, tag: Any = ...) -> None: ...
+
+
+Edge = tuple[int, int]
+"""A rank, and which of the edges between the two this is. Both ends call it the same."""
+
+
+class Neighbors:
+    """The neighbours of a rank of `group`, in the order in which values go to them and come.
+
+    `sources`, `destinations`: their ranks, None where there is none in that place. Raises
+    ValueError for what is no rank of the group.
+    """
+
+    def __init__(
+        self,
+        group: Collective,
+        sources: Sequence[Edge | None],
+        destinations: Sequence[Edge | None],
+    ) -> None:
+        for edge in (*sources, *destinations):
+            if edge is not None and not 0 <= edge[0] < group.size:
+                raise ValueError(
+                    f"rank {edge[0]} is no neighbour: the ranks are 0 to {group.size - 1}"
+                )
+        self.group = group
+        self.sources = tuple(None if edge is None else edge[0] for edge in sources)
+        self.destinations = tuple(None if edge is None else edge[0] for edge in destinations)
+        self._from = _places(sources)  # where what comes of each rank belongs
+        self._to = _places(destinations)  # which values are for each rank
+
+    def neighbor_all_gather(
+        self, x: Any, *, out: Any = None, tag: Any = None, timeout: float | None = None
+    ) -> Any:
+        """The list of what the `sources` have given as `x`, in their order; None in the place of
+        one that is not there. A Work of it, as other collectives of the group give.
+
+        A collective of the whole group. `out`: a list of as many arrays, or None. Raises
+        MismatchError, on the ranks that notice, where ranks disagree about who are neighbours.
+        """
+        xs = [x] * len(self.destinations)
+        return self._exchange("neighbor_all_gather", xs, out, tag, timeout)
+
+    def neighbor_all_to_all(
+        self, xs: Any, *, out: Any = None, tag: Any = None, timeout: float | None = None
+    ) -> Any:
+        """As `neighbor_all_gather`, of a value of its own for each of the `destinations`: `xs` is
+        the list of these in their order. What is for one that is not there goes nowhere."""
+        return self._exchange("neighbor_all_to_all", xs, out, tag, timeout)
+
+    def _exchange(self, op: str, xs: Any, out: Any, tag: Any, timeout: float | None) -> Any:
+        try:
+            _check("xs", xs, self.destinations)
+            if out is not None:
+                _check("out", out, self.sources)
+        except (TypeError, ValueError) as error:
+            self.group._forgo(error, tag)  # it was a call all the same, and the others hear of it
+            raise
+        slots = self._by_rank(xs, self._to)
+        outs = None if out is None else self._by_rank(out, self._from)
+        given = self.group.all_to_all(slots, out=outs, tag=tag, timeout=timeout)
+        if not isinstance(given, Work):
+            return self._in_order(given)
+        return together(
+            given.get_loop(), op, tag, [given], lambda _: self._in_order(given.result())
+        )
+
+    def _by_rank(self, values: Sequence[Any], places: dict[int, list[int]]) -> list[Any]:
+        """For each rank of the group, the list of those of `values` that are in its places; None
+        for a rank without."""
+        found: list[Any] = [None] * self.group.size
+        for rank, own in places.items():
+            found[rank] = [values[place] for place in own]
+        return found
+
+    def _in_order(self, given: Sequence[Any]) -> list[Any]:
+        """What came of each rank, in the order of the sources."""
+        values: list[Any] = [None] * len(self.sources)
+        for rank, came in enumerate(given):
+            places = self._from.get(rank, [])
+            if len(came or ()) != len(places):
+                own = self.group.rank
+                raise MismatchError(
+                    f"rank {rank} sent {len(came or ())} values to rank {own}, which has it as a "
+                    f"source {len(places)} times: all ranks have to name the same neighbours, or "
+                    "the same dims",
+                    calls={
+                        rank: f"{len(came or ())} values to rank {own}",
+                        own: f"{len(places)} values of rank {rank}",
+                    },
+                )
+            for place, value in zip(places, came or (), strict=True):
+                values[place] = value
+        return values
+
+
+def _check(name: str, values: Any, neighbors: Sequence[int | None]) -> None:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"{name} is a list of one value a neighbour, not {type(values).__name__}")
+    if len(values) != len(neighbors):
+        raise ValueError(f"{name} has {len(values)} values, and there are {len(neighbors)} places")
+
+
+def _places(edges: Sequence[Edge | None]) -> dict[int, list[int]]:
+    """The places of each rank, in the order in which both ends of their edges know them."""
+    places = defaultdict(list)
+    for place, edge in enumerate(edges):
+        if edge is not None:
+            places[edge[0]].append((edge[1], place))
+    return {rank: [place for _, place in sorted(own)] for rank, own in places.items()}
