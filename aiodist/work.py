@@ -164,6 +164,9 @@ def both(loop: asyncio.AbstractEventLoop, sending: Work[None], receiving: Work[A
 
     both: Work[Any] = Work.begin(loop, "sendrecv", sending.tag, None, sending.nbytes, withdraw)
 
+    # The one that fails withdraws the other: a sendrecv of which half is pending would keep the
+    # memory of both. What the other one then says is heard, so that nobody reports it as never
+    # retrieved.
     def check(work: asyncio.Future[Any]) -> None:
         if both.done():
             if not work.cancelled():

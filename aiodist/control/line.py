@@ -231,6 +231,10 @@ class Line:
 
     def _on_closed(self, error: Exception) -> None:
         self._requests.send = None
+        # Whether the coordinator is looked for depends on three things. It has said at the greeting
+        # that another may come to its address (one that lives in a rank or a launcher ends with
+        # that). There is something to go back to: a membership, or a join that waits. And it has
+        # not ruled this member lost, which is final, whatever coordinator comes after it.
         gone, self._gone = self._gone, CoordinatorGone("")
         reason = gone.reason or str(error) or type(error).__name__
         joined = self._standing is not None or self._ask is not None
