@@ -123,6 +123,9 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     """Read the settings. Raises ValueError naming the variable, its value, what was expected."""
     token = token_in(environ)
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
+    # Several launchers may be above each other: `aiodist run` within a job of Slurm, torchrun
+    # within MPI. The innermost knows the process best, and the list is in that order. Rank and size
+    # are of one and the same launcher, never a rank of one and a size of another.
     launcher, rank, size = _rank_and_size(environ)
     run_id = environ.get("AIODIST_RUN_ID", "")
     if not run_id and "TORCHELASTIC_RUN_ID" in environ:

@@ -126,6 +126,10 @@ class Reach:
             if kind == "tcp" and own.host != peer.host and (self.stays or _stays(member, address)):
                 hint = _IN_THE_CLEAR
                 continue
+            # Three names for one host: what the peer listens at, what it says of itself, and what
+            # this rank reaches it by. A peer that came to the coordinator by the loopback says the
+            # loopback, which is right for ranks of its host alone; others take the name by which
+            # they reach the coordinator, which is on that host.
             if kind == "tcp" and own.host != peer.host and is_loopback(member.host):
                 # The coordinator sees it come from its own host, which we know by another name.
                 address = _advertised(address, coordinator_host)

@@ -317,6 +317,13 @@ async def _join(
     """Become a member, reachable by the others."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
+    # In this order, since each step needs what the one before has found out::
+    #
+    #     connect to the coordinator    this end of the connection is a host that peers can dial
+    #     listen                        on that host, for each transport that is allowed
+    #     say where                     the host as the coordinator sees it: maybe another one
+    #     join                          waits for all. Peers that have their view may call already,
+    #                                   and wait at the door until this rank has it (`activate`)
     control: ControlClient | None = None
     endpoint = Endpoint(loop, expected=options.most, lease=options.ask.lease)
     endpoint.reads_devices = options.reads_devices
@@ -382,6 +389,8 @@ async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
     name = f"inproc://local-{secrets.token_hex(8)}"
     async with Coordinator(name, token=options.get("token"), returns=False):
         options.setdefault("transports", ("inproc", registry.DEVICES))
+        # Tasks of their own and no TaskGroup: if one rank cannot join, those that have are members,
+        # and have to leave with a reason, or the next group of that name would meet them.
         joining = [
             asyncio.ensure_future(connect(name, rank=rank, size=size, **options))
             for rank in range(size)

@@ -179,6 +179,9 @@ def together(
         for work in works:
             work.cancel()
 
+    # The one that fails withdraws the other: a sendrecv of which half is pending would keep the
+    # memory of both. What the other one then says is heard, so that nobody reports it as never
+    # retrieved.
     def check(work: asyncio.Future[Any]) -> None:
         if whole.done():
             if not work.cancelled():

@@ -97,8 +97,8 @@ def coordinator_kinds() -> frozenset[Kind]:
 
 
 def unasked_kinds(root: Path) -> set[str]:
-    """What a rank is told without having asked: the cases of `ControlClient._on_told`."""
-    tree = ast.parse((root / "aiodist/control/client.py").read_text())
+    """What a rank is told without having asked: the cases of `Line._on_told`."""
+    tree = ast.parse((root / "aiodist/control/line.py").read_text())
     (told,) = [
         node
         for node in ast.walk(tree)

@@ -71,6 +71,15 @@ async def dial(
     bad address, or an empty token.
     """
     target = parse_address(address)
+    # What may be different a moment later is tried again, and all else is told at once::
+    #
+    #     nobody listens, or the name is not known    it is about to be started: again
+    #     the connection ends without a word          it ends, or is overrun: again; the log says so
+    #                                                 after a while, for a proxy does that for ever
+    #     it says that it is busy                     thousands join at once: again
+    #     it does not answer within an attempt        a firewall that drops packets: again
+    #     it speaks something else, TLS does not      another attempt would find the same: an error
+    #     fit, the token or the version is wrong
     secret = secret_of(token)
     loop = asyncio.get_running_loop()
     start = loop.time()

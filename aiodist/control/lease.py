@@ -100,6 +100,15 @@ class Lease:
 
     def step(self) -> float | None:
         """Do what is due. Returns in how many seconds there is more to do; None: never."""
+        # One interval, which is a third of the lease, in two steps::
+        #
+        #     ask the loop for a turn ──── a quarter ────> has it had one?  yes: Renew
+        #         ▲                                              │          no: Activity, "busy"
+        #         └──────────────── three quarters ──────────────┘
+        #
+        # Both are a sign of life. But nobody can ask a loop that does not turn what it is doing, so
+        # the thread looks at its stack and says it unasked: that is what `aiodist status` shows of
+        # a hang.
         # The loop is asked for a turn a moment before the lease is due: whether it has had one by
         # then is what the sign of life says.
         self._asked = not self._asked

@@ -156,6 +156,11 @@ class Requests:
     def say_again(self) -> None:
         """There is another connection: what waits for an answer is said again."""
         assert self.send is not None
+        # In the order in which they were asked, so that a program that sets a key and then reads it
+        # reads what it has set, also where the connection broke between the two. Under the numbers
+        # that they had, so that the coordinator finds those writes that it has carried out already.
+        # What nobody waits for any more is not said again; watches begin anew, and are told what
+        # they may have missed.
         # A list, for to drop one changes the dictionary.
         for number, request in list(self._requests.items()):
             if request.reply.done():

@@ -42,6 +42,8 @@ class Standing:
         """Those of `ranks` that were not known to be gone; now they are."""
         if epoch != self.view.epoch:
             return ranks
+        # The same loss may be told twice, by the coordinator that saw it and by the one that came
+        # after it, and to the rank it must happen once.
         # A coordinator that is back tells all that are gone, of whom most are known to be.
         news = {*ranks} - self._lost - self._left
         (self._lost if lost else self._left).update(news)

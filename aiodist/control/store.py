@@ -146,6 +146,13 @@ class Watch:
         self._begun = False  # the coordinator has said so
         self._closed = False  # by the user
         self._news = asyncio.Event()  # one of these four has changed
+        # A watch ends in one of three ways: `close`, the end of `async with`, or that nobody has it
+        # any more. For the last one nothing here may point at it but weakly::
+        #
+        #     user ──> Watch ──> client ──subscriptions──> on_reply ──weak──> Watch
+        #                                        ▲
+        #     finalize (Watch is gone) ──────────┘ unsubscribes, by the loop: garbage is collected
+        #                                            in whatever thread happens to run
         # The client must not keep a watch alive that its user has dropped.
         weak = weakref.WeakMethod(self._on_reply)
 

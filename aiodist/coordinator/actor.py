@@ -208,6 +208,15 @@ class Coordinator:
         address, self._address = self._address, None
         if address is None:  # a second call was faster
             return
+        # The end, in this order, so that nobody hears less than was decided::
+        #
+        #     nobody new comes in
+        #     what waits for the disk is written, and then carried out
+        #     all are told Goodbye; their connections end, or are ended after a second
+        #     the state file is let go of
+        #
+        # A coordinator that starts on the same file meanwhile is refused until the last step
+        # (`_locked`), so there are never two that tell members something.
         # From here on nobody new comes, so what is left can be counted.
         self._entrance.shut()
         self._alarm.cancel()
@@ -318,6 +327,9 @@ class Coordinator:
             self._failure.set_result(error)
 
     def _carry_out(self, effects: list[Effect]) -> None:
+        # What the machine has decided is its state already: an effect that is left out would be a
+        # member that was not told. So who cannot be sent to is closed (`Connection.send`), and the
+        # end of that connection is the next event.
         encoder = Encoder()
         for effect in effects:
             if isinstance(effect, Note):

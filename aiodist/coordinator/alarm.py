@@ -35,6 +35,10 @@ class Alarm:
 
     def _on_timer(self) -> None:
         self._timer = None
+        # A lease that is over by the clock may have been renewed: the sign of life lies in a socket
+        # that this loop has had no time to read. So one that was late itself reads first, for a
+        # second, and judges then. Members would be ruled lost in crowds otherwise, whenever the
+        # machine stood still.
         now = self._loop.time()
         if now - self._due > LATE_SECONDS:
             self.ring_by(now + GRACE_SECONDS)

@@ -84,6 +84,8 @@ class Connection(asyncio.Protocol):
             self.peer = f"{self.host}:{port}"  # with the port
         self.adopting: asyncio.Task[None] | None = None
         self._owner = owner
+        # Before the greeting it may say 1 KiB at a time, for anybody may connect; a member 2 MiB,
+        # as a compare_set has two values; and a view, 64 MiB, who was asked for it, once.
         # Its limits grow with what the other end has shown.
         self._decoder = Decoder(max_header=MAX_CONTROL_HEADER, max_payload=MAX_BODY_BEFORE_WELCOME)
         self._hello: Hello | None = None  # what it said first; None: nothing yet

@@ -38,6 +38,10 @@ class Entrance:
         self._loop = asyncio.get_running_loop()
         self._at: Address | None = None  # where it listens; None: nobody is let in
         self._acceptor: Acceptor | None = None  # None where it does not listen, or is at inproc
+        # A connection goes through three hands. Until it has a transport (and TLS, which takes a
+        # while) it is a task here, in `_adopting`; then it is the owner's, who is told of its end;
+        # and until it has shown who it is, in both of them, it is in `_unproven` as well, from
+        # which it may be dropped for another one at any moment.
         # Those who have not shown who they are: only so many at a time.
         self._unproven: UnprovenConnections[Connection] = UnprovenConnections(
             logger, moment=MOMENT_SECONDS

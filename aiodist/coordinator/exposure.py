@@ -23,6 +23,8 @@ class Guard:
     def of(cls, token: bytes | None, server: tls.SSLContext | None, *, allow_pickle: bool) -> Guard:
         """By a token, or by TLS with a `server` context that asks for certificates: one that does
         not lets everybody in."""
+        # TLS alone keeps others from listening, and nobody out: a server that asks for no
+        # certificate shakes hands with everybody.
         asks = server is not None and server.verify_mode is tls.CERT_REQUIRED
         return cls(token is not None or asks, allow_pickle)
 

@@ -89,6 +89,9 @@ def _reached_at(address: str, coordinator: Coordinator) -> str:
 
 async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | None:
     """A coordinator at `address`; None where the address is another's."""
+    # Nobody is asked first: between the answer and what is done about it another one may begin to
+    # listen, a daemon or the rank 0 of another job. The system gives an address to one socket
+    # alone, so whoever binds it is the coordinator, and all others find that one.
     named = parse_address(address)
     here = named
     if named.scheme in ("tcp", "tls"):

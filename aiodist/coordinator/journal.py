@@ -81,6 +81,14 @@ class Journal:
 
     def _next(self) -> None:
         """Carry out what waits, and begin the next write if there is one."""
+        # One write is under way at a time, and the next one takes all that has come by then::
+        #
+        #     steps    a  b  c  d  e                   f
+        #     disk     ├── a ────────┤ ├── b c d e ───┤ ├── f ──
+        #     told                    a                b c d e
+        #
+        # So an answer is delayed by two writes at most, however many there are; and the loop serves
+        # all others meanwhile.
         effects, self._waiting = self._waiting, []
         kept = [effect.record for effect in effects if isinstance(effect, Keep)]
         if not kept:

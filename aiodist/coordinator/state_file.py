@@ -248,6 +248,14 @@ def _frames(data: bytes, at: int) -> tuple[list[bytes], int]:
     one are behind them. Raises ValueError for damage."""
     seed = zlib.crc32(data[len(MAGIC) : SLOTS_AT])
     frames: list[bytes] = []
+    # Where the file does not go on, that is one of two things, which look alike at that place::
+    #
+    #     │ frame 7 │ frame 8, half      the write was cut off: nobody was told, it is dropped
+    #     │ frame 7 │ ##### │ frame 9    a later frame is whole: 8 was on disk before 9 began,
+    #                                    so this is damage, and what is behind it was told
+    #
+    # Frames have the number and the random bytes of the file in their checksums: what is left of an
+    # older file on the same blocks is not taken for a later frame.
     while at < len(data):
         payload = _payload_at(data, at, len(frames), seed)
         if payload is None:

@@ -31,6 +31,7 @@ def waits_of(group: Group, conn: int, now: float) -> Iterator[Waiting]:
             missing=bits_of(_not_voted(group, ballot)),
             lacking=_joiners_text(group, ballot),
         )
+    # No rank is known to owe a key, and who sets it need not be a rank at all.
     for since, keys in group.store.waits(conn):
         yield Waiting((b"", "store.wait", None), "store.wait", now - since, 0, _keys_text(keys))
 

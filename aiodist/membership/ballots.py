@@ -161,6 +161,9 @@ class Ballots:
         ballot.votes[conn] = (request, vote)
         ballot.since.setdefault(conn, now)
         self.voted.setdefault(conn, {})[key] = ballot
+        # Voters need not all be there when the first one votes, and the first may even vote in
+        # vain: it loses its connection, and votes for something else when it is back. So the ballot
+        # takes its words from whoever is in it alone, and all who come later are measured by these.
         # All votes in a ballot call the same, or it would be void: so one text stands for all. A
         # voter that is alone in it may have voted before, over this connection, for something else.
         if len(ballot.votes) == 1:
@@ -184,6 +187,9 @@ class Ballots:
         """`conn`, which has voted, waits no more. Nothing happens where there is nothing to void:
         the outcome is on its way. `seen`: what members are doing, by id."""
         ballot = self._ballots.get(key)
+        # Two words of one voter may cross with the outcome. If the ballot is closed, its outcome
+        # was sent before this word was read, and stands. If this one has not voted (its vote came
+        # over another connection that broke), it cannot give up what it has not begun.
         if ballot is None or conn not in ballot.votes:
             return []
         missing = [members[one].id for one in ballot.electorate(members) if one not in ballot.votes]

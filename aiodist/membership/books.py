@@ -127,6 +127,9 @@ class Books:
         """`view` is that of the group, and its members are to come back."""
         for rank in group.absent:
             self.timers.cancel(Return(group.key, rank))
+        # Nobody is a member by what is written down: all are absent, each with a lease to show that
+        # it lives. So a coordinator that comes back rules nobody lost for what happened while it
+        # was away, and whoever died meanwhile is found out one lease later.
         group.install(view)
         group.lost, group.left, group.cut_off = {}, set(), False
         group.absent = Seats({member.rank: member for member in view.members})
@@ -162,6 +165,11 @@ class Books:
 
     def records(self) -> Iterator[Record]:
         """All that there is to know, as it is while this is iterated."""
+        # Replayed from the top, each record finds what it builds on: epochs before the groups that
+        # take them, groups before what happened to their members and stores. Ttls go as times of
+        # the wall clock, for the clock of the loop begins anew with each process. Joiners, votes
+        # and leases are not here: joiners ask again, voters vote again, and everybody has a new
+        # lease to come back.
         yield EpochGiven("", self.epochs.floor)
         for name, epoch in self.epochs.last.items():
             yield EpochGiven(name, epoch)

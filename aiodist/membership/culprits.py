@@ -66,6 +66,17 @@ class Finding:
 def find(doings: Mapping[int, Doing | None]) -> list[Finding]:
     """What is wrong with a group, by rank: those who hold up the most first. None: no answer.
     Ranks that are gone are not among them."""
+    # As bits, of ranks 0 to 5, where 3 computes, 0 and 1 wait for it, 2 waits for 1, 4 and 5 for
+    # each other::
+    #
+    #     waiting   0: 001000  1: 001000  2: 000010  4: 100000  5: 010000
+    #     by_mask   001000: {0, 1}   000010: {2}   100000: {4}   010000: {5}
+    #     awaited & ~stuck  = {3}: waited for, and waits for nobody. Behind it are 0 and 1, and 2 by
+    #                         way of 1
+    #     stuck & ~reached  = {4, 5}: they wait, and for nobody who is to blame: a deadlock
+    #
+    # Ranks that wait for the same others are one entry of `by_mask`: of thousands of ranks there
+    # are a handful of masks, and the walk over them takes that many steps.
     held_up = _held_up(doings)
     waiting: dict[int, int] = {}  # rank -> those it waits for
     for rank, waits in held_up.items():

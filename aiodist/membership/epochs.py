@@ -29,6 +29,8 @@ class Epochs:
 
     def observe(self, name: str, epoch: int) -> None:
         """`name` has had `epoch`: later ones are above. The empty name raises the floor."""
+        # Frames of one epoch must never be taken for those of another, so a number that was given
+        # once is never given again, also after the group has ended, and under whatever coordinator.
         if not name:
             self.floor = max(self.floor, epoch)
             return

@@ -189,6 +189,8 @@ class Group:
         they may not be); the others get the lowest free ranks, in order of arrival.
         """
         count = len(self.joiners)
+        # Of four joiners, A asks for rank 2, B for none, C for 0, D for 9: A is 2, C is 0, and B
+        # and D take what is left in the order in which they came, 1 and 3.
         # An elastic group may form with fewer members than the highest rank that was asked for. Who
         # asked for that gets a free one then, as ranks have no gaps.
         free = iter([rank for rank in range(count) if self.joiners.of_rank(rank) is None])
@@ -299,6 +301,8 @@ class Group:
     def missing(self) -> tuple[int, ...]:
         """The ranks of a fixed group that have not come yet, where each asks for its own."""
         asked = self._asked
+        # Who gave up counts as having come: it is not the one that the others wait for, and a
+        # launcher that reads this looks for the machine that never started.
         if self.view is not None or not self.size.fixed or None in asked:
             return ()
         return tuple(sorted(set(range(self.size.most)) - {*asked}))

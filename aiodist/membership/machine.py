@@ -144,10 +144,16 @@ class Membership:
             self._on_disconnected(conn, reason)
             self._seating.effects.append(Close(conn, reason))
             return
+        # Whatever a member says is a sign of life, also what is refused below: it is not the
+        # machine's business to judge by what somebody says whether he lives.
         self._seating.renew(conn)
         handler(conn, request, message)
 
     def _on_disconnected(self, conn: int, reason: str) -> None:
+        # A connection is in one of three places, and its end means something else in each: it may
+        # have been asked for a view, which now another member has to bring; it may be a joiner, who
+        # merely stops waiting; or a member, for whom it is death. (A member that closes a
+        # connection in order has said Leave before, and is in none of them any more.)
         self._rejoining.gone(conn)
         group = self._places.get(conn)
         if group is None:

@@ -91,6 +91,9 @@ def encode_record(record: Record) -> bytes:
 
 def decode_records(data: bytes) -> list[Record]:
     """The records that were encoded one behind the other. Raises ValueError."""
+    # Records stand behind each other without lengths, as msgpack says itself where a value ends.
+    # What is read here has passed a checksum, so it is what some coordinator wrote. The bounds are
+    # for damage that a checksum does not see: no length in it reserves memory that no record needs.
     unpacker = msgpack.Unpacker(max_array_len=MAX_MEMBERS, max_buffer_size=max(len(data), 1))
     unpacker.feed(data)
     records: list[Record] = []

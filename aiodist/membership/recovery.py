@@ -79,6 +79,11 @@ class Recovery:
         carry out what is decided now."""
         if group.view is None:
             return
+        # In this order. A vote in a view that is over must not count in the present one, though it
+        # may be the last that is missing there: it is answered first, and taken out. Then each
+        # ballot that is complete is carried out; that may begin the next epoch, which makes void
+        # what else is open, so the ballots are looked up one by one (`Ballots.decided`), and not
+        # all at the beginning.
         self._answer_late(group, group.view.context, key)
         for ballot in group.ballots.decided(group.members, group.absent, key):
             # Who goes on together must reach each other: what is known of broken links is ruled on
@@ -143,6 +148,14 @@ class Recovery:
         if group.view is None:
             return
         self._tell_waiting(group, len(group.joiners))
+        # A rendezvous that all members have called, and for which too few wait, stands open until::
+        #
+        #     joiners  ──1────2──────3────────────── join window ──────┐
+        #              too few       as few as may be: the window       │ nobody came: go on
+        #                            opens, with each further one anew  ▼
+        #              ──1────2──────3──4──5───────6 as many as may be: go on at once
+        #
+        # It closes again where one of those who wait goes away and too few are left.
         if (ballot := group.gathering) is None:
             return
         least, most = group.bounds(ballot)
@@ -190,6 +203,12 @@ class Recovery:
         rank = group.place_of(report.id)
         if rank is None or report.id == own:
             return
+        # What is certain is not weighed: the process that has ended is lost. Of a link that is
+        # broken between two who live, one has to go, and which of them is seen from the others'
+        # links::
+        #
+        #     rank 2's host is cut off: 0-2, 1-2, 3-2 are broken  ──> 2 has three, the others one
+        #     the link 1-2 alone is broken                        ──> a draw: the higher rank goes
         # Both ends of a link may report it, and one report does not tell which of them is at fault.
         # Half a second later there are the reports of others, too, and most of them name one rank.
         if not report.ended:

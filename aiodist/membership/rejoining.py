@@ -37,6 +37,17 @@ class Rejoining:
     def handle(self, conn: int, request: int, claim: Rejoin) -> None:
         key = (claim.ask.group, claim.ask.run_id)
         group = self._books.groups.get(key)
+        # What a member that comes back may find::
+        #
+        #     the group here             its epoch       then
+        #     ─────────────────────────  ──────────────  ──────────────────────────────────────────
+        #     there is none              above the last  its view is taken over (RESTORE)
+        #                                that ended
+        #     of the same epoch          the same view   it takes its seat, and hears who is gone
+        #     of an older epoch          higher          its view is taken over; who is not in that
+        #                                                missed that the group went on: evicted
+        #     of a newer one, with it    lower           it takes its seat; its vote gets the view
+        #     of a newer, without it     lower           evicted
         size = Size.of(claim.ask)
         if conn in self._seating.places:
             failed = Failed(Failure.INVALID, "this connection has joined already")
@@ -58,6 +69,9 @@ class Rejoining:
         assert group is not None and group.view is not None
         rank = group.place_of(claim.ask.id)
         assert rank is not None
+        # The seat comes before all that can be said to a member, and what it has heard before the
+        # seat: from then on votes are counted with it, and an outcome that it knows of must be
+        # found by then.
         # What it was told counts before its vote does: the outcome of a ballot may be among it.
         self._recovery.learn(group, claim.heard)
         self._seating.take_seat(group, conn, rank, claim.ask.lease)
@@ -78,6 +92,12 @@ class Rejoining:
             if wrong is not None:
                 self._seating.send(conn, request, Failed(Failure.INVALID, wrong))
             return wrong is None
+        # A coordinator without a state file knows nothing, and n members come back within a
+        # second::
+        #
+        #     0: Rejoin ──> ViewWanted ──> Rejoin with the view ──> adopted       Rejoined
+        #     1: Rejoin ──> Later ...... (a moment) ...... Rejoin ──────────────> Rejoined
+        #     2: Rejoin ──> Later ...... (a moment) ...... Rejoin ──────────────> Rejoined
         # All members of a group come back at once, each with the same view of up to 60 MiB: one is
         # asked for it, and the others come again when it is there. Should that one not say it, the
         # next that comes is asked.
@@ -131,6 +151,9 @@ class Rejoining:
             else:
                 self._seating.turn_away(conn, reason)
                 self._seating.unseat(group, conn)
+        # A coordinator may have served the group in an older epoch, while another one, at the same
+        # address in another part of a network that was cut, went on with it. Those who were in both
+        # carry their seats over. But the store here was written by those who stayed behind.
         # Nobody of the newer view was here: what is in the store was written by others.
         if not stay:
             group.store.clear()

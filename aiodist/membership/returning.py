@@ -34,6 +34,10 @@ def judge(group: Group | None, ended: int | None, claim: Rejoin) -> Way | Refuse
     The higher epoch wins: who says the lower one missed that the group went on, with it or without
     it.
     """
+    # The epoch decides, and not who comes first, or how many: an epoch begins only when all who
+    # live have voted for it, or none of the one before is left. So the higher one has the consent
+    # of all who matter, and a lower one is the past. Two views of one epoch cannot come of one
+    # coordinator; here the first to come is right, as there is nothing to tell them apart by.
     if group is None or group.view is None:
         if ended is not None and claim.epoch <= ended:
             return Refused(f"its group ended with epoch {ended}")

@@ -212,6 +212,9 @@ class Seating:
         for member, reason in gone:
             group.lost[member.rank] = reason
             self.note(event, group, rank=member.rank, who=describe(member), reason=reason)
+        # Everybody's state is changed before anybody is told, and each is told of all who went:
+        # whoever reads the message decides with what is in it, and a second message for the same
+        # cause would have it go on twice.
         # One message for all of them, with each reason once: where a host goes down, its ranks go
         # for one reason, and thousands of others are told.
         text = "; ".join(dict.fromkeys(reason for _, reason in gone))[:MAX_TEXT]
@@ -244,6 +247,11 @@ class Seating:
     def settle(self, group: Group) -> None:
         """Delete the group if nobody is left, and let those who waited for that form it anew.
         Else the rest may have waited for the word of those who are gone."""
+        # The end of every change, since whoever went may be what others waited for. The order is:
+        # first the votes of those who are left, as a ballot that is decided now may change the
+        # group once more. Only a group of which nobody is left is deleted; its joiners, who waited
+        # for just that, form it anew. A group whose members are all absent is not empty: they may
+        # come back, and must find their seats.
         # Too few are left to form it when the window is over.
         if group.view is None and not group.may_form:
             self._timers.cancel(Window(group.key))
@@ -264,6 +272,13 @@ class Seating:
 
     def take_seat(self, group: Group, conn: int, rank: int, lease: float) -> None:
         """`conn` is the connection of the member with this rank from now on."""
+        # Who sits where may change while both connections are open::
+        #
+        #     old connection  ──── a member ────────┐ its end has not been seen yet
+        #     new connection           Rejoin ──────┴──> takes the seat; the old one is closed by us
+        #
+        # Were the old one merely left to end, its end would be taken for the death of the member,
+        # who would be ruled lost over a connection that it has given up itself.
         # It was absent; or it has come over a new connection before the end of its old one was
         # seen, which must not count as its death any more.
         member = self.books.take_absent(group, rank)
@@ -290,6 +305,9 @@ class Seating:
                 member = group.members.pop(conn)
                 group.absent[member.rank] = member
                 self.unseat(group, conn)
+        # First all seats, then the timers of the absent, and the joiners last: to forget one of
+        # these settles the group, which must find its members absent and not gone, or it would be
+        # deleted.
         self.books.await_word(group)
         for conn in list(group.joiners):
             self.forget_joiner(group, conn, "nobody of its group was heard any more")

@@ -67,6 +67,7 @@ class Seats(MutableMapping[int, S]):
     def __len__(self) -> int:
         return len(self._there)
 
+    # A group of thousands is told of a loss, or of who is in it, by a walk over all of its seats.
     # Those of MutableMapping look up one after the other.
 
     def items(self) -> ItemsView[int, S]:

@@ -268,6 +268,11 @@ class KeyValueStore:
                     self._unlisten(listener.conn, listener.request)
 
     def _listen(self, listener: _Listener) -> None:
+        # Listeners are found by two ways: by connection and request, for who cancels or goes away,
+        # and by key, for a write, which must not ask thousands of watchers of other keys. A wait
+        # for many keys stands at each of them, and knows those that are missing: a write costs what
+        # waits for that key, and a wait is over when its set is empty, without a look at the
+        # others.
         mine = self._listeners.setdefault(listener.conn, {})
         # Numbers tell the answers apart: two of one number could not be ended one by one.
         if listener.request in mine:

@@ -138,6 +138,14 @@ class Survey:
     ) -> None:
         """For `conn`: ask members, and call `then` once they have answered or had the time to:
         `seconds`, if that is less."""
+        # Many ask at once: a page in a browser, `aiodist status`, ranks whose operation ran out of
+        # time::
+        #
+        #     A asks ── Inquire ──> ranks 0, 1, 2     0 and 1 answer
+        #     B asks ── nobody is asked twice         2 answers: A and B are told
+        #
+        # So members hear one question however many look at them, and who asks in a loop costs no
+        # more.
         # An answer is for all who wait for it: whoever is asked already is not asked again.
         asked = {one for asker in self._askers for one in asker.waiting}
         waiting = set(members)

@@ -19,6 +19,13 @@ class Timers(Generic[K]):
 
     def set(self, key: K, when: float) -> None:
         """Give `key` the deadline `when` in place of the one it had."""
+        # A lease is moved to a later time with every message, and hardly ever ends. So the heap
+        # keeps the entry that it has, which is too early now; when that comes to the top, it goes
+        # back to where it belongs. Only a deadline that comes earlier needs an entry of its own::
+        #
+        #     _due   A: 9   B: 12           heap  (3, A) (5, B)    A and B were moved since
+        #     next   3 is not 9: back in    heap  (5, B) (9, A)
+        #            5 is not 12: back in   heap  (9, A) (12, B)   9: that is the next one
         before = self._due.get(key)
         self._due[key] = when
         if before is None or when < before:

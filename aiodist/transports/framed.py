@@ -40,6 +40,17 @@ class FramedLink(BaseLink):
         self, loop: asyncio.AbstractEventLoop, kind: str, peer_name: str, receiver: Receiver | None
     ) -> None:
         super().__init__(loop, kind, peer_name, receiver)
+        # The way of a frame out, and what `_direct` spares it::
+        #
+        #     _direct    send ──> _write_frame ──> all of it left: done
+        #                             └─ a part, or nothing ──> outbox, no more _direct, _arm
+        #     else       send ──> outbox <── what there is no room for ──┐
+        #                           └──────> _flush, by the loop ────────┴─ empty: _direct again
+        #
+        # Nearly every small frame finds an empty outbox and room in the socket, and costs one call
+        # of the system and one look at a flag. The flag stands for five conditions, which are all
+        # looked at where one of them changes: nothing queued, not inside a `done`, not broken, not
+        # severed, not finishing.
         # Sending. `_direct`: nothing is queued and nothing forbids a write right inside `send`.
         self._direct = True  # what is sent may be written at once
         self._accepts = True  # what cannot be sent now is queued
@@ -396,6 +407,14 @@ class FramedLink(BaseLink):
         if nbytes or more:
             raise ProtocolError(f"{self._peer_name} sent {nbytes + more} bytes after its end")
         self._peer_ended = True
+        # The end in order takes both sides; who says it first waits for the other::
+        #
+        #     this side                       the peer
+        #     finish: queue, BYE  ────────>   takes all, sees the BYE: sends its own, closes
+        #     sees that BYE: closes <──────
+        #
+        # A side that still has something queued does not say BYE: that would be lost, and the peer
+        # must see a broken connection rather than an end that seems to be in order.
         if not self._finishing:
             if not self._outbox.backlog:
                 with contextlib.suppress(OSError):  # the peer may be gone already

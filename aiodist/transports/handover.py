@@ -248,6 +248,9 @@ class Caller:
             return
         except OSError:
             data, fds = b"", []
+        # Bytes and files may come in pieces, from a process that is not ours to trust: no more of
+        # either is taken than was expected, and what was taken is closed if it is not handed on
+        # (`release`).
         self._data += data
         self._fds += fds
         if not data or len(self._data) == self._nbytes:

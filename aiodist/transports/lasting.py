@@ -131,6 +131,9 @@ class LastingLink(FramedLink):
         """The connection is gone."""
         if self._severed or self._closed:
             return
+        # Severed, and not closed: the receiver hears nothing, operations go on waiting, and what
+        # they send is queued. Only who has no keeper has nobody that would make another connection;
+        # and who is finishing needs none, since all that is left is to end.
         if self._keeper is None or self._finishing:
             self.close(error)
             return
@@ -224,6 +227,8 @@ class LastingLink(FramedLink):
         kept = self._kept
         if kept is None or self._closed or not (kept.frames or self._outbox.backlog):
             return True
+        # By number and not by time: what is sent after this call is not waited for, or a rank that
+        # never stops sending could never leave.
         kept.wait(self._outbox.count(but=OWN), done)
         self._ask()
         return False

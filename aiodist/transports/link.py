@@ -136,6 +136,10 @@ class BaseLink(Link):
             self._loop.call_soon(self._tell)
 
     async def finish(self, timeout: float) -> None:
+        # Whoever calls it is told of the end by its return, and the receiver by `closed`, which
+        # comes first, whatever happens: an end that comes in order, a peer that never answers, a
+        # cancel of the caller. So there are three ways out of the wait, and one thing done on all
+        # of them.
         if not self._closed and not self._finishing:
             self._finishing = True
             self._send_bye()

@@ -153,6 +153,8 @@ class Outbox:
     def advance(self, count: int) -> list[Outgoing]:
         """The first `count` bytes of `gather` were sent: the frames that are out."""
         self.backlog -= count
+        # What `gather` gave was in the order partial, urgent, bulk, and nothing was queued since,
+        # as a write and this call are one step: so the bytes are counted off in that order again.
         finished: list[Outgoing] = []
         while count:
             frame = self._partial

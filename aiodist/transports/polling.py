@@ -128,6 +128,10 @@ class Progress:
         ranks than cores, or who waits has nothing to gain by being fast."""
         if not self._polls:
             return None
+        # Three times bound a poll, and each is somebody's interest: `limit` is this rank's own, as
+        # sleeping is cheaper from then on; `alone` is that of the ranks that need this core, to
+        # whom it is offered after that; and `_due` is that of the other tasks of this loop. They
+        # are compared after some looks, and not after each one: to read the clock takes longer.
         looks = range(spins)
         now = _clock()
         limit = now + self._patience()

@@ -90,6 +90,9 @@ def open_behind(sock: socket.socket) -> io.FileIO | None:
         process = io.FileIO(os.pidfd_open(pid), closefd=True)
     except OSError:  # it is gone, or the kernel, or a sandbox, does not let us
         return None
+    # The number is read from the socket and a file made of the number, and between the two the
+    # process may have ended, and another one begun under its number. If the connection is still
+    # there now, its process was there then, and the file is of that one.
     if _has_ended(sock):  # then the number may be another process' by now
         process.close()
         return None

@@ -92,6 +92,9 @@ def choose(names: str | Iterable[str] | None) -> tuple[str, ...]:
     for name in wanted:
         if name not in _KINDS:
             raise ValueError(f"there is no transport {name!r}: transports= takes {known}")
+    # What the program allows and what the machine has are two questions: who asks for shared memory
+    # where there is none gets the next best, with a line in the log, and an error only where
+    # nothing is left. So one setting does for all machines of a job.
     missing = {name: reason for name in wanted if (reason := _KINDS[name].unavailable())}
     if "shm" in missing:
         _say_why(missing["shm"])

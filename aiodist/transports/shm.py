@@ -76,6 +76,14 @@ class ShmListener(Callers):
 
     def _passed(self, sock: socket.socket, pid: int, data: bytes, fds: list[int]) -> None:
         try:
+            # Each side maps what the other has made, and gives its own in return::
+            #
+            #     dialler    own segment ───────────────────> maps it, makes its own
+            #     maps it  <─────────────────────────────────  passes it on, and has the link
+            #
+            # The listener has the link before the dialler, whose frames cannot come sooner than
+            # that. If it cannot map, or make one, it ends the connection, and the dialler takes
+            # another transport.
             with closing(mapped(data, fds, SEGMENT)) as peer, closing(_own()) as own:
                 pass_on(sock, own)
                 link = _link(self._loop, sock, pid, own, peer)

@@ -110,6 +110,8 @@ class TcpTransport:
 
     async def _patiently(self, making: Coroutine[Any, Any, T]) -> T:
         """What comes of `making`. Raises TimeoutError where nothing does."""
+        # `asyncio.timeout` would fire first after a long computation of this rank, though the
+        # answer lies in the same turn of the loop; the task is looked at before the time is judged.
         task = asyncio.ensure_future(making)
         try:
             for _ in range(STEPS):

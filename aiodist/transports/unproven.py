@@ -72,6 +72,9 @@ class UnprovenConnections(Generic[S]):
         else:
             self._take_in(connection, now)
             return True
+        # Thousands of ranks that start at the same moment look like an attack. The oldest is then a
+        # rank that is about to say who it is, and would be dropped for one that came later, and
+        # come again, and so on, without end: the new one comes again instead.
         if now - self._there[oldest] < self._moment:
             return False
         self._drop(oldest, where)

@@ -72,6 +72,10 @@ def _decoded(cls: type[Message], body: bytes) -> Message:
     if cls.at is None:
         message: Message = build(cls, _unpack(body))
         return message
+    # Of thousands of ranks in one process (a simulation, `aiodist.local`) each is sent the same
+    # view over a connection of its own, and would make the same objects of it. By the bytes that
+    # came they find the ones that another has made. A digest and not the body is the key: the body
+    # may be of a megabyte, and the digest is there for as long as the view.
     key = hashlib.blake2b(body, digest_size=16, salt=bytes([cls.code])).digest()
     found = _shared.get(key)
     if found is None:

@@ -81,6 +81,9 @@ def _inflated(data: bytes) -> bytes:
 
 def _packed(column: Sequence[Any]) -> list[Any]:
     """How a column is packed, and what it is then."""
+    # Each way of packing gives back exactly what it was given, or is not taken: types are compared
+    # exactly (True is no 1, and 1.0 no 1), times that are no hundredths stay as they are, and texts
+    # with the signs for holes in them, too. What fits no way travels as it is.
     kinds = {type(value) for value in column}
     if kinds == {int}:
         return ["numbers", _steps(column)]

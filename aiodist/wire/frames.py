@@ -60,6 +60,9 @@ def parse_prefix(
     None: the prefix is not complete yet. Raises ProtocolError for bytes that start no frame and
     for lengths over the limits, as soon as these can be seen.
     """
+    # Each check comes as soon as its bytes are there, and before anything waits for more. A
+    # stranger who claims a header of 60 KiB is refused at the fourth byte, and does not get to have
+    # them kept; a browser or a port scanner is told from a peer by its first.
     have = stop - start
     if have < 4:
         if have and data[start] != 0x92:

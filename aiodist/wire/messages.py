@@ -222,6 +222,8 @@ class View(Message, code=11, rows="members"):
     @cached_property
     def digest(self) -> bytes:
         """Equal for views of the same group, epoch and members."""
+        # Of the ids and not of all that is known of the members: an id is random and of one
+        # membership alone, so equal ids are equal members.
         ids = [member.id for member in self.members]
         return hashlib.blake2b(pack_fields(self.group, self.epoch, *ids), digest_size=16).digest()
 

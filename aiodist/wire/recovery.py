@@ -120,6 +120,12 @@ class NextView(Message, code=57, rows="joined"):
         Members that share a process share both views and this message (`decode_message`), so they
         share the work, too: for each of thousands, it would be that of thousands.
         """
+        # Other members of this process find this very change as long as it lives (`codec` shares
+        # it), and in it the view that the first of them has made. So it lives as long as anybody
+        # has that view, and keeps no view itself::
+        #
+        #     member ──> view ──_made_by──> change     strong
+        #     change ──_made──> before, view           weak
         known_before, known = self.__dict__.get("_made", (_nothing, _nothing))
         made: View | None = known()
         if made is not None and known_before() is before:

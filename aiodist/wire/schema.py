@@ -129,6 +129,9 @@ class Struct:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # for `dataclasses.replace`
 
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
+        # The checks are looked up once, here: a view of thousands of members has tens of thousands
+        # of fields. And they are taken from the annotations, so that a field without one, or with a
+        # type alone, fails when its module is imported, and not when the first stranger sends it.
         dataclass(frozen=True, kw_only=kw_only)(cls)
         hints = get_type_hints(cls, include_extras=True)
         _CHECKS[cls] = tuple([(one.name, hints[one.name].__metadata__[0]) for one in fields(cls)])

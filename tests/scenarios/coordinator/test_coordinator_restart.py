@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.control import client as control_client
+from aiodist.control import line as control_line
 from aiodist.control.events import CoordinatorBack, CoordinatorGone
 from aiodist.coordinator.actor import Coordinator
 from aiodist.coordinator.state_file import StateFile
@@ -454,7 +454,7 @@ def test_long_logs_are_written_anew_under_load(
 def test_a_coordinator_that_breaks_off_is_looked_for_again(
     play: Play, forgetful: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_client, "REJOIN_SECONDS", 0.05)
+    monkeypatch.setattr(control_line, "REJOIN_SECONDS", 0.05)
 
     @play
     async def scenario(site: Any) -> None:
@@ -473,11 +473,11 @@ def test_a_coordinator_that_breaks_off_is_looked_for_again(
 
             mute.received = hear  # type: ignore[method-assign]
             await until(lambda: len(calls) >= 3)
-        monkeypatch.setattr(control_client, "REJOIN_SECONDS", 30.0)
+        monkeypatch.setattr(control_line, "REJOIN_SECONDS", 30.0)
         await forgetful.start()
         await told(member, CoordinatorBack)
         await forgetful.coordinator.stop()
-        monkeypatch.setattr(control_client, "REJOIN_SECONDS", 0.05)
+        monkeypatch.setattr(control_line, "REJOIN_SECONDS", 0.05)
 
 
 def test_welcome_says_who_it_is(play: Play, durable: Any) -> None:

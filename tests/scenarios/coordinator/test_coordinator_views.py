@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.control.client import CoordinatorBack
+from aiodist.control.events import CoordinatorBack
 from aiodist.control.standing import Standing
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import ProtocolError

@@ -1,0 +1,361 @@
+"""The line from one member to the coordinator, over all connections that it takes.
+
+A connection may break, and the coordinator be killed, cut off, or started anew. To the group that
+is nothing: operations need no coordinator. So a member that has lost it looks for it, and is then
+at the new one what it was at the one before::
+
+    connected ──── the connection ends ───> away: looks for it, again and again
+        ▲                │                    │
+        │                │                    │ somebody greets who may be its successor
+        │                ▼                    ▼
+        │           over for good <─────── `_register`: claims to be what it was (`_rejoin`),
+        │      evicted; nobody is to be       │         or asks to join once more
+        │      looked for; closed here        │
+        └─────────────────────────────────────┘  all that waits for an answer is said again
+
+**Who asks notices nothing** of that but the time. What has no answer yet is kept as it was said,
+under its number (`requests`), and the coordinator that comes back knows by the number what the one
+before had carried out already.
+
+**One connection counts**, `_sock`, which may be a connection that is not registered yet: from the
+moment that a coordinator is found its words are heard, since right behind its answer it may say who
+else is lost. But requests go to it only once this member is registered (`Requests.send`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import ssl as tls
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from aiodist.control.connection import ControlSocket
+from aiodist.control.dial import ATTEMPT_SECONDS, Greeted, dial
+from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone, error_of
+from aiodist.control.lease import Lease
+from aiodist.control.requests import Requests
+from aiodist.control.standing import Standing, check_successor
+from aiodist.errors import (
+    AiodistError,
+    CoordinatorLostError,
+    GroupClosedError,
+    JoinError,
+    ProtocolError,
+)
+from aiodist.transports.surroundings import chooser_on, closed_on_error
+from aiodist.wire.activity import Activity, Inquire
+from aiodist.wire.codec import decode_message, encode_message
+from aiodist.wire.frames import Frame
+from aiodist.wire.limits import MAX_REPLY
+from aiodist.wire.messages import (
+    Draining,
+    Evicted,
+    Failed,
+    Goodbye,
+    JoinRequest,
+    MemberLeft,
+    MemberLost,
+    Message,
+    View,
+)
+from aiodist.wire.recovery import NextView
+from aiodist.wire.returning import Later, Rejoined, ViewWanted
+
+log = logging.getLogger("aiodist.control")
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.5
+"""Seconds between attempts to find the coordinator again: at most, and half of it at least."""
+
+SHORTEST_ATTEMPT = 1.0
+"""Seconds. An attempt that began while the network was cut hears of its end late: where the lease
+is short, another one has to be made in time."""
+
+REJOIN_SECONDS = 30.0
+"""How long a coordinator that was found may take to let this member in."""
+
+
+class Doings(Protocol):
+    """Whoever can be asked what this member is doing."""
+
+    def now(self) -> Activity:
+        """From the thread of its loop."""
+        ...
+
+    def busy(self, seconds: float, ident: int) -> Activity:
+        """From another thread, where the loop, in thread `ident`, has not turned for `seconds`."""
+        ...
+
+
+class Line:
+    """What a member has of the coordinator, whatever becomes of connections. It belongs to the loop
+    that made it."""
+
+    def __init__(
+        self,
+        address: str,
+        greeted: Greeted,
+        token: str | bytes | None,
+        ssl: tls.SSLContext | None,
+    ) -> None:
+        self.address = address
+        self.local_host = greeted.local_host
+        self.seen_host = greeted.welcome.seen_host
+        self.on_event: Callable[[ControlEvent], None] = lambda event: None
+        self.doings: Doings | None = None
+        """What this member does: for the coordinator, who may ask."""
+        self._token = token
+        self._ssl = ssl
+        # All but what is named `from_thread` or `from_anywhere` is called from it.
+        self._loop = asyncio.get_running_loop()
+        # Random pauses, so that members do not all come back at once.
+        self._chooser = chooser_on(self._loop)
+        self._group: str | None = None  # the name of the group asked for, and not left
+        # How it asked to join; None: it did not, or gave up, or has left.
+        self._ask: JoinRequest | None = None
+        self._standing: Standing | None = None  # what it is as a member; None: it is none
+        # What waits for an answer, whatever becomes of connections.
+        self._requests = Requests(self._loop)
+        self._ended: AiodistError | None = None  # why it is over for good; None: it is not
+        # Why the coordinator goes, or is away: its last word, or the last try.
+        self._gone = CoordinatorGone("")
+        self._coming_back: asyncio.Task[None] | None = None  # looks for it; None: it is there
+        self._lease: Lease | None = None  # from the first join on
+        self._sock = greeted.sock  # the present connection, or the last one
+        self._welcome = greeted.welcome  # what the coordinator said of itself on it
+        self._listen_to(greeted.sock)
+        self._requests.send = self._sock.send
+
+    @property
+    def group(self) -> str | None:
+        """The name of the group that it has asked to join and not left."""
+        return self._group
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a coordinator, or one is looked for."""
+        return self._ended is None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the coordinator is away, and is looked for."""
+        return self._coming_back is not None
+
+    def _listen_to(self, sock: ControlSocket) -> None:
+        sock.on_frame = self._on_frame
+        sock.on_closed = self._on_closed
+        if not sock.is_open:  # between the greeting and now
+            gone = ConnectionResetError("the coordinator closed the connection")
+            self._loop.call_soon(self._on_closed, gone)
+
+    def _on_frame(self, frame: Frame) -> None:
+        number, message = decode_message(frame)
+        if number == 0:
+            self._on_told(message)
+            return
+        # At once: the connection may break before whoever waits for it has a turn.
+        if isinstance(message, NextView) and self._standing is not None:
+            message = self._standing.after(message)
+        if isinstance(message, View) and self._ask is not None:
+            if self._standing is None:
+                self._standing = Standing(self._ask, message)
+            else:
+                self._standing.take(message)
+        elif self._standing is not None:
+            self._standing.hears(self._requests.of(number), message)
+        answer = error_of(message, self._group) if isinstance(message, Failed) else message
+        self._requests.answer(number, answer)
+
+    def _on_told(self, message: Message) -> None:
+        match message:
+            case MemberLost(epoch, ranks) | MemberLeft(epoch, ranks):
+                if self._standing is not None:
+                    is_lost = isinstance(message, MemberLost)
+                    ranks = self._standing.news(epoch, ranks, lost=is_lost)
+                if ranks:
+                    self._tell(replace(message, ranks=ranks))
+            case Draining():
+                self._tell(message)
+            case Inquire():
+                if self.doings is not None:
+                    self._sock.send(encode_message(self.doings.now()))
+            case Goodbye():
+                self._gone = CoordinatorGone("it was shut down", orderly=True)
+            case Evicted(reason):
+                text = f"it ruled this rank lost: {reason}"
+                self._gone = CoordinatorGone(text, evicted=True, final=True)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is no message to be told unasked")
+
+    def _tell(self, event: ControlEvent) -> None:
+        try:
+            self.on_event(event)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": f"on_event failed with {event!r}", "exception": error}
+            )
+
+    def unexpected(self, reply: Message) -> ProtocolError:
+        """The error for a reply of a type that does not belong to the request."""
+        return ProtocolError(
+            f"the coordinator at {self.address} replied with {type(reply).__name__}, which "
+            "answers no such request"
+        )
+
+    def _end(self, error: AiodistError) -> None:
+        if self._ended is not None:
+            return
+        self._ended = error
+        if self._lease is not None:
+            self._lease.stop()
+        self._sock.close()
+        self._requests.send = None
+        if self._coming_back is not None:
+            self._coming_back.cancel()
+        self._requests.fail(error)
+
+    def renew_from_thread(self, frame: bytes) -> None:
+        """A sign of life, from the lease thread."""
+        self._sock.send_from_thread(frame)
+
+    def busy_from_thread(self, seconds: float, ident: int) -> bytes | None:
+        """A sign of life that says what keeps the loop, in thread `ident`, from turning."""
+        return encode_message(self.doings.busy(seconds, ident)) if self.doings else None
+
+    def abandon_from_thread(self) -> None:
+        """The loop is closed, and nobody can use this membership: let the others know."""
+        self._sock.abandon()
+
+    def _on_closed(self, error: Exception) -> None:
+        self._requests.send = None
+        # Whether the coordinator is looked for depends on three things. It has said at the greeting
+        # that another may come to its address (one that lives in a rank or a launcher ends with
+        # that). There is something to go back to: a membership, or a join that waits. And it has
+        # not ruled this member lost, which is final, whatever coordinator comes after it.
+        gone, self._gone = self._gone, CoordinatorGone("")
+        reason = gone.reason or str(error) or type(error).__name__
+        joined = self._standing is not None or self._ask is not None
+        final = gone.evicted or not (self._welcome.returns and joined)
+        if self._ended is None and not final:
+            self._gone = CoordinatorGone(reason)
+            # If it looks already, this connection was found and lost in the same moment: `_is_back`
+            # goes on from there, and nobody is told twice.
+            if self._coming_back is None:
+                self._coming_back = self._loop.create_task(
+                    self._come_back(), name="aiodist come back"
+                )
+                self._coming_back.add_done_callback(self._is_back)
+                self._tell(CoordinatorGone(reason, gone.orderly))
+            return
+        lost = GroupClosedError if gone.evicted else CoordinatorLostError
+        text = f"the coordinator at {self.address} is gone: {reason}"
+        self._end(lost(text, group=self._group))
+        self._tell(CoordinatorGone(reason, gone.orderly, gone.evicted, final))
+
+    def _is_back(self, task: asyncio.Task[None]) -> None:
+        self._coming_back = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(CoordinatorLostError(f"looking for the coordinator failed: {error!r}"))
+            raise error
+        if self._ended is None and not self._sock.is_open:
+            # It broke again, in the very moment that it was there.
+            self._on_closed(ConnectionResetError("the coordinator closed the connection"))
+
+    async def _come_back(self) -> None:
+        """Look for the coordinator until it is there; then be what this was, there."""
+        pause = FIRST_PAUSE
+        said = ""
+        # An attempt that hangs must not cost the lease: the coordinator that is back counts it.
+        lease = self._ask.lease if self._ask is not None else math.inf
+        patience = min(ATTEMPT_SECONDS, max(SHORTEST_ATTEMPT, lease / 2))
+        while True:
+            # Not all at once: there may be thousands.
+            await asyncio.sleep(pause * self._chooser.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                greeted = await dial(
+                    self.address,
+                    token=self._token,
+                    ssl=self._ssl,
+                    timeout=patience,
+                    retry=False,
+                )
+                with closed_on_error(greeted.sock):
+                    await self._register(greeted)
+                return
+            except (AiodistError, OSError, TimeoutError) as error:
+                why = str(error)
+                self._gone = CoordinatorGone(why)
+                if type(error) is not JoinError and why != said:  # that one: nobody is there
+                    log.warning("not back at the coordinator: %s", why)
+                said = why
+
+    async def _register(self, greeted: Greeted) -> None:
+        """Become what this was, at a coordinator that was found. Raises OSError, TimeoutError,
+        AiodistError where another attempt may help."""
+        # In this order: it is a member again before what was asked is said once more, for only
+        # members may ask; and what failed with the store fails before anything new is asked of it.
+        kept = check_successor(self.address, self._welcome, greeted.welcome)
+        self._sock = sock = greeted.sock
+        if self._ask is not None:
+            sock.give_up_after(self._ask.lease)
+        if self._standing is not None:
+            reply = await self._rejoin(self._standing, sock)
+            epoch = self._standing.view.epoch
+            self._on_told(MemberLost(epoch, reply.lost, "it was ruled lost meanwhile"))
+            self._on_told(MemberLeft(epoch, reply.left))
+        self._listen_to(sock)
+        self._gone = CoordinatorGone("")
+        self._welcome = greeted.welcome
+        if not kept:
+            text = (
+                f"the coordinator at {self.address} came back without the group's store (it was "
+                "started without its state file): the store is empty now"
+            )
+            self._requests.fail(CoordinatorLostError(text, group=self._group), only_store=True)
+        self._requests.send = sock.send
+        self._requests.say_again()
+        if self._standing is not None:
+            self._tell(CoordinatorBack(kept))
+
+    async def _rejoin(self, standing: Standing, sock: ControlSocket) -> Rejoined:
+        """Be a member again. Raises OSError, TimeoutError, AiodistError; CancelledError where it
+        is no member any more, and has ended."""
+        broken: asyncio.Future[Message] = self._loop.create_future()
+        # Frames are taken as ever from here on: right behind its answer the coordinator may say who
+        # else is gone. But if the connection ends, the loop of `_come_back` is what tries again, so
+        # that is told here, and not `_on_closed`.
+        sock.on_frame = self._on_frame
+        sock.on_closed = lambda error: self._broke_off(error, broken)
+        with_view = False
+        async with asyncio.timeout(REJOIN_SECONDS):
+            while True:
+                claim = standing.claim(with_view=with_view)
+                number, reply = self._requests.start(claim, send=sock.send, max_body=MAX_REPLY)
+                try:
+                    await asyncio.wait({reply, broken}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    self._requests.drop(number)
+                message = reply.result() if reply.done() else broken.result()
+                if isinstance(message, Rejoined):
+                    return message
+                if isinstance(message, Later):
+                    await asyncio.sleep(FIRST_PAUSE * self._chooser.uniform(1.0, 3.0))
+                elif isinstance(message, ViewWanted):
+                    # This coordinator does not know the group, or not its newest epoch. All members
+                    # come back with the same view, which may be large: so it is sent by the one
+                    # that is asked for it, and the others are told `Later`.
+                    with_view = True
+                else:
+                    raise self.unexpected(message)
+
+    def _broke_off(self, error: Exception, broken: asyncio.Future[Message]) -> None:
+        """A connection ended before it was known whether this is still a member."""
+        if self._gone.evicted:
+            self._on_closed(error)
+        elif not broken.done():
+            broken.set_exception(ConnectionResetError(f"it broke off: {error}"))
+            broken.exception()  # seen: nobody may wait for it any more

@@ -1,0 +1,66 @@
+"""What a loop may bring of its own; and small helpers around sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aiodist.transports import surroundings
+
+
+class Made:
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_what_was_made_is_closed_where_it_comes_to_nothing(error: type[BaseException]) -> None:
+    made = Made()
+    with pytest.raises(error), surroundings.closed_on_error(made):
+        raise error
+    assert made.closed == 1
+
+
+def test_what_was_made_is_kept_where_all_is_well() -> None:
+    made = Made()
+    with surroundings.closed_on_error(made):
+        pass
+    assert made.closed == 0
+
+
+async def test_a_socket_is_waited_for_in_either_direction() -> None:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        await surroundings.ready(ours, loop.add_writer, loop.remove_writer)
+        waiting = asyncio.create_task(surroundings.ready(ours, loop.add_reader, loop.remove_reader))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        theirs.close()  # the end is something to be read
+        await waiting
+        assert not loop.remove_reader(ours.fileno())  # nobody watches it any more
+
+
+def test_a_loop_may_know_better() -> None:
+    own = random.Random(1)
+    loop = cast(
+        Any,
+        SimpleNamespace(
+            is_virtual=True, chooser=own, identity=lambda: ("process", "host", 7, "name", "user")
+        ),
+    )
+    assert surroundings.is_virtual(loop)
+    assert surroundings.chooser_on(loop) is own
+    assert surroundings.identity_on(loop, "p", "h", "u") == ("process", "host", 7, "name", "user")
+    plain = cast(Any, SimpleNamespace())
+    assert not surroundings.is_virtual(plain)
+    assert isinstance(surroundings.chooser_on(plain), random.SystemRandom)
+    assert surroundings.identity_on(plain, "p", "h", "u")[:2] == ("p", "h")
