@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -128,8 +129,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that are marked `long`, unless they are named, and thin those that are marked
-    `strength(t)`: see `covering`."""
+    """Leave out, unless they are named, tests that are marked `long`, and what `in_turn` does not
+    want of those that are marked `one_loop`; thin those that are marked `strength(t)`: see
+    `covering`."""
     marked: dict[tuple[Any, ...], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("strength"):
@@ -138,6 +140,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     everything = config.getoption("all_combinations")
     if not everything and not any("::" in argument for argument in config.args):
         out.update(item for item in items if item.get_closest_marker("long"))
+        out.update(item for item in items if not in_turn(item))
     for group in marked.values():
         marker = group[0].get_closest_marker("strength")
         assert marker is not None
@@ -151,6 +154,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=sorted(out, key=lambda item: item.nodeid))
+
+
+def in_turn(item: pytest.Item) -> bool:
+    """Whether a test is on its kind of event loop, of those that are marked `one_loop`. Which one
+    that is goes by its name and its other parameters, so about half of them are on each."""
+    if not isinstance(item, pytest.Function) or not item.get_closest_marker("one_loop"):
+        return True
+    loop = item.callspec.params.get("run") if hasattr(item, "callspec") else None
+    if loop is None or item.get_closest_marker("strength"):
+        return True  # or it is thinned as well, and `covering` has chosen its loops
+    name = f"{item.originalname} {item.callspec.id.replace(loop, '', 1)}"
+    return sorted(FACTORIES)[zlib.crc32(name.encode()) % len(FACTORIES)] == loop
 
 
 def covering(rows: list[dict[str, int]], strength: int) -> set[int]:
@@ -172,8 +187,8 @@ def covering(rows: list[dict[str, int]], strength: int) -> set[int]:
 def _held() -> dict[str, str]:
     """Sockets and other files that are open, by number, and shared memory that is mapped, by where
     it lies: what they are."""
-    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    found = {line[0]: line[5] for line in maps if line[5:] and line[5].startswith("/memfd:")}
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found = {line.split()[0]: line.split()[5] for line in maps if " /memfd:" in line}
     for fd in os.listdir("/proc/self/fd"):
         try:
             name = os.readlink(f"/proc/self/fd/{fd}")

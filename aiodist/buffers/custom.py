@@ -8,8 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers import tensors
-from aiodist.buffers.arrays import Array, Kind, check_same, view
+from aiodist.buffers.arrays import Array, Kind, check_same, over, view
 from aiodist.buffers.dtypes import carrier
 from aiodist.types import ReduceOp
 
@@ -104,13 +103,9 @@ class CustomKernel:
 
     def _call(self, kind: Kind, shape: tuple[int, ...], a: Flat, b: Flat) -> Flat:
         """f of two flat arrays, which may be overwritten; a new one or `a`."""
-        left, right = self._give(kind, shape, a), self._give(kind, shape, b)
+        left, right = over(a, kind, self.name, shape), over(b, kind, self.name, shape)
         result = self._take(self._function(left, right), shape)
         return np.ascontiguousarray(result.base, self.dtype)
-
-    def _give(self, kind: Kind, shape: tuple[int, ...], flat: Flat) -> Any:
-        array = flat.reshape(shape)
-        return tensors.wrap(array, self.name) if kind == "torch" else array
 
     def _take(self, result: Any, shape: tuple[int, ...]) -> Array:
         where = f"the result of the operator {self._label}"

@@ -30,8 +30,9 @@ if sys.platform == "linux":
     _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 _FAILED: Final = ctypes.c_void_p(-1).value
-_Memory: Any = type("_Memory", (ctypes.c_ubyte * sys.maxsize,), {"__slots__": ("owner",)})
-"""Memory from an address on; what `owner` is set to lives as long as views of it do."""
+Memory: Any = type("Memory", (ctypes.c_ubyte * sys.maxsize,), {"__slots__": ("owner",)})
+"""Memory from an address on; the arrays that are made of it know where it ends. What `owner` is set
+to lives as long as they do."""
 
 
 class _Mapping:
@@ -59,7 +60,7 @@ def _map(fd: int, nbytes: int, *, writes: bool) -> memoryview:
     address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, fd, 0)
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    memory = _Memory.from_address(address)
+    memory = Memory.from_address(address)
     memory.owner = _Mapping(address, nbytes)
     view = np.frombuffer(memory, np.uint8, nbytes).data
     return view if writes else view.toreadonly()

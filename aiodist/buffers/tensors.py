@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
+from aiodist.buffers.segment import Memory
 
 HUGE = 4 << 20
 """Bytes from which huge pages are asked for, as numpy does and torch does not: the first writes to
@@ -30,14 +31,6 @@ _names: dict[Any, str] = {}
 _carriers: dict[Any, np.dtype[Any]] = {}
 """The carriers of dtypes of torch that were seen."""
 _plain_types: list[type] = []
-
-_Memory: Any = type("_Memory", (ctypes.c_ubyte * sys.maxsize,), {"__slots__": ("owner",)})
-"""Memory from an address on; the arrays that are made of it know where it ends. What `owner` is set
-to lives as long as they do.
-
-``tensor.numpy()`` would do, if it did not forbid for good to resize the storage of the tensor:
-programs that free memory by ``storage.resize_(0)`` have to be able to when an operation is done.
-"""
 
 
 def loaded() -> Any | None:
@@ -171,8 +164,9 @@ def _memory_of(tensor: Any, nbytes: int) -> Any:
     # their tensors live on, and has them grow again before the next one, perhaps at another
     # address.
     #
-    # `owner` keeps the storage alive for as long as the array is there, not its memory. So arrays
-    # are made anew for each operation, and nobody keeps one beyond its end.
+    # An array keeps the storage alive for as long as it is there, not its memory. So arrays are
+    # made anew for each operation, and nobody keeps one beyond its end. (`tensor.numpy()` would do,
+    # if it did not forbid for good to resize that storage.)
     storage = tensor.untyped_storage()
     start, held, address = storage.data_ptr(), storage.nbytes(), tensor.data_ptr()
     if nbytes and (not start or address + nbytes > start + held):
@@ -180,20 +174,31 @@ def _memory_of(tensor: Any, nbytes: int) -> Any:
             f"the storage of this {type(tensor).__name__} has {held} bytes, fewer than its "
             "elements take: it was freed, or made smaller"
         )
-    found = _Memory.from_address(address)
+    found = Memory.from_address(address)
     found.owner = storage
     return found
 
 
-def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
-    """An uninitialised CPU tensor. Raises TypeError where this torch does not know the dtype."""
+def dtype_of(torch: Any, name: str) -> Any:
+    """The dtype of that wire name. Raises TypeError where this torch does not know it."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no dtype {name!r}: a newer one is needed")
-    if name in CARRIERS:  # torch.empty warns for some of them
-        made = torch.empty(shape, dtype=getattr(torch, carrier(name).name)).view(dtype)
-    else:
-        made = torch.empty(shape, dtype=dtype)
+    return dtype
+
+
+def new(torch: Any, name: str, shape: Sequence[int], **where: Any) -> Any:
+    """An uninitialised tensor, as ``torch.empty`` makes it. Raises as `dtype_of`."""
+    dtype = dtype_of(torch, name)
+    if name not in CARRIERS:
+        return torch.empty(shape, dtype=dtype, **where)
+    # torch.empty warns for some of them
+    return torch.empty(shape, dtype=getattr(torch, carrier(name).name), **where).view(dtype)
+
+
+def empty(torch: Any, name: str, shape: Sequence[int]) -> Any:
+    """An uninitialised CPU tensor. Raises as `dtype_of`."""
+    made = new(torch, name, shape)
     nbytes = math.prod(shape) * carrier(name).itemsize
     if nbytes >= HUGE:
         _ask_for_huge_pages(made.data_ptr(), nbytes)

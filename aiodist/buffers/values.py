@@ -17,7 +17,7 @@ import msgpack
 
 from aiodist.buffers import arrays, tokens
 from aiodist.buffers.arrays import Flat, check_same, view, writable
-from aiodist.buffers.encoding import byte_view, encode
+from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Taker, Target
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import MAX_DEPTH, PLAIN, Spec
@@ -330,17 +330,6 @@ def describe(value: object) -> str:
     if array is None or array.kind == "scalar":
         return type(value).__name__
     return str(array)
-
-
-def into(value: object, out: object, *, allow_pickle: bool = False, name: str = "out") -> Any:
-    """Copy a value into `out` (None: into new memory), as if it had gone over the wire. Raises as
-    `encode` and `allocate`."""
-    encoded = encode(value, allow_pickle=allow_pickle)
-    incoming = parse(encoded.meta, allow_pickle=allow_pickle)
-    incoming.allocate(out, name=name)
-    for target, source in zip(incoming.buffers, encoded.buffers, strict=True):
-        target[:] = source
-    return incoming.finish()
 
 
 def fill(buffers: Sequence[memoryview], data: bytes | memoryview) -> None:

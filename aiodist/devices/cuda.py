@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from aiodist.buffers import tensors
-from aiodist.buffers.dtypes import CARRIERS, carrier
+from aiodist.buffers.dtypes import carrier
 from aiodist.devices.base import Location
 from aiodist.devices.driver import HANDLE_BYTES, Context
 from aiodist.types import ReduceOp
@@ -140,12 +140,6 @@ class Device:
             self._context = Context(self._index)
         return self._context
 
-    def _dtype(self, name: str) -> Any:
-        dtype = getattr(self._torch, name, None)
-        if not isinstance(dtype, self._torch.dtype):
-            raise TypeError(f"torch {self._torch.__version__} has no dtype {name!r}")
-        return dtype
-
     # -- arrays -----------------------------------------------------------------------------------
 
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
@@ -176,21 +170,12 @@ class Device:
         # belongs to the pool of `stream`, which writes it first, and is given back to that only
         # when the current one is through, too.
         with torch.cuda.stream(stream.stream):
-            array = self._empty(name, shape, device=self._device)
+            array = tensors.new(torch, name, tuple(shape), device=self._device)
         array.record_stream(torch.cuda.current_stream(self._device))
         return array
 
     def host(self, name: str, shape: Sequence[int]) -> Any:
-        return self._empty(name, shape, pin_memory=True)
-
-    def _empty(self, name: str, shape: Sequence[int], **where: Any) -> Any:
-        torch = self._torch
-        dtype = self._dtype(name)
-        if name in CARRIERS:  # torch.empty warns for some of them
-            return torch.empty(tuple(shape), dtype=self._dtype(carrier(name).name), **where).view(
-                dtype
-            )
-        return torch.empty(tuple(shape), dtype=dtype, **where)
+        return tensors.new(self._torch, name, tuple(shape), pin_memory=True)
 
     def written(self, array: Any) -> None:
         tensors.mark_written(array)
@@ -258,7 +243,7 @@ class Device:
     def at(
         self, memory: Any, offset: int, name: str, length: int, owner: object | None = None
     ) -> Any:
-        dtype = self._dtype(name)
+        dtype = tensors.dtype_of(self._torch, name)
         stop = offset + length * carrier(name).itemsize
         if not 0 <= offset <= stop <= memory.nbytes:
             raise ValueError(f"bytes {offset} to {stop} of an allocation of {memory.nbytes}")

@@ -43,6 +43,7 @@ def due(name: str, xs: list[np.ndarray], rank: int) -> np.ndarray | None:
     return np.sum(xs, axis=0)
 
 
+@pytest.mark.strength(2)
 @pytest.mark.parametrize(("layout", "pattern"), PATTERNS)
 @pytest.mark.parametrize("length", [7, 70_001])
 def test_one_rank_hears_late_of_it(

@@ -36,6 +36,11 @@ def test_long(): ...
 def test_without_parameters(): ...
 
 
+@pytest.mark.one_loop
+@pytest.mark.parametrize("number", range(40))
+def test_loops(run, number): ...
+
+
 @pytest.mark.strength(2)
 @pytest.mark.parametrize(("a", "b"), [(1, 2), (1, 3), (2, 2)])
 def test_together(a, b): ...
@@ -79,6 +84,18 @@ def test_any_two_parameters_have_all_their_combinations(on_them: Run) -> None:
     assert found["test_without_parameters"] == {()}
     assert "test_long" not in found
     assert found["test_together"] == {(1, 2), (1, 3), (2, 2)}
+
+
+def test_one_kind_of_loop_for_what_does_not_depend_on_it(on_them: Run) -> None:
+    def loops(*options: str) -> list[tuple[str, str]]:
+        done = on_them("-q", "--collect-only", *options)
+        return re.findall(r"::test_loops\[(\w+)-(\d+)\]$", done.stdout, re.MULTILINE)
+
+    chosen = loops()
+    assert sorted(int(number) for _, number in chosen) == list(range(40))
+    assert 10 < [loop for loop, _ in chosen].count("uvloop") < 30
+    assert len(loops("--all-combinations")) == len(loops("test_written.py::test_loops")) == 80
+    assert {*loops("--left-out")} == {*loops("--all-combinations")} - {*chosen}
 
 
 def test_all_of_them_when_asked(on_them: Run) -> None:

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 import aiodist
+from aiodist.links import caller, greeting
 from aiodist.testing.conformance import LinkConformance
 from aiodist.transports.base import Transport
 from aiodist.transports.certificates import contexts_in
@@ -144,6 +145,14 @@ def test_who_has_no_certificate_is_not_let_in(run: Any, authority: Authority, mu
     run(main())
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing that makes sense is given up after a second, not after ten."""
+    monkeypatch.setattr(caller, "REACH_TIMEOUT", 1.0)
+    monkeypatch.setattr(greeting, "HANDSHAKE_TIMEOUT", 1.0)
+
+
+@pytest.mark.usefixtures("soon")
 def test_ranks_with_and_without_tls_do_not_talk(run: Any, mutual: Any) -> None:
     async def main() -> None:
         async with aiodist.Coordinator("tls://127.0.0.1:0", ssl=mutual[1]) as coordinator:
@@ -157,6 +166,7 @@ def test_ranks_with_and_without_tls_do_not_talk(run: Any, mutual: Any) -> None:
     run(main())
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_peer_of_another_authority_is_lost(
     run: Any, tmp_path: Path, authority: Authority, mutual: Any
 ) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import aiodist
-from aiodist.recorder import KEPT, Entry, Recorder
+from aiodist import trace
+from aiodist.recorder import KEPT, Entry, Recorder, Records
 from aiodist.trace import Scope
 from aiodist.work import Work
 
@@ -147,3 +148,21 @@ def test_the_last_collective_of_a_group(clock: Clock) -> None:
     for _ in range(KEPT):
         recorder.add((OTHER, "all_reduce", None, 9, b"", None, 4, clock.now))
     assert recorder.last(WORLD) == f"none of the last {KEPT} operations"
+
+
+def test_who_records_for_a_group_tells_the_ring_and_the_hook(clock: Clock) -> None:
+    heard: list[tuple[Scope, str]] = []
+    ring = Recorder()
+    quiet = Records(ring, OTHER)
+    trace.install(lambda scope, point, work, value: heard.append((scope, point)))
+    try:
+        loud = Records(ring, WORLD)
+    finally:
+        trace.install(None)
+    for records, op in ((quiet, "barrier"), (loud, "all_reduce")):
+        work: Work[Any] = Work.begin(clock, op, None, 3)  # type: ignore[arg-type]
+        records.begin(work)
+        work.finish(None)
+    assert heard == [(WORLD, "start"), (WORLD, "before_complete")]
+    assert [entry.op for entry in ring.entries(clock.time())] == ["barrier", "all_reduce"]
+    assert (quiet.last(), loud.last()) == ("barrier #3 done", "all_reduce #3 done")

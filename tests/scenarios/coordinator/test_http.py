@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.rank import actor
 from aiodist.wire.address import parse_address
 from aiodist_server import http, visits
 from aiodist_server.http import Answers, serving
@@ -122,7 +123,8 @@ async def test_whether_it_is_well() -> None:
                 assert "the coordinator does not listen" in await response.text()
 
 
-async def test_it_stops_while_members_are_asked() -> None:
+async def test_it_stops_while_members_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "GOODBYE_TIMEOUT", 0.1)  # nobody is there to answer it
     async with (
         aiodist.Coordinator() as coordinator,
         await aiodist.connect(coordinator.address, rank=0, size=1),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from travel import into
 
 from aiodist.buffers import arrays, tensors, tokens
 from aiodist.buffers.custom import CustomKernel
@@ -17,7 +18,7 @@ from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier
 from aiodist.buffers.encoding import encode
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Operand, split_slots
-from aiodist.buffers.values import describe, into, parse
+from aiodist.buffers.values import describe, parse
 from aiodist.types import ReduceOp
 
 torch = pytest.importorskip("torch")
@@ -191,9 +192,11 @@ def test_a_dtype_that_this_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_is_imported_only_when_needed() -> None:
     program = f"""
 import sys, numpy as np
-from aiodist.buffers import reductions, values, scalars
+from aiodist.buffers import encoding, reductions, values, scalars
 from aiodist.types import ReduceOp
-values.into([np.ones(3), 1, "x"], None)
+made = values.parse(encoding.encode([np.ones(3), 1, "x"]).meta)
+made.allocate()
+made.finish()
 reductions.Operand.of(np.ones(3), ReduceOp.SUM, in_place=True).finish()
 assert "torch" not in sys.modules
 incoming = values.parse({encode(torch.arange(3).bfloat16()).meta!r})

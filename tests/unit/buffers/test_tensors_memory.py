@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from travel import into
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.dtypes import TORCH, carrier
 from aiodist.buffers.encoding import encode
 from aiodist.buffers.reductions import Operand
-from aiodist.buffers.values import describe, into
+from aiodist.buffers.values import describe
 from aiodist.types import ReduceOp
 
 torch = pytest.importorskip("torch")

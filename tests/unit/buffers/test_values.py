@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from travel import into
 
 from aiodist.buffers import arrays, tensors
 from aiodist.buffers.dtypes import MAX_NDIM
 from aiodist.buffers.encoding import encode
 from aiodist.buffers.reductions import Operand, split_slots
-from aiodist.buffers.values import describe, fill, into, parse
+from aiodist.buffers.values import describe, fill, parse
 from aiodist.errors import MessageTooLargeError, ProtocolError
 from aiodist.types import ReduceOp
 
