@@ -24,6 +24,7 @@ from aiodist.schedules.cuts import WINDOW
 from aiodist.schedules.selection import (
     BLOCK,
     EAGER_LIMIT,
+    RELAY_MARGIN,
     SCRATCH_LIMIT,
     Choice,
     cheapest,
@@ -32,10 +33,6 @@ from aiodist.schedules.selection import (
     segment_for,
     shared_segment,
 )
-
-MARGIN_OF_SCANS = 3
-"""In log2 P rounds a scan sends log2 P times what a chain sends. With 8 and 16 ranks that took 1.2
-to 1.6 times the processor time, so it has to be faster by far."""
 
 
 class Shape(NamedTuple):
@@ -285,4 +282,4 @@ def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TC
     if scratch <= SCRATCH_LIMIT:
         args = (x.length, segment, exclusive)
         choices.append(Choice(prefixes.scan, args, doubling, partials=True, before=rounds))
-    return cheapest(choices, costs, MARGIN_OF_SCANS)
+    return cheapest(choices, costs, RELAY_MARGIN)

@@ -12,6 +12,7 @@ from aiodist.schedules import bruck, chain, direct_exchange, spread, tree
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import (
+    RELAY_MARGIN,
     SCRATCH_LIMIT,
     SEGMENT_LIMIT,
     Choice,
@@ -100,7 +101,7 @@ def _to_or_from(
     choices = [Choice(straight, args, direct)]
     if held <= SCRATCH_LIMIT:
         choices.append(Choice(climbing, args, climbed))
-    return cheapest(choices, costs)
+    return cheapest(choices, costs, RELAY_MARGIN)
 
 
 @lru_cache(maxsize=1024)
@@ -116,7 +117,7 @@ def choose_all_to_all(nbytes: int, size: int, costs: Costs = ONE_HOST_TCP) -> Ch
     choices = [Choice(direct_exchange.uniform, (nbytes, SEGMENT_LIMIT), direct)]
     if held <= SCRATCH_LIMIT:
         choices.append(Choice(bruck.all_to_all, (nbytes, SEGMENT_LIMIT), doubled))
-    return cheapest(choices, costs)
+    return cheapest(choices, costs, RELAY_MARGIN)
 
 
 def _bundles(size: int, longest: int) -> int:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from aiodist import ReduceOp
+from aiodist.schedules import halving_doubling
+from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
 
 SIZE = 16
 ROUNDS = 4
@@ -51,8 +53,10 @@ def test_small_parts_are_gathered_over_log_p_connections(run, groups, everyone):
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.AVG], ids=str)
-@pytest.mark.parametrize("size", [6, 8])
+@pytest.mark.parametrize("size", [8, 12])
 def test_narrow_numbers_are_rounded_once_by_halves(run, groups, everyone, op, size):
+    assert choose_all_reduce(Shape(50_000, 2, 4), size).algorithm is halving_doubling.all_reduce
+
     async def main():
         async with groups(size) as ranks:
             rng = np.random.default_rng(2)
