@@ -377,20 +377,28 @@ class Operations:
         number all the same, and the others hear why."""
         self._enter()
         context = self._context
+        express = context.express if tag is None else None
+        seconds = context.op_timeout
+        if timeout is not None:
+            if deadlines.is_timeout(timeout):
+                seconds = timeout
+            else:
+                express = None
+        if express is not None and (work := express.start(op, make, args, seconds)) is not None:
+            return work
         if tag is not None:
             tag = as_tag(tag)
-        elif (express := context.express) is not None and (
-            timeout is None or deadlines.is_timeout(timeout)
-        ):
-            seconds = context.op_timeout if timeout is None else timeout
-            if (work := express.start(op, make, args, seconds)) is not None:
-                return work
         try:
             deadlines.check_timeout(timeout)
             call = make(context, *args)
         except BaseException as error:
             context.calls.forgo(op, tag, error)
             raise
+        # Unless the group has ended meanwhile, by what the values of the user have called.
+        if express is not None and context.express is express:
+            work = express.begin(call, args, seconds)
+            if work is not None:
+                return work
         return context.calls.launch(
             call.op,
             call.text,

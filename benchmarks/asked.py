@@ -88,12 +88,27 @@ TICKER_PERIOD = 0.002
 TICKER_LATER = 0.002
 """Seconds by which a ticker of `TICKER_PERIOD` may be later at p99 while the group works."""
 
+SMALL, TAGGED, AT_ONCE = 1.5, 1.3, 1.2
+"""How many times the time of an all_reduce of as many bytes a small operation may take: of another
+kind, with a tag, and many at once."""
+
 IDLE_SHARE = 0.01
 """Of a core, with a receive pending."""
 
 MEMORY_BYTES = 1 << 30
 MEMORY_GROWTH = 16 * MIB
 """Bytes by which a rank may grow over its array of `MEMORY_BYTES`, with 4 ranks."""
+
+
+def of_small(name: str) -> tuple[str, float]:
+    """Which case of `benchmarks.small` that one is compared with, and how many times its time it
+    may take."""
+    base, _, how = name.partition(", ")
+    if "at once" in how:
+        return base, AT_ONCE
+    if name.endswith("B"):  # a size, of what the others are compared with
+        return name, 1
+    return (base, TAGGED) if how == "tagged" else ("all_reduce 8 B", SMALL)
 
 
 def cases_by_ranks(name: str) -> dict[int, list[Case]]:

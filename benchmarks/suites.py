@@ -169,6 +169,27 @@ async def memory(report: Report, progress: Progress) -> None:
     )
 
 
+async def small(report: Report, progress: Progress) -> None:
+    """Small operations of every kind beside all_reduce, tagged and untagged, one and many at once:
+    the time that the slower of two ranks takes, and processor time of one."""
+    progress("all kinds, in turns")
+    async with teams([AIODIST], [Site()] * 2) as (team,):
+        report.libraries["aiodist"] = team.library
+        answers = await team.order("benchmarks.small:small", rounds=4 * report.effort.rounds)
+    for name in answers[0]:
+        wall, cpu = (max(answer[name][what] for answer in answers) for what in ("wall", "cpu"))
+        base, most = asked.of_small(name)
+        beside = max(answer[base]["wall"] for answer in answers)
+        report.facts.append(
+            Fact(
+                f"{name}, n=2",
+                f"{format_seconds(wall)}, {format_seconds(cpu)} of a core, {wall / beside:.2f} ×",
+                "" if name == base else f"at most {most:g} × {base}",
+                None if name == base else wall <= most * beside,
+            )
+        )
+
+
 async def run(report: Report, progress: Progress) -> None:
     """Run the benchmark that `report` is of. What cannot be measured becomes a note in it."""
     try:
@@ -189,5 +210,6 @@ SUITES: Mapping[str, Callable[[Report, Progress], Awaitable[None]]] = {
     "citizen": citizen,
     "memory": memory,
     "links": links,
+    "small": small,
 }
 """By name."""

@@ -286,11 +286,17 @@ def quietly() -> Callable[..., Any]:
     which nothing is warned of, and functions are run in it. To enter and leave `errstate` each time
     would take one or two microseconds, and a whole all-reduce of 8 bytes takes ten.
     """
-    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+    if _is_old(np.__version__):
         return _with_errstate
     context = contextvars.copy_context()
     context.run(np.seterr, all="ignore")
     return context.run
+
+
+@lru_cache
+def _is_old(version: str) -> bool:
+    """Whether what numpy warns of is no context variable yet."""
+    return np.lib.NumpyVersion(version) < "2.0.0"
 
 
 def _with_errstate(f: Callable[..., Any], *args: Any) -> Any:

@@ -186,6 +186,11 @@ class Express(ABC, Generic[G, R]):
         None: nothing has happened."""
         return None
 
+    def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
+        """Start a collective of a kind that is not prepared, which was called with `args`. None:
+        nothing has happened."""
+        return None
+
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> R | None:
         # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
         # if another operator gets the id, it takes the ordinary way, and that is all.
@@ -199,22 +204,23 @@ class Express(ABC, Generic[G, R]):
     # -- the two ends of a call -------------------------------------------------------------------
 
     def _done(self, work: Work[Any], recipe: Recipe, x: Any) -> None:
-        """The collective is done, its result is in `x`."""
-        records = self._records
-        self._calls.tags.pass_over(None)
-        records.add(
-            (records.scope, recipe.op, None, work.seq, recipe.call, None, recipe.nbytes,
-             work._started)
-        )  # fmt: skip
-        if records.trace is not None:
-            records.started(work)
+        """The collective is done, its result is `x`, or what `finish` makes of that."""
         if recipe.finish is not None:
             x = recipe.finish(x)
+        self._finish(work, recipe.op, recipe.call, recipe.nbytes, x)
+
+    def _finish(self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any) -> None:
+        """The collective `op` is done, with this result."""
+        records = self._records
+        self._calls.tags.pass_over(None)
+        records.add((records.scope, op, None, work.seq, call, None, nbytes, work._started))
+        if records.trace is not None:
+            records.started(work)
         if self._progress.is_due():
             # The loop gets its turn before the caller goes on; the others need not wait for that.
-            self._loop.call_soon(work.finish, x)
+            self._loop.call_soon(work.finish, result)
         else:
-            work.finish(x)
+            work.finish(result)
 
 
 def marked(x: Any) -> Any:

@@ -28,11 +28,12 @@ from aiodist.collectives.express import (
     marked,
     rest_of,
 )
-from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, in_steps
-from aiodist.engine.operation import Program
+from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, area_of, in_steps
+from aiodist.engine.operation import Failure, Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
+from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.shared_memory.lane import Lane
 from aiodist.types import ReduceOp
 from aiodist.work import Work
@@ -179,6 +180,45 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         x, flat = recipe.lay_out(args, flats)
         return self._run(recipe, x, flat, seconds)
 
+    def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
+        lane, calls = self._lane, self._calls
+        arrivals = calls.arrivals
+        if arrivals.early or arrivals.verdicts or calls.deferred or self._records.trace:
+            return None
+        # Nothing of the user's may run in here, which could call the next collective.
+        if call.place == ON_DEVICE or self._context.allow_pickle or any(map(_is_function, args)):
+            return None
+        seq, text = calls.tags.upcoming(None), call.text.encode()
+        if not lane.try_enter(seq, seq & 1, digest_of(text), text, call.place):
+            return None
+        work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
+        executor, program = None, call.start(True)
+        try:
+            phase, number = next(program), 0
+            while isinstance(phase, Phase) and phase.shared is not None:
+                area = area_of(phase, seq, number)
+                executor = Executor(phase, None, lane, area, call.place)
+                if not executor.run():
+                    calls.take_over(work, text, executor, program, seconds)
+                    return work
+                executor.close()
+                executor, phase = None, next(program)
+                if isinstance(phase, Phase) and phase.shared is not None:
+                    number = lane.next_phase()
+            rest = _before(phase, program)
+        except StopIteration as stop:
+            if not isinstance(stop.value, Failure):
+                lane.finish_inline()
+                self._finish(work, call.op, text, call.nbytes, stop.value)
+                return work
+            rest = _returning(stop.value)
+        except Exception as error:
+            if executor is not None:
+                executor.close()
+            rest = failing(error)
+        calls.take_over(work, text, None, rest, seconds)
+        return work
+
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> LaneRecipe | lane_values.ValueRecipe | None:
@@ -190,6 +230,22 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return (_reduce if op == "reduce" else _reduce_scatter)(context, call, *args)
         except (TypeError, ValueError):
             return None  # and the ordinary way raises it
+
+
+def _is_function(x: Any) -> bool:
+    """Whether it is an operator of the user."""
+    return x.function is not None if type(x) is ReduceOp else callable(x)
+
+
+def _before(phase: Phase | Running, program: Program) -> Program:
+    """`phase`, and then what is left of the program that gave it."""
+    yield phase
+    return (yield from program)
+
+
+def _returning(result: Any) -> Program:
+    yield from ()
+    return result
 
 
 def _reduce(

@@ -68,7 +68,7 @@ def kinds_of(args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, ...] | None
         return None
     for index, each in enumerate(more):
         cls = type(each)
-        if cls is ReduceOp:
+        if cls is ReduceOp and each.function is None:
             more[index] = id(each)
         elif not (each is None or cls is int):
             return None

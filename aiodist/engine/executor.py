@@ -56,18 +56,24 @@ def area_for(nbytes: int, seq: int, phase: int) -> int:
     raise ValueError(f"a phase needs {nbytes} bytes of shared memory, areas have {AREAS[2][1]}")
 
 
-def begin_area(phase: Phase, lane: Lane | None, seq: int) -> int | None:
-    """`phase` of the operation `seq` begins: the area that it uses, if it uses shared memory."""
-    if phase.shared is None:
-        return None
-    assert lane is not None
+def area_of(phase: Phase, seq: int, number: int) -> int:
+    """The area that `phase`, phase `number` of the operation `seq`, uses in shared memory."""
+    assert phase.shared is not None
     publishes = phase.prepared.plan.publishes
     if publishes >= A_PHASE:
         raise ValueError(
             f"{publishes} pieces, at most {A_PHASE - 1} go in one collective: "
             "move fewer bytes at a time"
         )
-    return area_for(phase.shared, seq, lane.next_phase())
+    return area_for(phase.shared, seq, number)
+
+
+def begin_area(phase: Phase, lane: Lane | None, seq: int) -> int | None:
+    """`phase` of the operation `seq` begins: the area that it uses, if it uses shared memory."""
+    if phase.shared is None:
+        return None
+    assert lane is not None
+    return area_of(phase, seq, lane.next_phase())
 
 
 ALL = -1

@@ -7,8 +7,9 @@ say of two operations how far they are. So what is called meanwhile waits in a q
                   │          │
                   └──────────┴── given up before it has entered: a `SkippedCall` in its place
 
-Turns begin from the event loop, never from within the turn before, so that programs of many short
-operations do not keep other tasks from running.
+Turns begin from the event loop, never from within the turn before: that may have ended inside of a
+call, which is not to carry out all that is queued behind it. What is ready goes on in one turn of
+the loop, until other tasks are due (`Lane.enter` gives way then).
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ class Turns:
     def next(self) -> None:
         """The current one has ended."""
         self.current = None
-        # By the loop: the one that has ended may have done so inside of the user's call, which is
-        # not to carry out all that is queued behind it.
+        # By the loop: the one that has ended may have done so inside of the user's call.
         if self.queue:
             self.resume_soon()
 
@@ -90,7 +90,8 @@ class Turns:
 
     def _resume(self) -> None:
         self._resuming = False
-        self.resume()
+        while self.resume() and self.queue:
+            pass  # the next one may find the others there already
 
     def resume(self) -> bool:
         """Go on with whose turn it is: whether that one has ended."""

@@ -271,9 +271,9 @@ class Call:
                 if work is not None:
                     self.works[rank] = work
                     return
-                op, make, args = "all_reduce", reductions.all_reduce, (x, SUM, None)
+                op, make, args = "", reductions.all_reduce, (x, SUM, None)
             case "express" | "all_reduce":
-                op, make, args = "all_reduce", reductions.all_reduce, (x, SUM, None)
+                op, make, args = "", reductions.all_reduce, (x, SUM, None)
             case "reduce":
                 op, make, args = "reduce", reductions.reduce, (x, root, SUM, None)
             case "reduce_scatter":
@@ -307,13 +307,17 @@ class Call:
             case _:
                 op, make, args = "barrier", base.barrier, ()
         # Ranks may go either way, each for itself.
-        if context.express is not None and op != "all_reduce" and op and (rank + root) % 3:
-            work = context.express.start(op, make, args, math.inf)
-            if work is not None:
-                self.works[rank] = work
-                return
-        call = make(context, *args)
-        self.works[rank] = context.calls.launch(call.op, call.text, call.start)
+        express = context.express if (rank + root) % 3 else None
+        work = None
+        if express is not None and op:
+            work = express.start(op, make, args, math.inf)
+        call = make(context, *args) if work is None else None
+        if express is not None and call is not None:
+            work = express.begin(call, args, math.inf)
+        if work is None:
+            assert call is not None
+            work = context.calls.launch(call.op, call.text, call.start)
+        self.works[rank] = work
 
     def cancel(self, rank: int) -> None:
         if self.works[rank].cancel():

@@ -1,0 +1,83 @@
+"""Small operations of every kind beside all_reduce: awaited one by one, tagged, and many at once.
+
+An order of `aiodist_cli.bench_rank`. Rounds of all kinds take turns, and of each the fastest
+counts: the machine may be busy with other things meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from aiodist import Group
+from aiodist_cli.bench_rank import Rank
+
+CALLS = 100
+"""Operations of a round."""
+SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20}
+"""Of tagged operations."""
+
+Start = Callable[[Group, Any], Awaitable[Any]]
+
+KINDS: dict[str, Start] = {
+    "broadcast": lambda g, x: g.broadcast(x if g.rank == 0 else None, 0),
+    "broadcast in place": lambda g, x: g.broadcast(x, 0),
+    "all_gather": lambda g, x: g.all_gather(x),
+    "reduce": lambda g, x: g.reduce(x, 0),
+    "barrier": lambda g, x: g.barrier(),
+    "reduce_scatter": lambda g, x: g.reduce_scatter(np.concatenate([x] * g.size)),
+    "gather": lambda g, x: g.gather(x, 0),
+    "scatter": lambda g, x: g.scatter([x] * g.size if g.rank == 0 else None, 0),
+    "all_to_all": lambda g, x: g.all_to_all([x] * g.size),
+    "all_reduce of a number": lambda g, x: g.all_reduce(1.0),
+    "broadcast of a small tree": lambda g, x: g.broadcast(
+        {"a": x, "b": 3} if g.rank == 0 else None, 0
+    ),
+}
+
+
+async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
+    """By case: "wall", seconds of one operation, and "cpu", processor time of this rank for it."""
+    group = rank.group
+    cases: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {}
+
+    def add(name: str, start: Start, nbytes: int, count: int = CALLS, at_once: int = 1) -> None:
+        x = np.zeros(nbytes // 8)
+        arrays = [np.zeros(nbytes // 8) for _ in range(at_once if at_once > 1 else 0)]
+
+        async def run() -> None:
+            for _ in range(0 if arrays else count):
+                await start(group, x)
+            if arrays:
+                await asyncio.gather(*[start(group, each) for each in arrays])
+
+        cases[name] = run, at_once if arrays else count
+
+    for name, nbytes in SIZES.items():
+        count = max(10, CALLS // (1 + nbytes // 8192))
+        add(f"all_reduce {name}", lambda g, x: g.all_reduce(x), nbytes, count)
+        add(f"all_reduce {name}, tagged", lambda g, x: g.all_reduce(x, tag="t"), nbytes, count)
+    add("all_reduce 8 B, 100 at once", lambda g, x: g.all_reduce(x), 8, at_once=100)
+    tags = iter(range(1 << 60))
+    add("all_reduce 8 B, tagged, 1000 at once",
+        lambda g, x: g.all_reduce(x, tag=f"t{next(tags) % 1000}"), 8, at_once=1000)  # fmt: skip
+    for name, start in KINDS.items():
+        add(name, start, 8)
+    found: dict[str, dict[str, float]] = {}
+    for turn in range(rounds + 1):
+        for name, (run, count) in cases.items():
+            await group.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            await run()
+            now = {
+                "wall": (time.perf_counter() - wall) / count,
+                "cpu": (time.process_time() - cpu) / count,
+            }
+            if turn:  # the first one prepares
+                best = found.setdefault(name, now)
+                found[name] = {key: min(best[key], now[key]) for key in now}
+    return found
