@@ -94,7 +94,9 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     """Read the settings. Raises ValueError naming the variable, its value, what was expected."""
     token = token_in(environ)
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
-    launcher, rank, size = _rank_and_size(environ)
+    # Of an elastic group the coordinator says who is which rank, in each epoch anew.
+    elastic = "AIODIST_MIN_SIZE" in environ or "AIODIST_MAX_SIZE" in environ
+    launcher, rank, size = (None, None, None) if elastic else _rank_and_size(environ)
     run_id = environ.get("AIODIST_RUN_ID", "")
     if not run_id and "TORCHELASTIC_RUN_ID" in environ:
         restarts = _integer(environ, "TORCHELASTIC_RESTART_COUNT", 0) or 0
