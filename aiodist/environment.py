@@ -126,7 +126,9 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
     # Several launchers may be above each other: `aiodist run` within a job of Slurm, torchrun
     # within MPI. The innermost knows the process best, and the list is in that order. Rank and size
     # are of one and the same launcher, never a rank of one and a size of another.
-    launcher, rank, size = _rank_and_size(environ)
+    # Of an elastic group the coordinator says who is which rank, in each epoch anew.
+    elastic = "AIODIST_MIN_SIZE" in environ or "AIODIST_MAX_SIZE" in environ
+    launcher, rank, size = (None, None, None) if elastic else _rank_and_size(environ)
     run_id = environ.get("AIODIST_RUN_ID", "")
     if not run_id and "TORCHELASTIC_RUN_ID" in environ:
         restarts = _integer(environ, "TORCHELASTIC_RESTART_COUNT", 0) or 0

@@ -32,12 +32,18 @@ GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for ranks that have to stop."""
 
 
+_RANK_AND_SIZES = ("AIODIST_RANK", "AIODIST_SIZE", "AIODIST_MIN_SIZE", "AIODIST_MAX_SIZE", "RANK",
+                   "WORLD_SIZE", "AIODIST_RESTART_COUNT")  # fmt: skip
+"""Variables of which a rank has some: it must not find the others of what started its launcher."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What all ranks of a run have in common.
 
     `address`: of the coordinator. `master_addr`, `master_port`: for torch's own use, where a
-    program calls torch.distributed beside aiodist.
+    program calls torch.distributed beside aiodist. `least`: of an elastic group, how many ranks it
+    takes; there the coordinator says which rank a process is.
     """
 
     address: str
@@ -49,6 +55,7 @@ class Job:
     node: int = 0
     group: str | None = None
     token: str | None = None
+    least: int | None = None
 
     @property
     def size(self) -> int:
@@ -60,18 +67,15 @@ class Job:
         return self.node * self.local_size + local_rank
 
 
-def rank_environment(job: Job, local_rank: int, cores: int) -> dict[str, str]:
+def rank_environment(job: Job, local_rank: int, cores: int, restarts: int = 0) -> dict[str, str]:
     """The variables of one rank: aiodist's own and those of torchrun.
 
     `cores` are shared out as OMP_NUM_THREADS: every numpy and torch takes all of them otherwise.
+    `restarts`: how often it was started before.
     """
     env = {
         "AIODIST_ADDRESS": job.address,
-        "AIODIST_RANK": str(job.rank(local_rank)),
-        "AIODIST_SIZE": str(job.size),
         "AIODIST_RUN_ID": job.run_id,
-        "RANK": str(job.rank(local_rank)),
-        "WORLD_SIZE": str(job.size),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(job.local_size),
         "GROUP_RANK": str(job.node),
@@ -80,6 +84,12 @@ def rank_environment(job: Job, local_rank: int, cores: int) -> dict[str, str]:
         "MASTER_PORT": str(job.master_port),
         "OMP_NUM_THREADS": str(max(1, cores // job.local_size)),
     }
+    if job.least is None:
+        rank, size = str(job.rank(local_rank)), str(job.size)
+        env |= {"AIODIST_RANK": rank, "AIODIST_SIZE": size, "RANK": rank, "WORLD_SIZE": size}
+    else:
+        env["AIODIST_MIN_SIZE"], env["AIODIST_MAX_SIZE"] = str(job.least), str(job.size)
+        env["AIODIST_RESTART_COUNT"] = str(restarts)
     if job.group is not None:
         env["AIODIST_GROUP"] = job.group
     if job.token is not None:
@@ -88,14 +98,18 @@ def rank_environment(job: Job, local_rank: int, cores: int) -> dict[str, str]:
 
 
 def with_rank_environment(
-    base: Mapping[str, str], job: Job, local_rank: int, cores: int
+    base: Mapping[str, str], job: Job, local_rank: int, cores: int, restarts: int = 0
 ) -> dict[str, str]:
     """`base` with the variables of one rank: an OMP_NUM_THREADS that is set there stays, what an
-    enclosing torchrun left goes."""
+    enclosing launcher left goes."""
     # A rank that is started within a job of torchrun would take itself for one of that job's
     # workers: it would look for the agent's store, and not make one of its own.
-    env = {name: value for name, value in base.items() if not name.startswith("TORCHELASTIC_")}
-    env |= rank_environment(job, local_rank, cores)
+    env = {
+        name: value
+        for name, value in base.items()
+        if not name.startswith("TORCHELASTIC_") and name not in _RANK_AND_SIZES
+    }
+    env |= rank_environment(job, local_rank, cores, restarts)
     if "OMP_NUM_THREADS" in base:
         env["OMP_NUM_THREADS"] = base["OMP_NUM_THREADS"]
     return env

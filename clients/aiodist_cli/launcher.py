@@ -21,6 +21,7 @@ from aiodist.errors import AiodistError
 from aiodist.launching import spawn
 from aiodist.rank.flight_recorder import VARIABLE
 from aiodist_cli import status
+from aiodist_cli.elastic import Spare, keep
 from aiodist_cli.errors import CommandError
 from aiodist_cli.nodes import Meeting, Stop, meet
 from aiodist_cli.output import Writer, joined, prefix, wants_colour
@@ -40,7 +41,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Place:
     """Which ranks of which run this launcher starts.
 
-    `coordinator`: the address of one that runs already; None makes one for this run.
+    `coordinator`: the address of one that runs already; None makes one for this run. `spare`: for
+    an elastic group, which ranks may die.
     """
 
     nprocs: int
@@ -49,6 +51,7 @@ class Place:
     coordinator: str | None
     group: str
     node_timeout: float
+    spare: Spare | None = None
 
 
 async def launch(program: list[str], place: Place, grace: float, stdin: int | None) -> int:
@@ -60,19 +63,34 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
         stops = stack.enter_context(_listening(writer, meeting))
         ranks = Ranks(writer, grace=grace, with_input=stdin)
         stack.enter_context(_dumping(ranks, writer, job))
+        told: list[Exit] = []
+
+        async def start(local_rank: int, restarts: int = 0) -> None:
+            env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores(), restarts)
+            await ranks.start(job.rank(local_rank), program, env)
+
+        async def tell(text: str, died: Exit) -> None:
+            told.append(died)
+            data = text.encode() + b"\n" + _words(died, died.withheld)
+            await writer.write(_STDERR, data)
+
+        failed = None
         try:
             for local_rank in range(place.nprocs):
                 if stops.first.done():
                     break
-                env = spawn.with_rank_environment(os.environ, job, local_rank, spawn.cores())
-                await ranks.start(job.rank(local_rank), program, env)
-            await ranks.wait(stops.first, alone=meeting is None)
+                await start(local_rank)
+            if place.spare is None:
+                await ranks.wait(stops.first, alone=meeting is None)
+            else:
+                failed = await keep(ranks, place.spare, job.size, stops.first, start, tell)
         finally:
             await ranks.stop(stops.second)
-        failed = None
+        if place.spare is None:
+            failed = cause(ranks.exits)
         if stops.first.done():
-            stop = stops.first.result()
-        elif failed := cause(ranks.exits):
+            stop, failed = stops.first.result(), None
+        elif failed is not None:
             stop = Stop(spawn.shell_status(failed.code), headline(failed, job.size))
         elif meeting is None or await meeting.all_done(stops.first):
             return 0
@@ -80,7 +98,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
             stop = stops.first.result()
         if meeting is not None:
             await meeting.tell(stop)
-    others = [one for one in ranks.exits if one is not failed]
+    others = [one for one in ranks.exits if all(one is not known for known in (failed, *told))]
     await _say(writer, last_words(stop.reason, ranks.stopped, failed), failed, others)
     return stop.status
 
@@ -108,6 +126,7 @@ async def _prepare(
             master_port=spawn.free_port(),
             group=group,
             token=token,
+            least=place.spare.least if place.spare is not None else None,
         )
         return job, None
     meeting = await stack.enter_async_context(

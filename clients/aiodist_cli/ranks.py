@@ -53,7 +53,8 @@ class Ranks:
         self._grace = grace
         self._with_input = with_input
         self._tasks: dict[asyncio.Task[None], _Rank] = {}  # what follows each rank to its end
-        self._ended: dict[int, Exit | None] = {}  # None until all of its output was seen
+        self._ended: dict[Process, Exit | None] = {}  # None until all of its output was seen
+        self._reported: set[Process] = set()  # those of them that `next_death` has looked at
         self._stopping = False  # ranks that end from now on do so because of `stop`
 
     @property
@@ -99,6 +100,26 @@ class Ranks:
                 [*pending, interruption], timeout=limit, return_when=asyncio.FIRST_COMPLETED
             )
 
+    @property
+    def living(self) -> int:
+        """How many ranks run, or have ended well."""
+        return len(self._tasks) - sum(
+            ended is None or ended.code != 0 for ended in self._ended.values()
+        )
+
+    async def next_death(self, interruption: asyncio.Future[Any]) -> Exit | None:
+        """Wait for the next rank that fails. None: all have ended, or `interruption` is done."""
+        while not interruption.done():
+            for process, ended in self._ended.items():
+                if ended is not None and process not in self._reported:
+                    self._reported.add(process)
+                    if ended.code:
+                        return ended
+            if not (pending := self._running()):
+                return None
+            await asyncio.wait([*pending, interruption], return_when=asyncio.FIRST_COMPLETED)
+        return None
+
     async def stop(self, hurry: asyncio.Future[Any]) -> None:
         """End the ranks that still run: SIGTERM, and SIGKILL after the grace time or `hurry`."""
         self._stopping = True
@@ -135,15 +156,15 @@ class Ranks:
         if self._stopping:
             self.stopped.append(rank)
         else:
-            self._ended[rank] = None
+            self._ended[process] = None
         spawn.signal_group(process.pid, signal.SIGKILL)  # what it started and left behind
         await rest(output, [started.out, started.err])
         ended = Exit(rank, code, tuple(started.tail), tuple(started.withheld.take()))
-        if rank in self._ended and code:
-            self._ended[rank] = ended
+        if process in self._ended and code:
+            self._ended[process] = ended
             return
-        if rank in self._ended:
-            self._ended[rank] = ended._replace(withheld=())
+        if process in self._ended:
+            self._ended[process] = ended._replace(withheld=())
         if not (self._stopping and ended.blames_another):
             await self._show(started, _STDERR, ended.withheld)
 

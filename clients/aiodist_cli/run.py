@@ -33,6 +33,10 @@ Two hosts with eight ranks each, meeting at a coordinator that both reach (the s
 
     aiodist run -n 4 --stdin 2 train.py
 
+Eight ranks, of which the dead are started again, ten times in all; it goes on while two are left:
+
+    aiodist run -n 2:8 --max-restarts 10 train.py
+
 Exit status: 0 if all ranks ended with 0; else that of the rank that failed first, 128 + n if
 signal n ended it. 130 after Ctrl-C, 1 if the run could not be started, 2 for wrong usage.
 """
@@ -51,8 +55,21 @@ def run(
     ] = None,
     *,
     nprocs: Annotated[
-        int, typer.Option("-n", "--nprocs", min=1, help="Ranks to start on this node.")
+        str,
+        typer.Option(
+            "-n",
+            "--nprocs",
+            metavar="N|MIN:MAX",
+            help="Ranks to start on this node. MIN:MAX: so many at most, of an elastic group that "
+            "goes on for as long as MIN are left.",
+        ),
     ],
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="How often, in all, a rank that died is started again."
+        ),
+    ] = 0,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
     ] = False,
@@ -121,21 +138,30 @@ def run(
     what the ranks are doing, and who holds up the others.
     """
     spawn.require_posix("aiodist run")
+    least, most = _sizes(nprocs)
+    elastic = ":" in nprocs or max_restarts > 0
+    if elastic and nnodes > 1:
+        raise usage_error("MIN:MAX and --max-restarts are for one node")
+    if elastic and stdin is not None:
+        raise usage_error("--stdin is for ranks that are started once")
     if nnodes > 1 and coordinator is None:
         raise usage_error("several nodes need a --coordinator that all of them can reach")
     node = _node(nnodes, node_rank)
-    first = node * nprocs
-    if stdin is not None and stdin not in range(first, first + nprocs):
-        raise usage_error(f"--stdin is a rank of this node, {first} to {first + nprocs - 1}")
+    first = node * most
+    if stdin is not None and stdin not in range(first, first + most):
+        raise usage_error(f"--stdin is a rank of this node, {first} to {first + most - 1}")
     if torch_backend_for is not None:
         os.environ[TORCH_REPLACES] = _replaceable(torch_backend_for)  # which the ranks inherit
-    from aiodist_cli.launcher import Place, launch  # not for other commands, nor on Windows
+    # Not for other commands, nor on Windows.
+    from aiodist_cli.elastic import Spare
+    from aiodist_cli.launcher import Place, launch
 
     program = [sys.executable, "-u", *_target(script, module), *(args or [])]
     if flight_recorder:
         os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
     tls.use(tls_ca, tls_cert, tls_key)
-    place = Place(nprocs, nnodes, node, coordinator, group, node_timeout)
+    spare = Spare(least, max_restarts) if elastic else None
+    place = Place(most, nnodes, node, coordinator, group, node_timeout, spare)
     try:
         with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
             status = runner.run(launch(program, place, grace, stdin))
@@ -144,6 +170,19 @@ def run(
     except (AiodistError, OSError, ValueError) as error:
         raise CommandError(f"aiodist run: {error}") from error
     raise typer.Exit(status)
+
+
+def _sizes(nprocs: str) -> tuple[int, int]:
+    """How many ranks at least, and at most. Raises a usage error."""
+    least, _, most = nprocs.partition(":")
+    try:
+        sizes = int(least), int(most if ":" in nprocs else least)
+    except ValueError:
+        sizes = 0, 0
+    if not 1 <= sizes[0] <= sizes[1]:
+        text = f"expected a number of ranks, as 4, or the least and the most, as 2:8, not {nprocs}"
+        raise usage_error(text, "--nprocs")
+    return sizes
 
 
 def _node(nodes: int, given: int | None) -> int:

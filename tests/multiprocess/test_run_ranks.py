@@ -108,3 +108,44 @@ def test_several_nodes_need_a_coordinator_that_answers(aiodist: Start, script: P
     status, _, err = finish(aiodist(*run, "--coordinator", "tcp://127.0.0.1:9", script))
     assert status == 1
     assert "aiodist run: no coordinator answered at tcp://127.0.0.1:9" in err
+
+
+ELASTIC = """
+import asyncio, os, signal
+import aiodist
+
+async def main():
+    place, again = os.environ["LOCAL_RANK"], int(os.environ["AIODIST_RESTART_COUNT"])
+    async for group in aiodist.epochs(join_window=0.2):
+        async with group:
+            again = max(await group.all_gather(again))
+            if group.size < 3 or not again:
+                if group.size == 3 and place == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                await group.recv()  # until somebody is lost, or comes
+            print("of", group.size, again)
+
+asyncio.run(main())
+"""
+
+
+def test_a_rank_that_dies_is_started_again_and_taken_in(aiodist: Start, tmp_path: Path) -> None:
+    path = tmp_path / "elastic.py"
+    path.write_text(ELASTIC)
+    status, out, err = finish(aiodist("run", "-n", "2:3", "--max-restarts", 1, path))
+    assert (status, out) == (0, ["[0] of 3 1", "[1] of 3 1", "[2] of 3 1"]), err
+    died = "aiodist run: rank 1 of 3 failed with signal SIGKILL; started again, restarts left: 0"
+    assert died in err.splitlines()
+
+
+def test_a_run_that_cannot_spare_a_rank_ends_with_it(aiodist: Start, tmp_path: Path) -> None:
+    path = tmp_path / "failing.py"
+    fails = "import os, signal\nif os.environ['LOCAL_RANK'] == '0': raise ValueError('no')\n"
+    path.write_text(fails + "signal.pause()\n")
+    status, out, err = finish(aiodist("run", "-n", "2", "--max-restarts", 1, path))
+    assert (status, out) == (1, [])
+    first, *_, last = err.splitlines()
+    assert first.endswith("rank 0 of 2 failed with exit code 1; started again, restarts left: 0")
+    assert "aiodist run: rank 0 of 2 failed with exit code 1; rank 1 stopped; the end of" in err
+    assert last == "[0] ValueError: no"
+    assert err.count("Traceback") == 2

@@ -50,7 +50,14 @@ def test_no_command_shows_help(invoke) -> None:  # type: ignore[no-untyped-def]
         (("no-such-command",), "No such command 'no-such-command'"),
         (("run", "-n", "1", "no_such.py"), "there is no script 'no_such.py' here"),
         (("run", "-n", "1", "no.mod"), "for a module: aiodist run … -m no.mod"),
-        (("run", "-n", "0", "x.py"), "for '-n' / '--nprocs': Input should be greater"),
+        (("run", "-n", "0", "x.py"), "expected a number of ranks, as 4, or the least and the most"),
+        (("run", "-n", "3:2", "x.py"), "expected a number of ranks, as 4, or the least and the"),
+        (("run", "-n", "2:", "x.py"), "expected a number of ranks, as 4, or the least and the"),
+        (
+            ("run", "-n", "2:3", "--stdin", "0", "x.py"),
+            "--stdin is for ranks that are started once",
+        ),
+        (("run", "-n", "2:3", "--nnodes", "2", "x.py"), "--max-restarts are for one node"),
         (("run", "x.py"), "Missing option '-n' / '--nprocs'"),
         (("run", "-n", "1"), "Missing argument 'SCRIPT'"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 
 import pytest
 
+from aiodist.environment import settings_from
 from aiodist.launching import spawn
 
 JOB = spawn.Job(
@@ -38,6 +40,19 @@ def test_environment_of_one_node() -> None:
         "MASTER_PORT": "4712",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def test_environment_of_an_elastic_group() -> None:
+    job = dataclasses.replace(JOB, least=2)
+    base = {"RANK": "9", "WORLD_SIZE": "10", "AIODIST_RANK": "9", "AIODIST_SIZE": "10"}
+    env = spawn.with_rank_environment(base, job, 2, cores=2, restarts=3)
+    assert not env.keys() & base.keys()
+    assert (env["AIODIST_MIN_SIZE"], env["AIODIST_MAX_SIZE"]) == ("2", "4")
+    assert (env["LOCAL_RANK"], env["AIODIST_RESTART_COUNT"]) == ("2", "3")
+    found = settings_from({**env, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
+    assert (found.rank, found.size, found.min_size, found.max_size) == (None, None, 2, 4)
+    # A run within a rank of that is no elastic one.
+    assert "AIODIST_MIN_SIZE" not in spawn.with_rank_environment(env, JOB, 0, cores=2)
 
 
 def test_environment_of_the_second_node() -> None:
