@@ -251,6 +251,7 @@ def _launcher_address(
             f"are on one host ({clue}={environ.get(clue, 'not set')}): {needed}"
         )
     job = ".".join(environ[name] for name in launcher.job if name in environ)
+    job = job or environ.get("AIODIST_RUN_ID", "")
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS if job else DEFAULT_PORT
     return Address("tcp", host, port), job
 

@@ -18,8 +18,8 @@ FOREIGN = re.compile(
     r"(AIODIST|MASTER|SLURM|OMPI|PMIX?|PRTE|MPI|TORCHELASTIC)_|(LOCAL_)?(RANK|WORLD_SIZE)$|"
     r"JOB_COMPLETION_INDEX$|PYTHONUNBUFFERED$"
 )
-"""Variables that tell of whatever has started the tests; with the last one, print would write a line
-in two parts, between which those of others come."""
+"""Variables that tell of whatever has started the tests. With the last one, print would write a
+line in two parts, between which those of others come."""
 
 
 def clean_environment() -> dict[str, str]:
