@@ -102,7 +102,9 @@ $(VENV)/peers/%/.ready: tests/launchers/%.txt constraints.txt
 	$(SET_UP_PEER)
 
 # Slurm is no Python package: where it is not installed, its tests say so and are skipped.
-launchers: $(READY) $(PEERS_READY) $(VENV)/peers/kubernetes/.ready  ## tests with Slurm, mpirun, torchrun, and manifests
+LAUNCHERS_READY := $(PEERS_READY) $(VENV)/peers/mpich/.ready $(VENV)/peers/kubernetes/.ready
+
+launchers: $(READY) $(LAUNCHERS_READY)  ## tests with Slurm, mpirun, torchrun, and of deploy/
 	$(BIN)/python -m pytest -m launchers tests/launchers
 
 bench: $(READY) $(PEERS_READY)  ## measure all_reduce beside Gloo and MPI in one run

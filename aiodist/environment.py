@@ -109,8 +109,8 @@ _LAUNCHERS = (
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", local_size="MPI_LOCALNRANKS"),
 )
 
-# Here the manifest says the size and Kubernetes the rank: one source together. What is started by
-# another launcher within the pod has a rank of its own.
+# Here the manifest says the size and Kubernetes the rank: one source together. What `aiodist run`
+# starts within the pod has an AIODIST_RANK of its own, which counts.
 _POD = _Launcher(
     "Kubernetes",
     "JOB_COMPLETION_INDEX",
@@ -275,7 +275,8 @@ def _launcher_address(
             f"{launcher.name} gives rank and size but no address, and does not say that all ranks "
             f"are on one host ({clue}={environ.get(clue, 'not set')}): {needed}"
         )
-    job = ".".join(environ[name] for name in launcher.job if name in environ)
+    named = ".".join(environ[name] for name in launcher.job if name in environ)
+    job = environ.get("AIODIST_RUN_ID", named)
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS if job else DEFAULT_PORT
     return Address("tcp", host, port), job
 

@@ -20,7 +20,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Skips where Slurm is not installed, or where network namespaces cannot be made."""
     path = clean_environment()["PATH"]

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -308,8 +309,9 @@ def test_the_image_has_what_is_installed_in_it(tmp_path: Path) -> None:
     build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist")]
     done = run(sys.executable, *build, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    built = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {"aiodist", "aiodist_server", "aiodist_cli"} <= built
     assert re.findall(r"'\.\[(.*?)\]'", text) == ["cli,server"]
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert {"cli", "server"} <= set(extras)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"cli", "server"} <= set(project["optional-dependencies"])

@@ -17,7 +17,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MORE_THAN_CORES = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 
 
-@pytest.fixture(params=["openmpi", "intelmpi"])
+@pytest.fixture(params=["openmpi", "intelmpi", "mpich"])
 def mpi(request: pytest.FixtureRequest) -> dict[str, str]:
     """The variables under which `mpirun` is that of an MPI."""
     bin = ROOT / ".venv" / "peers" / request.param / "bin"
@@ -48,13 +48,13 @@ def test_two_runs_on_one_host_at_a_time(mpi: dict[str, str], folder: Path) -> No
         subprocess.Popen(
             command,
             cwd=folder,
-            env=mpi,
+            env=mpi | ({"AIODIST_RUN_ID": f"run {number}"} if mpi["MPI"] == "mpich" else {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(2)
+        for number in range(2)
     ]
     try:
         for run in runs:
@@ -71,7 +71,7 @@ def test_in_a_job_of_slurm_over_two_hosts(
 ) -> None:
     script = folder / "job.sh"
     text = script.read_text()
-    if mpi["MPI"] == "intelmpi":
+    if mpi["MPI"] != "openmpi":
         script.write_text(text.replace("mpirun -x AIODIST_TOKEN", "mpirun -ppn 2"))
     else:
         # On the other host its daemon puts its own folder first in the PATH, which has a python.

@@ -148,6 +148,8 @@ def test_jobs_on_one_host_are_apart() -> None:
     at = "tcp://127.0.0.1:29500"
     assert settings_from(MPICH) == Settings(at, 1, 2, listen=at, listen_guarded=at)
     assert settings_from({**SLURM, "AIODIST_RUN_ID": "mine"}).run_id == "mine"
+    own = settings_from({**MPICH, "AIODIST_RUN_ID": "mine"})
+    assert (own.run_id, own.address == at) == ("mine", False)
 
 
 def test_a_job_of_slurm_meets_on_its_first_host() -> None:

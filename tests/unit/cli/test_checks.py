@@ -82,6 +82,7 @@ def test_environment() -> None:
     assert check.level == "note"
     assert "MASTER_ADDR=x RANK=1" in check.found
     assert "secret" not in check.found
+    assert checks.environment({"SLURM_PROCID": "1"}).found == "SLURM_PROCID=1"
 
 
 def test_all_checks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
