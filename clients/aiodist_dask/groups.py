@@ -132,7 +132,8 @@ class Groups:
             there = await self._there()
             if gone := [rank for rank, each in enumerate(self._workers) if each not in there]:
                 raise self._lost(gone)  # to connect to them would take until a deadline
-            return await self._on_workers(worker.call, self._name, function, args, options)
+            found = await self._on_workers(worker.call, self._name, function, args, options)
+            return {each: result for each, (result,) in found.items()}
 
     async def _close(self) -> None:
         async with self._turn:
@@ -176,10 +177,16 @@ def _members(
     before: Sequence[str], wanted: Sequence[str] | None, there: Collection[str]
 ) -> tuple[str, ...]:
     """Who is in the group: of those wanted, who are there, and those first, in their old order, who
-    were in it before."""
-    candidates = sorted(there) if wanted is None else [each for each in wanted if each in there]
+    were in it before. To begin with, all that are wanted have to be there."""
+    missing = [each for each in wanted or () if each not in there]
+    if missing and not before:
+        raise ValueError(f"the cluster has no workers {', '.join(missing)}")
+    candidates = [each for each in (sorted(there) if wanted is None else wanted) if each in there]
     kept = [each for each in before if each in candidates]
     members = (*kept, *(each for each in candidates if each not in kept))
     if not members:
-        raise RuntimeError("the cluster has none of the workers that are to be in the group")
+        raise RuntimeError(
+            "the cluster has none of the workers that are to be in the group: wait for "
+            "them with client.wait_for_workers"
+        )
     return members

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Worker, WorkerPlugin, get_worker
@@ -18,7 +18,7 @@ class Ticket:
     have had this name. `options` are for `aiodist.connect`."""
 
     address: str
-    token: str
+    token: str = field(repr=False)  # Dask logs the arguments of what fails
     name: str
     group: str
     size: int
@@ -96,13 +96,16 @@ async def call(
     args: tuple[Any, ...],
     options: dict[str, Any],
     dask_worker: Worker,
-) -> Any:
+) -> tuple[Any]:
     """``await function(group, *args, **options)``, with a group for this call alone: one that fails
-    ends it for all, so that nobody waits in vain, and what it left behind is no other call's."""
+    ends it for all, so that nobody waits in vain, and what it left behind is no other call's.
+
+    The result is in a tuple: one that is an exception would be taken for a failure.
+    """
     group = await _groups_of(dask_worker)[name].dup()
     async with group:
         try:
-            return await function(group, *args, **options)
+            return (await function(group, *args, **options),)
         except BaseException:
             group.revoke()
             raise

@@ -63,11 +63,13 @@ class CoordinatorActor:
         await asyncio.shield(self._started)
 
     async def _end_when_unused(self) -> None:
-        calls = -1
-        while calls != self._calls:
+        while True:
+            await self._coordinator.emptied()
             calls = self._calls
             await asyncio.sleep(self._linger)
-            await self._coordinator.emptied()
+            # One who had asked before may have come meanwhile, so that is looked at as well.
+            if calls == self._calls and not self._coordinator.status()["groups"]:
+                break
         self._is_ending = True
         ray.kill(ray.get_runtime_context().current_actor)
 

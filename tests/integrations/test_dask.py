@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from distributed.security import Security
 
 import aiodist
 import aiodist_dask
+from aiodist_dask.worker import Ticket
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -61,6 +63,16 @@ def test_some_of_the_workers(client: Client) -> None:
     wanted = sorted(client.scheduler_info(n_workers=-1)["workers"], reverse=True)[:2]
     with aiodist_dask.groups(client, "two", workers=wanted) as ranks:
         assert ranks.run(place) == {wanted[0]: (0, 2, 2), wanted[1]: (1, 2, 2)}
+
+
+async def give_an_exception(group: aiodist.Group) -> Exception:
+    return ValueError(group.rank)
+
+
+def test_an_exception_that_is_a_result(client: Client) -> None:
+    with aiodist_dask.groups(client) as ranks:
+        results = ranks.run(give_an_exception).values()
+        assert [error.args for error in results] == [(0,), (1,), (2,)]
 
 
 async def fail_on_rank_1(group: aiodist.Group) -> None:
@@ -127,8 +139,23 @@ def test_a_killed_worker_is_named_and_replaced(client: Client) -> None:
 def test_a_group_that_has_not_met(client: Client) -> None:
     with pytest.raises(RuntimeError, match=r"has not met: use `with groups"):
         aiodist_dask.groups(client).run(place)
-    with pytest.raises(RuntimeError, match="none of the workers"):
+    with pytest.raises(ValueError, match=r"the cluster has no workers tcp://127.0.0.1:1"):
         aiodist_dask.groups(client, workers=["tcp://127.0.0.1:1"]).start()
+
+
+def test_a_cluster_without_workers() -> None:
+    with (
+        LocalCluster(n_workers=0, host="127.0.0.1", **PORTS) as cluster,
+        Client(cluster) as empty,
+        pytest.raises(RuntimeError, match=r"none of the workers .* client\.wait_for_workers"),
+    ):
+        aiodist_dask.groups(empty).start()
+
+
+def test_the_token_is_in_no_log() -> None:
+    ticket = Ticket("tcp://127.0.0.1:1", "a secret", "world", "world/1", 1, {})
+    assert "a secret" not in repr(ticket)
+    assert pickle.loads(pickle.dumps(ticket)).token == "a secret"
 
 
 async def test_an_asynchronous_client(client: Client) -> None:

@@ -12,6 +12,7 @@ if importlib.util.find_spec("nbclient") is None:
     pytest.skip("needs nbclient and ipykernel: make integrations", allow_module_level=True)
 
 import nbformat
+from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebook").glob("*.ipynb"))
@@ -25,6 +26,50 @@ async def test_a_notebook(path: Path) -> None:
     await NotebookClient(notebook, timeout=60).async_execute()
     assert [outputs(cell) for cell in notebook.cells] == [outputs(cell) for cell in written.cells]
     assert any(outputs(cell) for cell in written.cells)
+
+
+STUCK = """
+import asyncio
+import aiodist
+
+async def wait_for_ever(group):
+    await group.barrier()
+    if group.rank == 0:
+        print("all are here", flush=True)
+    await asyncio.Event().wait()
+
+aiodist.run(wait_for_ever, 2)
+"""
+
+LEFT = """
+import os
+from pathlib import Path
+tasks = Path("/proc/self/task").iterdir()
+print([child for task in tasks for child in (task / "children").read_text().split()])
+"""
+
+
+@pytest.mark.timeout(240)
+def test_interrupting_a_cell_ends_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Under pytest, kernels leave what their children print where it goes.
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    manager, client = start_new_kernel()
+    try:
+        said: list[str] = []
+
+        def hear(message: Any) -> None:
+            said.append(message["content"].get("text", ""))
+            if "all are here" in said[-1]:
+                manager.interrupt_kernel()
+
+        reply = client.execute_interactive(STUCK, output_hook=hear, timeout=100)
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        said.clear()
+        client.execute_interactive(LEFT, output_hook=hear, timeout=100)
+        assert "".join(said) == "[]\n"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 def outputs(cell: Any) -> list[Any]:

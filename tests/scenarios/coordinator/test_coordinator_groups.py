@@ -401,6 +401,20 @@ def test_draining_waits_for_the_groups_to_end(play: Play) -> None:
         assert await joiner.event() == gone
 
 
+def test_emptied_when_the_last_member_has_left(play: Play) -> None:
+    @play
+    async def scenario(site: Any, coordinator: Coordinator) -> None:
+        await coordinator.emptied()
+        member, other = await site.members(coordinator.address, 2)
+        emptied = asyncio.create_task(coordinator.emptied())
+        await member.client.leave(30)
+        await other.store.set("k", b"it is still there")
+        assert not emptied.done()
+        await other.client.leave(30)
+        await emptied
+        assert coordinator.status()["groups"] == []
+
+
 def test_a_drain_ends_with_its_deadline(play: Play) -> None:
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
