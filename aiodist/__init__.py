@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from aiodist.session import connect, local
     from aiodist.topologies.graph import Graph
     from aiodist.topologies.grid import Grid
+    from aiodist.windows.window import Window
     from aiodist.work import Work
 
 __version__ = "0.1.0"
@@ -84,6 +85,7 @@ __all__ = [
     "ReduceOp",
     "SizeMismatchError",
     "View",
+    "Window",
     "Work",
     "breakpoint",
     "connect",
@@ -102,6 +104,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Graph": "aiodist.topologies.graph",
     "Grid": "aiodist.topologies.grid",
     "Group": "aiodist.group",
+    "Window": "aiodist.windows.window",
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",
     "connect": "aiodist.session",
