@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from aiodist.session import connect, local
     from aiodist.topologies.graph import Graph
     from aiodist.topologies.grid import Grid
+    from aiodist.windows.window import Window
     from aiodist.work import Work
 
 __version__ = "0.1.0"
@@ -88,6 +89,7 @@ __all__ = [
     "Shard",
     "SizeMismatchError",
     "View",
+    "Window",
     "Work",
     "breakpoint",
     "connect",
@@ -109,6 +111,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "Grid": "aiodist.topologies.grid",
     "Group": "aiodist.group",
     "Shard": "aiodist.collectives.shards",
+    "Window": "aiodist.windows.window",
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",
     "connect": "aiodist.session",

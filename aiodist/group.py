@@ -18,6 +18,7 @@ from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
 from aiodist.rank.views import views
 from aiodist.types import Member, View
+from aiodist.windows.window import Window, opened
 from aiodist.wire.recovery import Purpose
 from aiodist.work import Work
 
@@ -301,6 +302,17 @@ class Group(Operations):
         """
         self._enter()
         return self._context.heap.empty(shape, dtype, like)
+
+    async def expose(self, x: Any = None, *, timeout: float | None = None) -> Window:
+        """Let all ranks read and write the memory of `x`, a numpy array, a buffer or a tensor on
+        the CPU; None: nothing of this rank. A collective. See docs/windows.md for what holds.
+
+        Raises TypeError and ValueError for what cannot be written in place, on that rank; the
+        others then have CollectiveAbortedError.
+        """
+        self._check_loop()
+        own = await self._derive("expose", list(range(self.size)), timeout)
+        return await opened(own, own.close, x, timeout)
 
     # -- threads ----------------------------------------------------------------------------------
 

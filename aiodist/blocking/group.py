@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from aiodist.blocking.calls import BlockingWork, Home
 from aiodist.blocking.store import BlockingStore
+from aiodist.blocking.window import BlockingWindow
 from aiodist.errors import GroupClosedError
 from aiodist.operations import Operations
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag, Member, View
@@ -187,6 +188,10 @@ class BlockingGroup:
     def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:
         """See `Group.empty`."""
         return self._run(self._group.empty, shape, dtype, like=like)
+
+    def expose(self, x: Any = None, *, timeout: float | None = None) -> BlockingWindow:
+        """See `Group.expose`."""
+        return BlockingWindow(self._home, self._run(self._group.expose, x, timeout=timeout))
 
     # -- groups made of it ------------------------------------------------------------------------
 

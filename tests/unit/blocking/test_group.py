@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist import BlockingGroup, BlockingWork, Group
+from aiodist import BlockingGroup, BlockingWork, Group, Window
 from aiodist.blocking.store import BlockingStore
+from aiodist.blocking.window import BlockingWindow
 from aiodist.control.store import Store
 
 Ranks = Callable[..., list[Any]]
@@ -24,12 +25,15 @@ def names_of(cls: type) -> set[str]:
 
 
 def test_it_has_all_that_a_group_has() -> None:
+    assert names_of(BlockingWindow) == names_of(Window)
     assert names_of(BlockingGroup) == names_of(Group) - {"blocking"}
     assert names_of(BlockingStore) == names_of(Store)
 
 
 @pytest.mark.parametrize(
-    ("cls", "blocking"), [(Group, BlockingGroup), (Store, BlockingStore)], ids=["group", "store"]
+    ("cls", "blocking"),
+    [(Group, BlockingGroup), (Store, BlockingStore), (Window, BlockingWindow)],
+    ids=["group", "store", "window"],
 )
 def test_its_calls_take_the_same_arguments(cls: type, blocking: type) -> None:
     for name in names_of(blocking):
@@ -200,3 +204,15 @@ def test_an_exception_aborts(ranks: Ranks) -> None:
 
     with pytest.raises(LookupError, match="of rank 1"):
         ranks(2, body)
+
+
+def test_memory_of_others(ranks: Ranks) -> None:
+    def body(group: BlockingGroup) -> Any:
+        with group.expose(np.zeros(4)) as window:
+            window.put(1 - group.rank, slice(1, 3), group.rank + 1)
+            window.fence()
+            window.accumulate(0, 0, 1.0)
+            window.fence()
+            return window.get(0).tolist()
+
+    assert ranks(2, body) == [[2.0, 2.0, 2.0, 0.0], [2.0, 2.0, 2.0, 0.0]]

@@ -1,0 +1,318 @@
+"""Memory that other ranks read and write: what holds, on every transport (docs/windows.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from array import array
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import ReduceOp
+
+pytestmark = pytest.mark.strength(2)
+
+SMALL, LARGE = 6, 100_000
+
+
+async def windows_of(ranks, xs, **options):
+    return await asyncio.gather(*[g.expose(x, **options) for g, x in zip(ranks, xs, strict=True)])
+
+
+async def close_all(windows):
+    await asyncio.gather(*[window.close() for window in windows])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("length", [SMALL, LARGE])
+def test_get_put_accumulate(run, groups, size, length):
+    async def main():
+        async with groups(size) as ranks:
+            xs = [np.full(length, float(group.rank)) for group in ranks]
+            windows = await windows_of(ranks, xs)
+            for reader, window in enumerate(windows):
+                for owner in range(size):
+                    got = await window.get(owner)
+                    assert got.tolist() == [float(owner)] * length
+                    assert got is not xs[owner]
+                    out = np.zeros(2)
+                    assert await window.get(owner, slice(1, 3), out=out) is out
+                    assert out.tolist() == [float(owner)] * 2
+                    assert (
+                        await window.put(owner, slice(reader, None), np.arange(length)[reader:])
+                        is None
+                    )
+                    assert xs[owner][reader:].tolist() == list(range(reader, length))
+                    xs[owner][:] = owner
+            await asyncio.gather(
+                *[window.accumulate(0, ..., np.ones(length)) for window in windows]
+            )
+            assert xs[0].tolist() == [float(size)] * length
+            await windows[1].accumulate(0, 2, 7, ReduceOp.MAX)
+            assert xs[0][1:4].tolist() == [size, 7.0, size]
+            await close_all(windows)
+
+    run(main())
+
+
+def test_what_can_be_exposed_and_indexed(run, groups):
+    torch = pytest.importorskip("torch")
+
+    async def main():
+        async with groups(2) as ranks:
+            matrix = np.arange(12, dtype=">i4").reshape(3, 4).T
+            tensor = torch.zeros(3, dtype=torch.int64)
+            one, two = await windows_of(ranks, [matrix, tensor])
+            assert (await two.get(0, (1, slice(None, None, -1)))).tolist() == [9, 5, 1]
+            assert int(await two.get(0, (-1, -1))) == 11
+            await two.put(0, (..., 0), [7, 7, 7, 7])
+            assert matrix[:, 0].tolist() == [7] * 4
+            out = torch.empty(3, dtype=torch.int64)
+            await one.accumulate(1, ..., torch.ones(3, dtype=torch.int64), ReduceOp.BOR)
+            await one.get(1, out=out)
+            assert tensor.tolist() == out.tolist() == [1, 1, 1]
+            await close_all([one, two])
+            buffer = array("B", bytes(3))
+            one, two = await windows_of(ranks, [buffer, None])
+            await two.put(0, 1, 200)
+            assert buffer.tolist() == [0, 200, 0]
+            with pytest.raises(ValueError, match="rank 1 has exposed nothing"):
+                one.get(1)
+            await close_all([one, two])
+
+    run(main())
+
+
+def test_what_one_rank_asks_of_one_owner_is_in_order(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            xs = [np.zeros(LARGE), None]
+            one, two = await windows_of(ranks, xs)
+            works = [two.put(0, ..., np.full(LARGE, 3.0)), two.put(0, slice(0, 2), 4.0)]
+            works += [two.accumulate(0, 0, 1.0), two.get(0, slice(0, 3))]
+            assert (await works[-1]).tolist() == [5.0, 4.0, 3.0]
+            assert all(work.done() for work in works)
+            assert [work.op for work in works] == ["put", "put", "accumulate", "get"]
+            await close_all([one, two])
+
+    run(main())
+
+
+def test_none_is_seen_half_done(run, groups):
+    async def main():
+        async with groups(3) as ranks:
+            xs = [np.zeros(LARGE), None, None]
+            windows = await windows_of(ranks, xs)
+
+            async def write(window, base):
+                for value in range(base, base + 5):
+                    await window.put(0, ..., np.full(LARGE, float(value)))
+
+            async def look():
+                while not writing.done():
+                    assert len(set(xs[0][:: LARGE // 10].tolist())) == 1
+                    got = await windows[0].get(0)
+                    assert got.min() == got.max()
+
+            writing = asyncio.gather(write(windows[1], 10), write(windows[2], 20))
+            await asyncio.gather(writing, look())
+            await close_all(windows)
+
+    run(main())
+
+
+def test_fence(run, groups):
+    async def main():
+        async with groups(3) as ranks:
+            xs = [np.zeros(2) for _ in ranks]
+            windows = await windows_of(ranks, xs)
+            for window in windows:
+                for owner in range(3):
+                    window.accumulate(owner, ..., 1.0)
+            await asyncio.gather(*[window.fence() for window in windows])
+            assert [x.tolist() for x in xs] == [[3.0, 3.0]] * 3
+            # One that is cancelled while it waits takes the others along, and the next one is well.
+            holding = windows[0].get(1)
+            fences = [asyncio.ensure_future(window.fence()) for window in windows]
+            await asyncio.sleep(0)
+            fences[0].cancel()
+            outcomes = await asyncio.gather(*fences, return_exceptions=True)
+            assert isinstance(outcomes[0], asyncio.CancelledError)
+            assert all(isinstance(one, aiodist.CollectiveAbortedError) for one in outcomes[1:])
+            await holding
+            await asyncio.gather(*[window.fence() for window in windows])
+            await close_all(windows)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda w: w.get(2), ValueError, "the ranks are 0 to 1"),
+        (lambda w: w.get(1, 4), IndexError, "out of bounds"),
+        (lambda w: w.get(1, (0, 0)), IndexError, "too many indices"),
+        (lambda w: w.get(1, "a"), TypeError, "integer"),
+        (lambda w: w.get(1, True), TypeError, "not by bools"),
+        (lambda w: w.get(1, out=np.zeros(3)), ValueError, r"float64\[4\]"),
+        (lambda w: w.get(1, out=np.zeros(4, "f4")), TypeError, "float32"),
+        (lambda w: w.put(1, ..., np.zeros(3)), ValueError, "broadcast"),
+        (lambda w: w.put(1, ..., 1j), TypeError, "does not become float64"),
+        (lambda w: w.accumulate(1, 0, 1.0, max), TypeError, "accumulate takes SUM"),
+        (lambda w: w.accumulate(1, 0, 1.0, ReduceOp.AVG), TypeError, "accumulate takes SUM"),
+        (lambda w: w.accumulate(1, 0, 1.0, ReduceOp.BAND), TypeError, "no meaning for float64"),
+    ],
+)
+def test_mistakes_are_seen_by_who_makes_them(run, call, error, words):
+    async def main():
+        async with aiodist.local(2) as ranks:
+            windows = await windows_of(ranks, [np.zeros(4), np.zeros(4)])
+            with pytest.raises(error, match=words):
+                call(windows[0])
+            await close_all(windows)
+
+    run(main())
+
+
+@pytest.mark.parametrize("x", [3, np.float64(1), b"ab", np.zeros(3)[::1].astype(object)])
+def test_what_cannot_be_exposed_on_one_rank(run, groups, x):
+    async def main():
+        async with groups(3) as ranks:
+            outcomes = await asyncio.gather(
+                *[group.expose(x if group.rank else np.zeros(2)) for group in ranks[:1]],
+                *[group.expose(x if group.rank == 1 else None) for group in ranks[1:]],
+                return_exceptions=True,
+            )
+            assert isinstance(outcomes[1], TypeError)
+            for outcome in (outcomes[0], outcomes[2]):
+                assert isinstance(outcome, aiodist.CollectiveAbortedError)
+                assert outcome.rank == 1
+            await close_all(await windows_of(ranks, [np.zeros(2), None, None]))
+
+    run(main())
+
+
+def test_the_owner_dies(run, groups):
+    async def main():
+        async with groups(3) as ranks:
+            xs = [np.zeros(LARGE) for _ in ranks]
+            windows = await windows_of(ranks, xs)
+            works = [windows[0].get(2), windows[0].put(2, ..., 1.0), windows[1].accumulate(2, 0, 1)]
+            ranks[2].abort("enough")
+            for work in works:
+                with pytest.raises(aiodist.PeerLostError, match="enough"):
+                    await work
+            with pytest.raises(aiodist.PeerLostError):
+                await windows[0].get(2)
+            # The memory of the others can be used all the same.
+            await windows[0].put(1, 0, 5.0)
+            assert xs[1][0] == 5.0
+            for window in windows[:2]:
+                with pytest.raises(aiodist.PeerLostError):
+                    await window.close()
+                with pytest.raises(aiodist.GroupClosedError):
+                    window.get(0)
+
+    run(main())
+
+
+def test_who_asked_dies(run, groups):
+    async def main():
+        async with groups(3) as ranks:
+            x = np.zeros(LARGE)
+            windows = await windows_of(ranks, [x, None, None])
+            windows[2].put(0, ..., np.ones(LARGE)).add_done_callback(lambda work: work.exception())
+            ranks[2].abort("enough")
+            assert (await windows[1].get(0)).tolist() == x.tolist()
+            assert x.min() == x.max()
+
+    run(main())
+
+
+def test_a_cancelled_call(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            x = np.ones(LARGE)
+            one, two = await windows_of(ranks, [x, None])
+            out = np.zeros(LARGE)
+            works = [two.get(0, out=out), two.put(0, ..., np.full(LARGE, 2.0)), two.get(0, 0)]
+            for work in works:
+                work.cancel()
+            assert not out.any()
+            await asyncio.gather(one.fence(), two.fence())
+            assert float(await two.get(0, 0)) in (1.0, 2.0)
+            assert x.min() == x.max()
+            assert not out.any()
+            # Nothing is left of answers for which nobody waits.
+            await two.get(0, 1)
+            assert not two._group.iprobe()
+            await close_all([one, two])
+
+    run(main())
+
+
+def test_an_owner_that_is_busy(run, groups):
+    """Its loop turns, but its service does not come to it: as if it were at work."""
+
+    async def main():
+        async with groups(2) as ranks:
+            one, two = await windows_of(ranks, [np.zeros(3), None])
+            for task in one._serving:
+                task.cancel()
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await two.get(0, timeout=0.01)
+            await asyncio.gather(one.close(), two.close())
+
+    run(main())
+
+
+def test_nothing_holds_the_memory_of_a_closed_window(run, groups):
+    class Memory(np.ndarray):
+        """One that can be watched."""
+
+    async def main():
+        async with groups(2) as ranks:
+            x = np.zeros(4).view(Memory)
+            watched = weakref.ref(x)
+            windows = await windows_of(ranks, [x, None])
+            await windows[1].put(0, 0, 1.0)
+            await close_all(windows)
+            del x
+            gc.collect()
+            assert watched() is None
+            await windows[0].close()  # once more
+
+    run(main())
+
+
+def test_windows_end_with_their_group(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+            windows = await windows_of(ranks, [np.zeros(4), np.zeros(4)])
+            ranks[0].revoke()
+            await windows[0].put(1, 0, 1.0)  # a group of its own
+        with pytest.raises(aiodist.GroupClosedError):
+            windows[0].get(1)
+        assert all(task.done() for window in windows for task in window._serving)
+
+    run(main())
+
+
+def test_a_block_that_fails_leaves_no_window(run, groups):
+    async def main():
+        async with groups(2) as ranks:
+
+            async def body(group):
+                async with await group.expose(np.zeros(3)) as window:
+                    await window.fence()
+                    if group.rank:
+                        raise LookupError("of rank 1")
+
+            outcomes = await asyncio.gather(*map(body, ranks), return_exceptions=True)
+            assert isinstance(outcomes[1], LookupError)
+            assert isinstance(outcomes[0], aiodist.AiodistError)
+
+    run(main())
