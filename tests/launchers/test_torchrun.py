@@ -13,6 +13,7 @@ from aiodist.launching.spawn import free_port
 
 pytestmark = [
     pytest.mark.launchers,
+    pytest.mark.timeout(120),  # importing torch takes seconds in each process
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
@@ -38,7 +39,7 @@ def lines(folder: Path, *agents: subprocess.Popen[str]) -> list[str]:
     """What the workers of all agents have printed, when these have ended."""
     try:
         for process in agents:
-            _, err = process.communicate(timeout=55)
+            _, err = process.communicate(timeout=100)
             assert process.returncode == 0, err
     finally:
         for process in agents:
