@@ -131,3 +131,16 @@ async def test_the_coordinator_ends_with_its_last_group(actors: list[Any]) -> No
     again = [actor.join.remote("again", size=3, namespace="brief") for actor in actors]
     assert sorted(ray.get(again)) == [0, 1, 2]
     assert aiodist_ray.coordinator(namespace="brief") != first
+
+
+async def test_groups_outlive_their_coordinator(actors: list[Any]) -> None:
+    join(actors, "before", namespace="mortal")
+    first = aiodist_ray.coordinator(namespace="mortal")
+    end = first.gone.remote()
+    ray.kill(first)
+    with pytest.raises(RayActorError):
+        await end
+    assert ray.get([actor.add_up.remote(1) for actor in actors]) == [3, 3, 3]
+    join(actors, "after", namespace="mortal")
+    assert ray.get([actor.add_up.remote(2) for actor in actors]) == [6, 6, 6]
+    ray.get([actor.leave.remote() for actor in actors])
