@@ -299,7 +299,9 @@ class Calls:
         """Whether `nbytes` may go to `peer`, of which nobody knows whether it has entered `op`."""
         used = self._unsolicited[peer]
         if used and used + nbytes > MAX_UNSOLICITED:
-            self.party.say(peer, kinds.KNOCK, op.tag, op.seq)
+            if peer not in op.knocked:  # this is asked again and again, until it is admitted
+                op.knocked.add(peer)
+                self.party.say(peer, kinds.KNOCK, op.tag, op.seq)
             return False
         self._unsolicited[peer] = used + nbytes
         op.unsolicited[peer] = op.unsolicited.get(peer, 0) + nbytes

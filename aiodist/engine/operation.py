@@ -84,8 +84,8 @@ class Operation:
 
     __slots__ = (
         "_draining", "_host", "_phase", "_program", "_running", "_start", "call", "digest", "done",
-        "exchange", "heard", "lane", "place", "roll", "seen", "seq", "tag", "timer", "unsolicited",
-        "work",
+        "exchange", "heard", "knocked", "lane", "place", "roll", "seen", "seq", "tag", "timer",
+        "unsolicited", "work",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,7 @@ class Operation:
         self.done = False  # it has ended, well or not, and never runs again
         self.timer: Any = None  # of its deadline
         self.heard: set[int] = set()  # peers that are known to have entered it
+        self.knocked: set[int] = set()  # peers that were asked to say when they have entered it
         self.unsolicited: dict[int, int] = {}  # bytes that were sent to others than those, by peer
         self.seen: dict[int, str] = {}  # what peers do that have not entered it, in words
         self.exchange: Exchange[Operation] = Exchange(host, self, size)  # its frames, by peer

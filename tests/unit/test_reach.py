@@ -1,61 +1,117 @@
-"""What a rank without a certificate says, and dials, where the coordinator is reached by TLS."""
+"""How ranks reach each other: what a member says of itself, and how others read it."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from aiodist.coordinator.exposure import Guard
-from aiodist.reach import Reach
-from aiodist.transports.registry import Endpoint
+from aiodist.reach import Reach, endpoint_of, memory_of
+from aiodist.transports import registry
 from aiodist.wire.messages import JoinRequest, MemberInfo
 
-
-def reach(stays: bool) -> Reach:
-    return Reach(("tcp",), None, Guard(keeps_out=True), None, None, stays)
-
-
-def ask() -> JoinRequest:
-    return JoinRequest(
-        group="g", id="", rank=0, size=2, min_size=None, max_size=None, join_window=1.0, lease=1.0,
-        name="", metadata={}, run_id="",
-    )  # fmt: skip
+OPEN = Guard(keeps_out=False)
+GUARDED = Guard(keeps_out=True)
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_where_it_listens_and_what_it_says(stays):
-    async def main():
-        listeners = []
-        try:
-            await reach(stays).listen("tls://10.0.0.1:5", "0.0.0.0", lambda link: None, listeners)
-            loop = asyncio.get_running_loop()
-            said = reach(stays).introduce(ask(), "10.0.0.2", listeners, loop)
-            return listeners[0].address, said
-        finally:
-            for listener in listeners:
-                listener.close()
+class Listener:
+    def __init__(self, address: str) -> None:
+        self.address = address
 
-    listens, said = asyncio.run(main())
-    assert listens.startswith("tcp://127.0.0.1:" if stays else "tcp://0.0.0.0:")
-    (address,) = [one for one in said.addresses if one.startswith("tcp:")]
-    assert address.startswith("tcp://127.0.0.1:" if stays else "tcp://10.0.0.2:")
-    assert said.host == "10.0.0.2"
+    def close(self) -> None: ...
+
+    def close_in_child(self) -> None: ...
 
 
-def member(address: str, host_id: str) -> MemberInfo:
-    return MemberInfo(
-        rank=1, id="one", host="10.0.0.2", pid=1, name="", metadata={}, joined_at=0.0,
-        host_id=host_id, addresses=("process:p", "user:u", address), lease=1.0,
-    )  # fmt: skip
+class Transport:
+    """Notes where it is asked to listen and to dial, and refuses."""
+
+    kind = "tcp"
+
+    def __init__(self) -> None:
+        self.hosts: list[str] = []
+        self.dialled: list[str] = []
+
+    async def listen(self, accept: Any, *, host: str) -> Listener:
+        self.hosts.append(host)
+        return Listener(f"tcp://{'[::1]' if ':' in host else '127.0.0.1'}:5")
+
+    async def dial(self, address: str, receiver: Any) -> Any:
+        self.dialled.append(address)
+        raise ConnectionRefusedError("nobody")
+
+
+@pytest.fixture
+def transport(monkeypatch: pytest.MonkeyPatch) -> Transport:
+    made = Transport()
+    monkeypatch.setattr(registry, "make", lambda *_: made)
+    return made
+
+
+def reach(guard: Guard = OPEN, **options: Any) -> Reach:
+    return Reach(("tcp",), None, guard, options.get("bind"), options.get("advertise"))
+
+
+def member(host: str, *addresses: str, host_id: str = "there") -> MemberInfo:
+    return MemberInfo(0, "id", host, 1, "", {}, 0.0, host_id, addresses)
 
 
 @pytest.mark.parametrize(
-    ("stays", "address"), [(True, "tcp://10.0.0.2:5"), (False, "tcp://127.0.0.1:5")]
+    ("guard", "bind", "coordinator", "local", "host"),
+    [
+        (OPEN, None, "tcp://10.0.0.1:1", "10.0.0.2", "10.0.0.2"),
+        (OPEN, "10.9.9.9", "tcp://10.0.0.1:1", "10.0.0.2", "10.9.9.9"),
+        # It reaches the coordinator on its own host, where others come from elsewhere.
+        (GUARDED, None, "tcp://10.0.0.1:1", "127.0.0.1", "0.0.0.0"),
+        (GUARDED, None, "tcp://[2001::1]:1", "::1", "::"),
+        (GUARDED, "127.0.0.1", "tcp://10.0.0.1:1", "127.0.0.1", "127.0.0.1"),
+        (OPEN, None, "tcp://10.0.0.1:1", "127.0.0.1", "127.0.0.1"),
+        (GUARDED, None, "tcp://localhost:1", "127.0.0.1", "127.0.0.1"),
+    ],
 )
-def test_nothing_is_dialed_between_hosts_in_the_clear(stays, address):
-    own = Endpoint("process", "here", "u", {"tcp": "tcp://10.0.0.1:4"}, ("tcp",))
-    dialing = reach(stays).dial(own, member(address, "there"), "10.0.0.1", object(), 1.0)
-    with pytest.raises(OSError, match=r"no certificate.*AIODIST_TLS_CERT") as caught:
-        asyncio.run(dialing)
-    assert "tried" not in str(caught.value)
+async def test_it_listens_where_others_can_reach_it(
+    transport: Transport, guard: Guard, bind: str | None, coordinator: str, local: str, host: str
+) -> None:
+    listeners: list[Any] = []
+    await reach(guard, bind=bind).listen(coordinator, local, lambda link: None, listeners)
+    assert transport.hosts == [host]
+    assert len(listeners) == 1
+
+
+async def test_what_it_says_of_itself_is_read_by_others() -> None:
+    asked = JoinRequest(group="g", id="", size=1)
+    listeners: list[Any] = [Listener("tcp://0.0.0.0:5"), Listener("shm:name")]
+    loop = asyncio.get_running_loop()
+    said = reach().introduce(asked, "10.0.0.2", listeners, loop)
+    assert (said.host, len(said.id)) == ("10.0.0.2", 32)
+    assert said.addresses[2:] == ("tcp://10.0.0.2:5", "shm:name")
+    assert reach(advertise="name").introduce(asked, "10.0.0.2", listeners, loop).host == "name"
+    there = endpoint_of(member(said.host, *said.addresses), ("tcp",))
+    assert there.process == registry.process_id(loop)
+    assert there.addresses == {"tcp": "tcp://10.0.0.2:5", "shm": "shm:name"}
+
+
+async def test_a_peer_that_names_the_loopback_is_dialled_where_the_coordinator_is(
+    transport: Transport,
+) -> None:
+    own = registry.Endpoint("process", "here", allowed=("tcp",))
+    peer = member("127.0.0.1", "tcp://127.0.0.1:5")
+    with pytest.raises(OSError, match="listens there alone"):
+        await reach().dial(own, peer, "coordinator", None, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="check firewalls"):
+        await reach(GUARDED).dial(own, peer, "coordinator", None, 1.0)  # type: ignore[arg-type]
+    assert transport.dialled == ["tcp://coordinator:5"] * 2
+
+
+async def test_where_no_transport_leads_it_says_so(transport: Transport) -> None:
+    own = registry.Endpoint("process", "here", allowed=("shm",), user="me")
+    with pytest.raises(OSError, match=r"no transport of shm is common .* users differ"):
+        await reach().dial(own, member("h"), "c", None, 1.0)  # type: ignore[arg-type]
+
+
+def test_ranks_share_memory_by_host_and_user() -> None:
+    said = member("h", "process:run-1-aa", "user:me", "shm:x", "inproc://y")
+    assert memory_of(said) == ("run-1", True, "there me")
+    assert memory_of(member("h", "process:run-1-aa", "user:me")) == ("run-1", False, "")

@@ -1,0 +1,136 @@
+"""What a member has asked: over connections that come and go; and writes that wait their turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiodist.control.requests import Requests
+from aiodist.errors import AiodistError, CoordinatorLostError, GroupClosedError
+from aiodist.wire.codec import decode_message
+from aiodist.wire.frames import Decoder
+from aiodist.wire.limits import MAX_WRITES
+from aiodist.wire.messages import (
+    Leave,
+    Left,
+    Message,
+    Renew,
+    Result,
+    StoreCancel,
+    StoreChanged,
+    StoreGet,
+    StoreSet,
+    StoreWait,
+    StoreWatch,
+)
+
+
+class Connected:
+    """Requests, and what was sent over the present connection."""
+
+    def __init__(self) -> None:
+        self.requests = Requests(asyncio.get_running_loop())
+        self.sent: list[tuple[int, Message]] = []
+
+    def connect(self) -> None:
+        self.sent.clear()
+        self.requests.send = lambda data: self.sent.extend(
+            decode_message(frame) for frame in Decoder().feed(data)
+        )
+
+
+@pytest.fixture
+async def one() -> Any:
+    return Connected()
+
+
+async def begun(*coroutines: Any) -> list[asyncio.Task[Any]]:
+    tasks = [asyncio.create_task(one) for one in coroutines]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_what_has_no_answer_is_said_again_in_its_order(one: Connected) -> None:
+    one.connect()
+    first, replied = one.requests.start(StoreSet("k", b"v"))
+    second, waiting = one.requests.start(StoreGet("k"))
+    one.requests.answer(first, Result(None))
+    one.requests.send = None
+    third, late = one.requests.start(Leave())
+    one.requests.tell(Renew())
+    one.connect()
+    one.requests.say_again()
+    assert one.sent == [(second, StoreGet("k")), (third, Leave()), (0, Renew())]
+    one.requests.answer(third, Left())
+    assert (await replied, await late) == (Result(None), Left())
+    assert not waiting.done()
+
+
+async def test_a_watch_begins_again_and_says_so(one: Connected) -> None:
+    one.connect()
+    heard: list[Message | AiodistError] = []
+    number = one.requests.watch(StoreWatch("k"), heard.append)
+    one.connect()
+    one.requests.say_again()
+    assert one.sent == [(number, StoreWatch("k", again=True))]
+    change = StoreChanged("k", b"v")
+    one.requests.answer(number, change)
+    one.requests.unwatch(number)
+    one.requests.unwatch(number)
+    one.requests.answer(number, change)
+    assert heard == [change]
+    assert one.sent[1:] == [(0, StoreCancel(number))]
+
+
+async def test_only_so_many_writes_are_under_way(one: Connected) -> None:
+    one.connect()
+    writes = [one.requests.ask(StoreSet(f"{n}", b""), None) for n in range(MAX_WRITES + 1)]
+    tasks = await begun(*writes, one.requests.ask(StoreGet("k"), None))
+    assert [message for _, message in one.sent].count(StoreGet("k")) == 1  # no write waits for it
+    assert len(one.sent) == MAX_WRITES + 1
+    one.requests.answer(one.sent[0][0], Result(None))
+    await tasks[0]
+    await begun()
+    assert len(one.sent) == MAX_WRITES + 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_write_that_is_given_up_keeps_its_place_until_it_is_answered(
+    one: Connected,
+) -> None:
+    one.connect()
+    [task] = await begun(one.requests.ask(StoreSet("k", b""), None))
+    task.cancel()
+    await asyncio.wait({task})
+    [(number, _)] = one.sent
+    assert one.requests._places._value == MAX_WRITES - 1
+    one.requests.answer(number, Result(None))
+    assert one.requests._places._value == MAX_WRITES
+
+
+async def test_a_wait_that_is_given_up_is_called_off(one: Connected) -> None:
+    one.connect()
+    [task] = await begun(one.requests.ask(StoreWait(("k",)), None))
+    task.cancel()
+    await asyncio.wait({task})
+    assert one.sent[1] == (0, StoreCancel(one.sent[0][0]))
+    assert one.requests._requests == {}
+
+
+async def test_what_is_about_the_store_may_fail_alone(one: Connected) -> None:
+    _, get = one.requests.start(StoreGet("k"))
+    _, leave = one.requests.start(Leave())
+    heard: list[Any] = []
+    one.requests.watch(StoreWatch("k"), heard.append)
+    one.requests.fail(CoordinatorLostError("it is empty"), only_store=True)
+    assert isinstance(get.exception(), CoordinatorLostError)
+    assert [type(error) for error in heard] == [CoordinatorLostError]
+    assert not leave.done()
+    one.requests.fail(GroupClosedError("closed"))
+    assert isinstance(leave.exception(), GroupClosedError)
+    assert len(heard) == 1
