@@ -21,7 +21,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-pytest.register_assert_rewrite("plans", "processes")
+pytest.register_assert_rewrite("plans", "processes", "survey")
 
 # The same examples in every run. Others: `pytest --hypothesis-profile=default`.
 settings.register_profile("replayed", derandomize=True)

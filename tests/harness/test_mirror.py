@@ -19,6 +19,7 @@ SEVERAL = {
     "schedules/test_algorithms.py",
     "schedules/test_algorithms_docs.py",
     "schedules/test_algorithms_few_links.py",
+    "schedules/test_algorithms_many_ranks.py",
     "p2p/test_parts.py",
 }
 """Those that are about several modules of their room."""

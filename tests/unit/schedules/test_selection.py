@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from survey import Survey, survey
 
 from aiodist.schedules import costs, recursive_doubling
 from aiodist.schedules.choose_reductions import (
@@ -37,7 +38,6 @@ from aiodist.schedules.selection import (
     segment_for,
     shared_segment,
 )
-from aiodist.schedules.survey import Survey, survey
 from aiodist.wire.frames import MAX_PAYLOAD
 
 KIB = 1024

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from survey import Survey, survey
 
 from aiodist.schedules import (
     bruck,
@@ -21,7 +22,6 @@ from aiodist.schedules import (
 from aiodist.schedules.checks import PlanError
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.plan import OUT, Await, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
-from aiodist.schedules.survey import Survey, survey
 
 pytestmark = pytest.mark.timeout(240)  # seconds on a quiet machine
 
