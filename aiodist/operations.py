@@ -407,7 +407,7 @@ class Operations:
             timeout=timeout,
             nbytes=call.nbytes,
             place=call.place,
-        )
+        ).pending_for_user()
 
     def _forgo(self, error: BaseException, tag: Tag = None) -> None:
         """A collective was not called, for want of arguments that make sense, as `error` says: it
@@ -421,7 +421,9 @@ class Operations:
         self, work: Work[Any], timeout: float | None, default: float, missing: Sequence[int]
     ) -> Work[Any]:
         context = self._context
-        return deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
+        work = deadlines.arm_message(context, context.p2p, work, timeout, default, missing)
+        # A send needs nobody to look at it: what it sends arrives, or its failure is reported.
+        return work if work.op == "send" else work.pending_for_user()
 
     def _check_source(self, src: int | AnySource) -> None:
         if src is not ANY_SOURCE:

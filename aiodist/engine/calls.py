@@ -180,6 +180,7 @@ class Calls:
             operation.advance()
             self.ends.review(operation)
         self._arm(operation, seconds)
+        work.pending_for_user()
 
     def _arm(self, operation: Operation, seconds: float) -> None:
         if not operation.done and seconds != math.inf:

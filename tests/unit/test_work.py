@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import linecache
 import math
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
+import aiodist
 from aiodist.work import Work, both
 
 
@@ -155,3 +160,88 @@ async def test_both_of_two_that_are_done_already() -> None:
     sending.finish(None)
     receiving.finish(3)
     assert both(asyncio.get_running_loop(), sending, receiving).result() == 3
+
+
+def line_of(warning):
+    return linecache.getline(warning.filename, warning.lineno).strip()
+
+
+def test_a_work_that_was_dropped_unseen_is_told_with_its_line(run):
+    async def main():
+        async with aiodist.local(2) as groups:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                groups[0].barrier()
+                await groups[1].barrier()
+                groups[0].recv(tag="x")
+                await groups[1].send(7, 0, tag="x")
+                groups[0].all_reduce(np.ones(3), tag="sum")
+                await groups[1].all_reduce(np.ones(3), tag="sum")
+                groups[0].all_reduce(np.ones(3))
+                await groups[1].all_reduce(np.ones(3))
+                await asyncio.gather(*[group.barrier() for group in groups])
+                gc.collect()  # a message and its receive know each other
+        return told
+
+    told = run(main())
+    assert sorted([line_of(one) for one in told]) == [
+        "groups[0].all_reduce(np.ones(3))",
+        'groups[0].all_reduce(np.ones(3), tag="sum")',
+        "groups[0].barrier()",
+        'groups[0].recv(tag="x")',
+    ]
+    assert {one.category for one in told} == {RuntimeWarning}
+    assert "the Work of barrier was dropped before anybody looked at it" in str(told[0].message)
+
+
+def test_a_line_is_told_once(run):
+    async def main():
+        async with aiodist.local(2) as groups:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("default")
+                for _ in range(3):
+                    groups[0].barrier()
+                    await groups[1].barrier()
+        return told
+
+    assert len(run(main())) == 1
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda work: work.done(),
+        lambda work: work.result(),
+        lambda work: work.exception(),
+        lambda work: work.add_done_callback(lambda done: None),
+        asyncio.gather,
+        lambda work: asyncio.ensure_future(waited(work)),
+    ],
+)
+def test_who_looks_later_is_told_nothing(run, look):
+    async def main():
+        async with aiodist.local(2) as groups:
+            work = groups[0].barrier()
+            assert type(work) is aiodist.Work
+            await groups[1].barrier()
+            assert type(work) is not aiodist.Work
+            found = look(work)
+            assert type(work) is aiodist.Work or asyncio.isfuture(found)
+            del work
+            if asyncio.isfuture(found):
+                await found
+
+    run(main())
+
+
+async def waited(work):
+    return await work
+
+
+def test_sends_may_be_dropped(run):
+    async def main():
+        async with aiodist.local(2) as groups:
+            groups[0].send(np.zeros(1_000_000), 1)
+            assert len(await groups[1].recv()) == 1_000_000
+
+    run(main())
