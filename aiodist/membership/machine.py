@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any, get_args
 
-from aiodist.membership.books import Answers, Lease, Return, Ruling, Ttl, Window
+from aiodist.membership.books import Answers, Lease, Return, Ruling, Window
 from aiodist.membership.effects import (
     Close,
     Disconnected,
@@ -205,7 +205,7 @@ class Membership:
                     self._recovery.window_over(group)
                 case Ruling():
                     self._recovery.rule(group)
-                case Ttl():
+                case _:  # Ttl
                     self._seating.effects += group.store.expire(timer.key)
 
     def _on_drain(self) -> None:
