@@ -229,7 +229,8 @@ def _wanted(
         address,
         serve=served if ask.rank == 0 else "",
         through_agent=found.agent_store,
-        key=_meeting_key(secret, found.run_id, ask.group),
+        # In a store of others, to whom it does not show the group's name.
+        key=f"aiodist/{membership_key(secret, ask.group, (found.run_id,)).hex()[:32]}",
         token=secret,
         ssl=server,
         guard=guard,
@@ -371,12 +372,6 @@ async def _join(
     control.doings = RankDoings(actor)
     flight_recorder.watch(actor)
     return actor
-
-
-def _meeting_key(token: bytes | None, run_id: str, group: str) -> str:
-    """Where in a store of others the address of the coordinator is found: it does not show the
-    group's name."""
-    return f"aiodist/{membership_key(token, group, (run_id,)).hex()[:32]}"
 
 
 @asynccontextmanager

@@ -157,7 +157,7 @@ class ControlClient(Line):
             return False
         self._group = None
         try:
-            await self.request(Leave() if aborts is None else _abort(aborts), timeout)
+            await self.request(Leave() if aborts is None else Abort(aborts[:MAX_TEXT]), timeout)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):  # the last: evicted
             return False
         self._standing = self._ask = None
@@ -172,7 +172,7 @@ class ControlClient(Line):
         """Close the connection without leaving in order: the others see this member as lost, for
         this `reason` if the coordinator reads it before it sees the end. None: as by a crash."""
         if reason is not None:
-            self._say_at_last(_abort(reason))
+            self._say_at_last(Abort(reason[:MAX_TEXT]))
         self._end(GroupClosedError("the connection to the coordinator was aborted here"))
 
     async def closed(self) -> None:
@@ -228,7 +228,3 @@ class ControlClient(Line):
         raise JoinTimeoutError(
             f"gave up joining after {timeout:g} s: {text}", missing=missing, group=ask.group
         )
-
-
-def _abort(reason: str) -> Abort:
-    return Abort(reason[:MAX_TEXT])

@@ -24,7 +24,7 @@ class Standing:
     def take(self, view: View) -> None:
         """There is a newer view. Raises ProtocolError where this is no member of it."""
         try:
-            self.rank = view.rank_of(self._ask.id)
+            self.rank = view.ranks[self._ask.id]
         except KeyError:
             raise ProtocolError("a view without this member") from None
         self.view = view

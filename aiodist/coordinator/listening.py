@@ -8,10 +8,11 @@ import errno
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aiodist.transports.surroundings import new_socket
+from aiodist.transports.surroundings import closed_on_error, new_socket
 from aiodist.wire.address import Address, is_loopback
 
 BACKLOG = 1024
@@ -49,22 +50,17 @@ async def _resolved(address: Address) -> list[Resolved]:
 
 async def bind_tcp(address: Address) -> socket.socket:
     """A socket bound to the first address that the host of `address` resolves to, IPv4 first."""
-    try:
+    with _naming(address):
         family, target = (await _resolved(address))[0]
         sock = new_socket(family)
-    except OSError as error:
-        raise _cannot(address, error) from error
-    try:
-        # Where a coordinator ended a moment ago, connections of it still linger in the kernel, and
-        # the next one must not be kept from its port by them.
-        if sys.platform != "win32":  # there it would let a second listener share the port
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(target)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise _cannot(address, error) from error
-    sock.setblocking(False)
+        with closed_on_error(sock):
+            # Where a coordinator ended a moment ago, connections of it still linger in the kernel,
+            # and the next one must not be kept from its port by them.
+            if sys.platform != "win32":  # there it would let a second listener share the port
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(target)
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
     return sock
 
 
@@ -72,7 +68,7 @@ def bind_unix(path: str) -> socket.socket:
     """A socket bound to `path`, for this user only. A socket file whose listener is gone is
     replaced."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with _naming(Address("unix", path=path)), closed_on_error(sock):
         try:
             sock.bind(path)
         except OSError as error:
@@ -84,10 +80,7 @@ def bind_unix(path: str) -> socket.socket:
             sock.bind(path)
         os.chmod(path, 0o600)
         sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        raise _cannot(Address("unix", path=path), error) from error
-    sock.setblocking(False)
+        sock.setblocking(False)
     return sock
 
 
@@ -104,5 +97,11 @@ def _is_stale(path: str) -> bool:
     return False
 
 
-def _cannot(address: Address, error: OSError) -> OSError:
-    return OSError(error.errno, f"cannot listen on {address}: {error.strerror or error}")
+@contextlib.contextmanager
+def _naming(address: Address) -> Iterator[None]:
+    """Whatever fails says where."""
+    try:
+        yield
+    except OSError as error:
+        text = f"cannot listen on {address}: {error.strerror or error}"
+        raise OSError(error.errno, text) from error

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any, get_args
 
-from aiodist.membership.books import Answers, Lease, Return, Ruling, Ttl, Window
+from aiodist.membership.books import Answers, Lease, Return, Ruling, Window
 from aiodist.membership.effects import (
     Close,
     Disconnected,
@@ -192,22 +192,21 @@ class Membership:
             self._seating.give_up(self._groups[key], ranks)
         # From here on a timer's group may be gone, deleted with its last member just now.
         for timer in due:
-            if isinstance(timer, Window):
-                waiting = self._groups.get(timer.group)
-                if waiting is not None and waiting.may_form:
-                    self._seating.form(waiting)
-                elif waiting is not None:
-                    self._recovery.window_over(waiting)
-            elif isinstance(timer, Ruling):
-                divided = self._groups.get(timer.group)
-                if divided is not None:
-                    self._recovery.rule(divided)
-            elif isinstance(timer, Answers):
+            if isinstance(timer, Answers):
                 self._survey.over()
-            elif isinstance(timer, Ttl):
-                owner = self._groups.get(timer.group)
-                if owner is not None:
-                    self._seating.effects += owner.store.expire(timer.key)
+                continue
+            if isinstance(timer, (Lease, Return)) or timer.group not in self._groups:
+                continue
+            group = self._groups[timer.group]
+            match timer:
+                case Window() if group.may_form:
+                    self._seating.form(group)
+                case Window():
+                    self._recovery.window_over(group)
+                case Ruling():
+                    self._recovery.rule(group)
+                case _:  # Ttl
+                    self._seating.effects += group.store.expire(timer.key)
 
     def _on_drain(self) -> None:
         self._seating.draining = True

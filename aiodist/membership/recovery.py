@@ -120,7 +120,7 @@ class Recovery:
             epoch = group.view.epoch
             ids: tuple[str, ...] = ()
             if ballot.purpose is Purpose.SHRINK:
-                epoch = self._seating.next_epoch(group)
+                epoch = self._seating.books.epochs.take(group.name)
                 voters = ballot.electorate(group.members)
                 ids = tuple([group.members[conn].id for conn in voters])
             self._tell(group.ballots.close(ballot, Verdict(ballot.flag, ids, epoch)))

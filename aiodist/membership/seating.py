@@ -13,7 +13,6 @@ from typing import Any
 from aiodist.membership.books import Books, Lease, Window
 from aiodist.membership.effects import Close, Effect, Keep, Note, Send
 from aiodist.membership.group import Group, Joiner, Size, describe
-from aiodist.membership.records import Record
 from aiodist.membership.seats import Seats
 from aiodist.membership.survey import Survey
 from aiodist.wire.limits import MAX_TEXT
@@ -47,7 +46,8 @@ class Seating:
 
     def __init__(self, wall_offset: float, keep: bool, form_after: float) -> None:
         # The groups, as they are kept.
-        self.books = Books(wall_offset, self._keep if keep else None)
+        written = (lambda record: self.effects.append(Keep(record))) if keep else None
+        self.books = Books(wall_offset, written)
         self.places: dict[int, Group] = {}
         self.effects: list[Effect] = []
         self.draining = False
@@ -55,7 +55,6 @@ class Seating:
         self.review: Callable[[Group], None]
         self.joiners_changed: Callable[[Group], None]
         self.survey = Survey(self.send, self.books)  # what members say that they are doing
-        self._groups = self.books.groups  # those of the books
         self._timers = self.books.timers  # those of the books
         self._form_after = form_after
 
@@ -69,7 +68,7 @@ class Seating:
         conn, ask = joiner.conn, joiner.ask
         key = (ask.group, ask.run_id)
         size = Size.of(ask)
-        group = self._groups.get(key)
+        group = self.books.groups.get(key)
         failed: Failed | None
         if self.draining:
             failed = DRAINING
@@ -137,7 +136,7 @@ class Seating:
     def form(self, group: Group) -> None:
         self._timers.cancel(Window(group.key))
         waiting = list(group.joiners.values())
-        view = group.form(self.next_epoch(group))
+        view = group.form(self.books.epochs.take(group.name))
         self.books.formed(group, view)
         self.note("formed", group, epoch=view.epoch, size=len(view.members))
         for joiner in waiting:
@@ -154,7 +153,7 @@ class Seating:
         before = group.view
         assert before is not None
         requests = {conn: group.joiners[conn].request for conn in admitted}
-        view = group.go_on(self.next_epoch(group), survivors, admitted)
+        view = group.go_on(self.books.epochs.take(group.name), survivors, admitted)
         self.books.formed(group, view)
         self.note("went on", group, epoch=view.epoch, size=len(view.members))
         change = NextView.between(before, view)
@@ -162,10 +161,6 @@ class Seating:
             self.send(conn, request, change)
         for conn, request in requests.items():
             self.send(conn, request, view)
-
-    def next_epoch(self, group: Group) -> int:
-        """A number that no epoch of that name has had."""
-        return self.books.epochs.take(group.name)
 
     def forget_joiner(self, group: Group, conn: int, reason: str, *, gave_up: bool = False) -> None:
         joiner = group.remove(conn, gave_up=gave_up)
@@ -204,7 +199,7 @@ class Seating:
         self._lost(group, gone)
         # Those who were lost may have been the last: then the group was deleted, and who waited is
         # in a new one of that name already.
-        if self._groups.get(group.key) is group:
+        if self.books.groups.get(group.key) is group:
             self.judge_joiners(group)
 
     def _lost(self, group: Group, gone: list[tuple[MemberInfo, str]], event: str = "lost") -> None:
@@ -339,9 +334,6 @@ class Seating:
         group = self.places.get(conn)
         if group is not None:
             self._timers.set(Lease(conn), self.now + group.leases[conn])
-
-    def _keep(self, record: Record) -> None:
-        self.effects.append(Keep(record))
 
     def turn_away(self, conn: int, reason: str) -> None:
         """Tell who came over a connection that it is a member no more, and close it."""

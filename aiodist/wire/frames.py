@@ -92,11 +92,6 @@ class Decoder:
         self.max_payload = max_payload
         self._data = bytearray()
 
-    @property
-    def buffered(self) -> int:
-        """Bytes held that do not make a frame yet."""
-        return len(self._data)
-
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[Frame]:
         """Take in `chunk`; return the frames that became complete, in order.
 

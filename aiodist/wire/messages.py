@@ -210,10 +210,6 @@ class View(Message, code=11, rows="members"):
         tuple[MemberInfo, ...], schema.sequence(schema.struct(MemberInfo), MAX_MEMBERS)
     ]
 
-    def rank_of(self, member_id: str) -> int:
-        """The rank of the member with this id. Raises KeyError."""
-        return self.ranks[member_id]
-
     @cached_property
     def ranks(self) -> Mapping[str, int]:
         """The ranks of the members, by id."""

@@ -45,7 +45,7 @@ class Process:
     @property
     def rank(self) -> int:
         assert self.view is not None
-        return self.view.rank_of(self.ask.id)
+        return self.view.ranks[self.ask.id]
 
     async def event(self) -> ControlEvent:
         async with asyncio.timeout(PATIENCE):

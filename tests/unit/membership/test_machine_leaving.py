@@ -166,7 +166,7 @@ def test_those_who_waited_form_the_group_anew_when_the_last_is_gone(world: Any) 
     world.say(2, Leave())
     view = world.read(11)
     assert isinstance(view, View)
-    assert (view.epoch, view.rank_of("id-11"), view.rank_of("id-12")) == (2, 0, 1)
+    assert (view.epoch, view.ranks["id-11"], view.ranks["id-12"]) == (2, 0, 1)
     assert world.read(12) == view
     assert world.read(13).kind is Failure.COMPLETE
 

@@ -187,7 +187,7 @@ class Histories(RuleBasedStateMachine):
             assert count == ask.size
         else:
             assert (ask.min_size or 1) <= count <= (ask.max_size or count)
-        mine = view.rank_of(ask.id)
+        mine = view.ranks[ask.id]
         assert ask.rank is None or mine == ask.rank or (ask.size is None and ask.rank >= count)
         key = (view.group, view.epoch)
         if key not in self.views:
@@ -202,7 +202,7 @@ class Histories(RuleBasedStateMachine):
     def gone_from_its_view(self, conn: int) -> None:
         view = self.members.get(conn)
         if view is not None:
-            self.gone[view.group, view.epoch].add(view.rank_of(str(conn)))
+            self.gone[view.group, view.epoch].add(view.ranks[str(conn)])
 
     def forget(self, conn: int) -> None:
         self.waiting.discard(conn)

@@ -47,7 +47,7 @@ class Member:
     @property
     def rank(self) -> int:
         assert self.view is not None
-        return self.view.rank_of(self.ask.id)
+        return self.view.ranks[self.ask.id]
 
     @property
     def gone(self) -> set[int]:

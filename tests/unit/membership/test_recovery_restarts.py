@@ -36,7 +36,7 @@ class Member:
     def claim(self, view: View | None = None, **changes: Any) -> Rejoin:
         """That it is of `view`, or of its first one; it brings the view along."""
         of = view or self.view
-        rank = of.rank_of(self.ask.id)
+        rank = of.ranks[self.ask.id]
         return replace(Rejoin(self.ask, rank, of.epoch, of.digest, (), (), of), **changes)
 
     def vote(self, purpose: Purpose = Purpose.SHRINK, number: int = 0, **fields: Any) -> Vote:

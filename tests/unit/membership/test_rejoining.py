@@ -42,7 +42,7 @@ class Member:
 
     def claim(self, **changes: Any) -> Rejoin:
         view = self.view
-        claim = Rejoin(self.ask, view.rank_of(self.ask.id), view.epoch, view.digest, (), ())
+        claim = Rejoin(self.ask, view.ranks[self.ask.id], view.epoch, view.digest, (), ())
         return replace(claim, **changes)
 
     def full(self, **changes: Any) -> Rejoin:

@@ -41,7 +41,7 @@ class Member:
         """Over a new connection."""
         self.conn += 100
         view = self.view
-        rank = view.rank_of(self.ask.id)
+        rank = view.ranks[self.ask.id]
         return self.world.say(self.conn, Rejoin(self.ask, rank, view.epoch, view.digest, (), ()))
 
     def joined(self) -> None:

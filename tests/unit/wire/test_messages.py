@@ -322,9 +322,9 @@ def test_the_largest_request_fits() -> None:
 def test_a_view_knows_ranks_by_id() -> None:
     info = m.MemberInfo(3, "me", "", 0, "", {}, 0.0, "", ())
     view = m.View("g", 1, (info,))
-    assert view.rank_of("me") == 3
+    assert view.ranks["me"] == 3
     with pytest.raises(KeyError):
-        view.rank_of("you")
+        view.ranks["you"]
 
 
 def test_who_shares_a_process_shares_the_view() -> None:
