@@ -433,3 +433,18 @@ def test_quietly(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert small.tolist() == [np.inf]
         with pytest.raises(FloatingPointError):
             np.multiply(large, large)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG])
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_reduction_that_is_bound_gives_what_reduce_gives(
+    op: ReduceOp, ranks: int, length: int
+) -> None:
+    kernel = Kernel.of(op, "float64")
+    operands = [np.linspace(rank, rank + 1, length) for rank in range(ranks)]
+    due, out = np.empty(length), np.empty(length)
+    kernel.reduce(operands, due, ranks)
+    function, args, more = kernel.reduction_of(operands)
+    result = function(*args, out=out, **more)
+    np.testing.assert_array_equal(out if result is None else result, due)

@@ -102,3 +102,14 @@ def test_a_piece_beyond_the_end_of_its_array() -> None:
     found = vector.piece(2, 4)
     assert found is not None
     assert found.tolist() == [1, 1]
+
+
+def test_a_vector_that_is_kept_is_lent_the_next_array() -> None:
+    vector = Vector.of(np.arange(3.0))
+    assert bytes(vector.views(0, 1)[0]) == np.float64(0).tobytes()
+    vector.lend(None)
+    assert vector.arrays == []
+    other = np.arange(5.0, 8.0)
+    vector.lend(other)
+    assert vector.pieces(1, 2)[0].tolist() == [6.0]
+    assert bytes(vector.views(0, 1)[0]) == np.float64(5).tobytes()

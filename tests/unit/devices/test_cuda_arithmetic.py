@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiodist import ReduceOp
+from aiodist.buffers import tensors
 from aiodist.buffers.kernels import Kernel
 from aiodist.devices import cuda
 
@@ -81,7 +82,7 @@ def test_flat_empty_and_describe() -> None:
     assert flat is not None and flat.data_ptr() == x.data_ptr() and flat.shape == (6,)
     assert device.flat(x.T) is None
     assert device.flat(torch.ones(2, dtype=torch.complex64).conj()) is None
-    assert device.describe(device._empty("bfloat16", (2, 3))) == ("bfloat16", (2, 3))
+    assert device.describe(tensors.new(torch, "bfloat16", (2, 3))) == ("bfloat16", (2, 3))
     assert not device.can_write(torch.ones(1).expand(3))
     with pytest.raises(TypeError, match="dense"):
         device.describe(x.to_sparse())
