@@ -182,8 +182,8 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             recipe = self._keep(key, self._learn_other(op, make, args))
         if recipe is None:
             return None
-        x, flat = recipe.lay_out(args, flats)
-        return self._run(recipe, x, flat, seconds)
+        laid = recipe.lay_out(args, flats)
+        return None if laid is None else self._run(recipe, *laid, seconds)
 
     # The steps are those of `Operation`, for a call that has the lane to itself: it enters, runs
     # one phase after the other, and ends. Wherever it cannot go on, an operation does, with the
