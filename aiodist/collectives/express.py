@@ -1,4 +1,6 @@
 """Prepared collectives: calls of kinds that were seen before, done within the call where they can.
+What is in here holds for all of them; `lane_express` and `link_express` have those of ranks that
+share memory, and of ranks that are joined by links.
 
 Everything about a call that is the same each time is made once and kept as a `Recipe`: its words,
 which the others compare with theirs, and its one phase, that the ordinary way has chosen. What is

@@ -4,6 +4,11 @@ There are two kinds. *Reductions* are one phase on arrays, which is kept with it
 (broadcast, all_gather and their like, see `lane_values`) are one phase of small blobs, whose bytes
 are known but for the data. Which phase, and which bytes, the ordinary way has said: so the others
 cannot tell, and each rank for itself may go either way.
+
+What is of neither kind (numbers, trees, `out=`) is made as ever, and its program is run within the
+call as far as that goes without waiting for long (`LaneExpress.begin`): all its phases in shared
+memory. No function of the user's may run in there, since it could call the next collective before
+this one has taken its number; so what may have one goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -177,9 +182,12 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             recipe = self._keep(key, self._learn_other(op, make, args))
         if recipe is None:
             return None
-        x, flat = recipe.lay_out(args, flats)
-        return self._run(recipe, x, flat, seconds)
+        laid = recipe.lay_out(args, flats)
+        return None if laid is None else self._run(recipe, *laid, seconds)
 
+    # The steps are those of `Operation`, for a call that has the lane to itself: it enters, runs
+    # one phase after the other, and ends. Wherever it cannot go on, an operation does, with the
+    # phase that is under way, or that is next, and with what is left of the program.
     def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
         lane, calls = self._lane, self._calls
         arrivals = calls.arrivals

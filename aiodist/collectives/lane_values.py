@@ -33,6 +33,8 @@ from aiodist.types import ReduceOp
 
 KNOWN = 4
 """Most templates of one rank that are kept for one kind of call: those that came last."""
+LATER = 16
+"""So many calls of a kind are left to the ordinary way after one in which a rank gave no arrays."""
 MANY = 16
 """With more ranks, what each has for each other one is not prepared."""
 BEGUN = 2
@@ -147,7 +149,7 @@ def learn(context: ExpressGroup, op: str, make: Make, args: tuple[Any, ...]) -> 
 class ValueRecipe(Recipe):
     """A recipe of ranks that share memory, for values of known shapes."""
 
-    __slots__ = ("_context", "_exchanged", "_known", "_make", "_own", "at_once", "fused")
+    __slots__ = ("_context", "_exchanged", "_known", "_later", "_make", "_own", "at_once", "fused")
 
     def __init__(
         self,
@@ -166,11 +168,16 @@ class ValueRecipe(Recipe):
         self._exchanged = exchanged
         self._own = own  # what this rank shows
         self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
+        self._later = 0  # so many calls are not for here, see `LATER`
         self.fused = self._bound
         self.at_once: dict[int, Callable[[Any], int]] = {}  # what does it, by area
 
-    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any]:
-        """What its result is known of, and what it is done with."""
+    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any] | None:
+        """What its result is known of, and what it is done with; None: this call is not for
+        here."""
+        if self._later:
+            self._later -= 1
+            return None
         result: list[Any] = []
         return result, Given(args, flats, result)
 
@@ -244,6 +251,7 @@ class ValueRecipe(Recipe):
         for peer, count in enumerate(self._exchanged.counts):
             template = template_of(blobs[peer], count, peer)
             if template is None or (template.want and self._exchanged.src is None):
+                self._later = LATER  # who sends a tree will send another one
                 continue
             others = [each for each in self._known[peer] if each != template]
             self._known[peer] = [template, *others][:KNOWN]

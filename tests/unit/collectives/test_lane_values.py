@@ -261,6 +261,26 @@ def test_deadlines(run, inline):
     assert ALL in inline
 
 
+def test_who_is_sent_trees_does_not_look_for_arrays(run, inline):
+    async def main():
+        async with sharing(2) as ranks:
+
+            async def send(x):
+                return (await everyone(ranks, lambda g: g.broadcast(None if g.rank else x, 0)))[1]
+
+            for number in range(5):
+                assert await send(number) == number
+            tried = len(inline)
+            for number in range(lane_values.LATER - 4):
+                assert await send([number]) == [number]
+            assert len(inline) == tried
+            for _ in range(3):
+                assert (await send(np.ones(3)) == 1).all()
+            assert inline[-1] == ALL
+
+    run(main())
+
+
 def test_numbers_are_no_kinds(run):
     """There would be one for each number."""
 

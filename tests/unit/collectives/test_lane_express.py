@@ -1,0 +1,124 @@
+"""Collectives on an idle lane that are of no prepared kind: their phases run within the call."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import MismatchError, ReduceOp
+from aiodist.phases.base import Call
+from aiodist.transports import polling
+
+
+async def everyone(ranks, start):
+    return list(await asyncio.gather(*[start(group) for group in ranks]))
+
+
+@asynccontextmanager
+async def sharing(size, **options):
+    async with aiodist.local(size, transports=("shm",), op_timeout=30.0, **options) as ranks:
+        while any(group._context.express is None for group in ranks):
+            await everyone(ranks, lambda g: g.barrier())
+        yield ranks
+
+
+@pytest.fixture(autouse=True)
+def no_turn_is_due(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(polling, "TURN", 3600.0)
+
+
+CALLS = {
+    "number": lambda g: g.all_reduce(1.5),
+    "numbers": lambda g: g.reduce_scatter([1] * g.size),
+    "list": lambda g: g.all_reduce([np.ones(2), np.ones(3)]),
+    "out": lambda g: g.all_gather(np.ones(2), out=np.empty((g.size, 2))),
+    "tree": lambda g: g.broadcast({"a": np.ones(2), "b": "x"} if g.rank == 0 else None),
+    "trees": lambda g: g.all_to_all([[g.rank, dst] for dst in range(g.size)]),
+    "scan": lambda g: g.scan(np.ones(2)),
+    "new shape": lambda g: g.all_reduce(np.ones(2), out=np.empty(2)),
+}
+
+
+def plain(value):
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_who_comes_last_is_done_within_the_call(run, name):
+    start = CALLS[name]
+
+    async def main():
+        async with sharing(2) as ranks:
+            first, last = start(ranks[0]), start(ranks[1])
+            assert not first.done()
+            assert last.done()
+            found = [plain(await first), plain(await last)]
+        async with aiodist.local(2, transports=("inproc",)) as ranks:
+            assert found == [plain(each) for each in await everyone(ranks, start)]
+
+    run(main())
+
+
+def test_what_fails_after_its_first_phase(run):
+    async def main():
+        async with sharing(2) as ranks:
+            works = [g.all_gather(np.ones(2 + g.rank), out=np.empty((2, 2))) for g in ranks]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, MismatchError)
+            works = [g.all_reduce(2**62) for g in ranks]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, OverflowError)
+            assert await everyone(ranks, lambda g: g.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_what_may_call_back_goes_the_ordinary_way(run):
+    """An operator of the user, or a pickle, might call the next collective."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            inner = []
+
+            def add(a, b):
+                return a + b
+
+            for op in (add, ReduceOp.custom(add)):
+                works = [g.all_reduce(np.ones(2), op) for g in ranks]
+                inner += await asyncio.gather(*works)
+            assert all((x == 2).all() for x in inner)
+            seen = [g._context.express for g in ranks]
+            call = object()
+            assert all(express.begin(call_of(call), (add,), 1.0) is None for express in seen)
+        async with sharing(2, allow_pickle=True) as ranks:
+            for group in ranks:
+                assert group._context.express.begin(call_of(call), (), 1.0) is None
+
+    def call_of(start):
+        return Call("barrier", "barrier()", start, 0)
+
+    run(main())
+
+
+def test_a_call_that_goes_over_links_though_there_is_a_lane(run):
+    """What cannot be cut has no plan in shared memory where it is large."""
+    length = 100_000
+
+    async def main():
+        async with sharing(2) as ranks:
+            op = ReduceOp.custom(lambda a, b: a + b)
+            for _ in range(2):
+                results = await everyone(ranks, lambda g: g.all_reduce(np.ones(length), op))
+                assert all((x == 2).all() for x in results)
+                assert await everyone(ranks, lambda g: g.all_reduce(1)) == [2, 2]
+
+    run(main())
