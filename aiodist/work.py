@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from aiodist.trace import Trace
 
@@ -106,7 +106,7 @@ class Work(asyncio.Future[T], Generic[T]):
                 self.record.end("done")
                 # Who only ever had this within its call has neither a record nor a line.
                 if hasattr(self, "_made_at") and not self._callbacks:
-                    self.__class__ = _Unseen
+                    cast(Any, self).__class__ = _Unseen
             self.set_result(result)
 
     def pending_for_user(self) -> Work[T]:
@@ -186,7 +186,7 @@ class _Unseen(Work[T]):
     __slots__ = ()
 
     def _seen(self) -> Work[T]:
-        self.__class__ = Work  # type: ignore[assignment]
+        cast(Any, self).__class__ = Work
         return self
 
     def __await__(self) -> Generator[Any, None, T]:

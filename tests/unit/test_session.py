@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -13,3 +14,21 @@ def test_where_a_coroutine_is_wanted_the_error_says_what_to_do() -> None:
     connecting = aiodist.connect("inproc://nobody", size=1)
     with pytest.raises((TypeError, ValueError), match=r"aiodist\.connect.* to be awaited, or"):
         asyncio.run(connecting)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("environ", "address", "seconds"),
+    [
+        ({}, "tcp://127.0.0.1:1", 30.0),
+        ({"AIODIST_ADDRESS": "tcp://127.0.0.1:1"}, None, 300.0),
+        ({"AIODIST_ADDRESS": "tcp://127.0.0.1:1", "AIODIST_TIMEOUT": "7"}, None, 7.0),
+        ({"AIODIST_TIMEOUT": "7"}, "tcp://127.0.0.1:1", 7.0),
+    ],
+)
+def test_how_long_joining_may_take(monkeypatch, environ, address, seconds):
+    for name in [name for name in os.environ if name.startswith("AIODIST_")]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert aiodist.connect(address, size=1).timeout == seconds
+    assert aiodist.connect(address, size=1, timeout=2.0).timeout == 2.0
