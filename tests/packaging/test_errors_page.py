@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import aiodist
+from aiodist.session import _PATIENCE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 
@@ -36,6 +37,6 @@ def test_no_other_error_is_on_the_page() -> None:
 def test_defaults_are_those_of_connect() -> None:
     parameters = inspect.signature(aiodist.connect).parameters
     assert f"`lease` ({parameters['lease'].default:g} s)" in PAGE
-    assert f"`timeout` ({parameters['timeout'].default:g} s)" in PAGE
+    assert f"`timeout` ({_PATIENCE[False]:g} s, or {_PATIENCE[True]:g} s where" in PAGE
     limit = parameters["max_message_bytes"].default >> 30
     assert f"`max_message_bytes` ({limit} GiB)" in PAGE

@@ -158,6 +158,7 @@ def test_calls_held_back_can_be_cancelled_and_time_out(run, rank_1_may_go_on):
                 await ranks[1].all_reduce(1)
             assert await ranks[1].all_gather("y") == ["x", "y"]
             await asyncio.gather(*first)
+            assert await held[0] is None
             assert await held[2] == ["x", "y"]
             assert [work.seq for work in held] == [1, 2, 3]
             assert await everyone(ranks, lambda g: g.all_reduce(1)) == [2, 2]

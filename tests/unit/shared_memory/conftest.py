@@ -26,7 +26,7 @@ from aiodist.links.moved import Moved
 from aiodist.phases import base
 from aiodist.rank.context import Context
 from aiodist.recorder import Recorder
-from aiodist.schedules.teams import Teams
+from aiodist.schedules.teams import Teams, post
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.transports.base import deliver
@@ -189,7 +189,7 @@ class World:
             allow_pickle=False,
             layout=Layout(Sharing.NONE, self.teams),
         )
-        others = {r: self.memories[r].toreadonly() for r in context.mates}
+        others = {r: self.memories[r].toreadonly() for r in post(self.teams, rank).mates}
         board = Board(rank, self.memories[rank], others)
         lane = Lane(
             board,
