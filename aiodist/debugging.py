@@ -90,6 +90,8 @@ class _Debugger(pdb.Pdb):
                     barrier = _barrier(group)
                     if self.quitting:
                         barrier.cancel()
+                    else:  # nobody awaits it here, and that is no mistake of the program
+                        barrier.add_done_callback(lambda _: None)
 
 
 def _has_input() -> bool:

@@ -56,6 +56,7 @@ from aiodist.wire.messages import (
     Failed,
     Goodbye,
     JoinRequest,
+    Left,
     MemberLeft,
     MemberLost,
     Message,
@@ -159,7 +160,11 @@ class Line:
         # At once: the connection may break before whoever waits for it has a turn.
         if isinstance(message, NextView) and self._standing is not None:
             message = self._standing.after(message)
-        if isinstance(message, View) and self._ask is not None:
+        if isinstance(message, Left):
+            # No member any more. What comes right behind may be the coordinator's own end, and
+            # there is nothing to look for it for.
+            self._standing = self._ask = None
+        elif isinstance(message, View) and self._ask is not None:
             if self._standing is None:
                 self._standing = Standing(self._ask, message)
             else:

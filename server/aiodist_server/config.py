@@ -50,10 +50,8 @@ class Config(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _take_token(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if "AIODIST_COORDINATOR_TOKEN" in os.environ:
-            raise ValueError(
-                "AIODIST_COORDINATOR_TOKEN is set: the token's variable is AIODIST_TOKEN"
-            )
+        # Also given by AIODIST_COORDINATOR_TOKEN, as every setting is by such a name: who has set
+        # that before must not find the door open, or shut.
         if given.get("token") is None and given.get("token_file") is None:
             return {**given, "token": token_in(os.environ)}
         return given
