@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all launchers integrations torch-suite coverage simulate lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ $(VENV)/peers/%/.ready: benchmarks/%.txt constraints.txt
 
 $(VENV)/peers/%/.ready: tests/launchers/%.txt constraints.txt
 	$(SET_UP_PEER)
+
+manifests: $(READY) $(VENV)/peers/kubernetes/.ready  ## deploy/ by the schemas, and what its pods do by plain processes
+	$(BIN)/python -m pytest -m launchers tests/launchers/test_kubernetes.py
 
 # Slurm is no Python package: where it is not installed, its tests say so and are skipped.
 LAUNCHERS_READY := $(PEERS_READY) $(VENV)/peers/mpich/.ready $(VENV)/peers/kubernetes/.ready
