@@ -128,6 +128,8 @@ async def program(group):
         await asyncio.Event().wait()
     say("ready")
     say(await outcome(group.all_reduce(np.ones(10))))
+    # Who closes is gone as well: nobody does before all have heard of the one that was killed.
+    await asyncio.to_thread(sys.stdin.readline)
     await group.close()
 """
 
@@ -142,6 +144,8 @@ def test_a_child_that_was_forked_holds_nobody_alive(run, transport):
             os.kill(ranks[2].pid, signal.SIGKILL)
             for process in ranks[:2]:
                 assert await heard(process) == ["PeerLostError", [2]]
+            for process in ranks[:2]:
+                process.stdin.write(b"\n")
                 assert await process.wait() == 0
             ranks[2].stdin.write(b"\n")  # the child ends
 
