@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from aiodist.launching import spawn, tether
 from aiodist_cli.bench_cases import (
     Case,
     Summary,
@@ -37,6 +40,24 @@ async def one_host(report: Report, progress: Progress) -> None:
     """Cases between processes of this host, beside Gloo and MPI."""
     peers, report.notes = find_peers(["gloo", "openmpi", "intelmpi"], PEERS)
     await _on_one_host(report, [AIODIST, *peers], progress)
+
+
+async def neighbours(report: Report, progress: Progress) -> None:
+    """Cases between processes of this host while another program is busy on each of its cores."""
+    peers, report.notes = find_peers(["gloo"], [])
+    with busy_cores():
+        await _on_one_host(report, [AIODIST, *peers], progress)
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """For each core a process that computes all the time, to the scheduler one like any other."""
+    program = tether.command([sys.executable, "-c", "while True: pass"])
+    with ExitStack() as started:
+        for _ in range(spawn.cores()):
+            process = started.enter_context(subprocess.Popen(program))
+            started.callback(process.kill)  # called before the process is waited for
+        yield
 
 
 async def torch_backends(report: Report, progress: Progress) -> None:
@@ -113,7 +134,7 @@ async def citizen(report: Report, progress: Progress) -> None:
         report.facts.append(Fact("2 ms ticker, idle: late at p99", format_seconds(idle)))
         for case in busy:
             progress(f"ticker beside {case}")
-            once = Summary.of(await team.run(case.op, case.nbytes, 5)).median
+            once = Summary.of(await team.run(case, 5)).median
             # A block of many short operations is no less a block: no upper limit but time.
             count = max(iterations_for(seconds, once), int(seconds / once))
             late = await _ticker(team, case, seconds, count)
@@ -200,7 +221,9 @@ async def run(report: Report, progress: Progress) -> None:
 
 SUITES: Mapping[str, Callable[[Report, Progress], Awaitable[None]]] = {
     "all_reduce": one_host,
+    "filled": one_host,
     "collectives": one_host,
+    "neighbours": neighbours,
     "ping_pong": one_host,
     "namespaces": two_hosts,
     "two_by_two": two_hosts,

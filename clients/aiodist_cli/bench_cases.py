@@ -89,11 +89,13 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operation at one size. `nbytes`: of the input of each rank."""
+    """One operation at one size. `nbytes`: of the input of each rank. `fill`: that is written
+    before each operation, as by a program that has computed it; otherwise nobody touches it."""
 
     op: str
     nbytes: int
     ranks: int
+    fill: bool = False
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
@@ -110,12 +112,15 @@ class Case:
             )
 
     def __str__(self) -> str:
-        return f"{self.op} {format_size(self.nbytes)}, n={self.ranks}"
+        how = ", filled" if self.fill else ""
+        return f"{self.op} {format_size(self.nbytes)}, n={self.ranks}{how}"
 
 
-def cases_of(ops: Iterable[str], sizes: Sequence[int], ranks: int) -> list[Case]:
+def cases_of(
+    ops: Iterable[str], sizes: Sequence[int], ranks: int, *, fill: bool = False
+) -> list[Case]:
     """Each operation at each size."""
-    return [Case(op, nbytes, ranks) for op in ops for nbytes in sizes]
+    return [Case(op, nbytes, ranks, fill) for op in ops for nbytes in sizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,7 @@ class Result:
             "op": self.case.op,
             "nbytes": self.case.nbytes,
             "ranks": self.case.ranks,
+            "fill": self.case.fill,
             "column": self.column,
         }
         if self.summary is None:

@@ -107,10 +107,10 @@ class Rank:
             return {"error": f"{type(error).__name__}: {error}"}
 
     async def _run(
-        self, op: str, nbytes: int, iterations: int, memory: str, check: bool
+        self, op: str, nbytes: int, iterations: int, memory: str, fill: bool, check: bool
     ) -> dict[str, Any]:
         prepared = await self.prepare(op, nbytes, memory)
-        times = await self.repeat(prepared, iterations)
+        times = await self.repeat(prepared, iterations, fill)
         if check:
             checked(op, prepared)
         return {"ns": times} if self.group.rank == 0 else {}
@@ -127,9 +127,17 @@ class Rank:
         await self.group.barrier()
         return self._prepared[memory]
 
-    async def repeat(self, prepared: Prepared, iterations: int) -> list[int]:
-        """Nanoseconds of each iteration."""
+    async def repeat(self, prepared: Prepared, iterations: int, refill: bool = False) -> list[int]:
+        """Nanoseconds of each iteration. `refill`: as in `bench_worker.run`."""
         call, clock = prepared.call, time.perf_counter_ns
+        if refill:
+            times = []
+            for _ in range(iterations):
+                prepared.x.fill(self.group.rank + 1)
+                start = clock()
+                await call()
+                times.append(clock() - start)
+            return times
         stamps = [clock()]
         for _ in range(iterations):
             await call()

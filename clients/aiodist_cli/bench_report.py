@@ -110,7 +110,8 @@ def groups(results: Iterable[Result]) -> Iterator[tuple[str, int, list[Result]]]
     """(operation, ranks, results) in the order in which they appear."""
     found: dict[tuple[str, int], list[Result]] = {}
     for result in results:
-        found.setdefault((result.case.op, result.case.ranks), []).append(result)
+        op = f"{result.case.op}{', filled' if result.case.fill else ''}"
+        found.setdefault((op, result.case.ranks), []).append(result)
     for (op, ranks), members in found.items():
         yield op, ranks, members
 

@@ -103,7 +103,7 @@ async def _case(case: Case, columns: Sequence[Column], effort: Effort) -> list[R
             if column.name not in failed:
                 try:
                     samples[column.name] += await column.team.run(
-                        case.op, case.nbytes, counts[column.name], memory=column.memory
+                        case, counts[column.name], memory=column.memory
                     )
                 except (OrderError, TeamError) as error:
                     failed[column.name] = str(error)
@@ -117,11 +117,11 @@ async def _case(case: Case, columns: Sequence[Column], effort: Effort) -> list[R
 
 async def _warm_up(case: Case, column: Column, effort: Effort) -> int:
     """Check the result once, and find out how many iterations make a block."""
-    run, op, nbytes, memory = column.team.run, case.op, case.nbytes, column.memory
-    await run(op, nbytes, 1, memory=memory, check=True)
+    run, memory = column.team.run, column.memory
+    await run(case, 1, memory=memory, check=True)
     count = effort.iterations or 1
     while True:
-        spent = sum(await run(op, nbytes, count, memory=memory)) / 1e9
+        spent = sum(await run(case, count, memory=memory)) / 1e9
         if effort.iterations is not None:
             return effort.iterations
         if spent > effort.seconds / 4 or count >= MAX_ITERATIONS:

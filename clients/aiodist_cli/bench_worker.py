@@ -15,7 +15,7 @@ A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a
 
     hello   {"rank": 0, "pid": 4711, "library": "Gloo of torch 2.13.0", "features": []}
     order   {"do": "run", "op": "all_reduce", "nbytes": 8, "iterations": 1000,
-             "memory": "plain", "check": false}
+             "memory": "plain", "fill": false, "check": false}
     answer  {"ns": [1234, …]} of rank 0, {} of the others; {"error": "…"} if it failed
 
 Where "do" is "MODULE:FUNCTION", that is called with the library and the rest of the order; it
@@ -245,11 +245,20 @@ def fill(prepared: Prepared, rank: int) -> None:
         prepared.out.fill(0)
 
 
-def run(library: Library, prepared: Prepared, iterations: int) -> list[int]:
-    """Nanoseconds of each iteration; they add up to the time of the whole."""
+def run(library: Library, prepared: Prepared, iterations: int, refill: bool = False) -> list[int]:
+    """Nanoseconds of each iteration; they add up to the time of the whole. `refill`: before each
+    one its input is written anew, as programs do; that is not counted."""
     call, clock = prepared.call, time.perf_counter_ns
     fill(prepared, library.rank)
     library.barrier()
+    if refill:
+        times = []
+        for _ in range(iterations):
+            prepared.x.fill(library.rank + 1)
+            start = clock()
+            call()
+            times.append(clock() - start)
+        return times
     stamps = [clock()]
     for _ in range(iterations):
         call()
@@ -302,13 +311,13 @@ class Worker:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _run(
-        self, op: str, nbytes: int, iterations: int, memory: str, check: bool
+        self, op: str, nbytes: int, iterations: int, memory: str, fill: bool, check: bool
     ) -> dict[str, Any]:
         if self._prepared is None or self._case != (op, nbytes):
             self._prepared = None  # frees its memory before the next is taken
             self._prepared = prepare(self._library, op, nbytes)
             self._case = (op, nbytes)
-        times = run(self._library, self._prepared, iterations)
+        times = run(self._library, self._prepared, iterations, fill)
         if check:
             checked(op, self._prepared)
         return {"ns": times} if self._library.rank == 0 else {}

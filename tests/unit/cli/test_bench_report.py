@@ -90,6 +90,7 @@ def test_json() -> None:
                 "op": "all_reduce",
                 "nbytes": 8,
                 "ranks": 2,
+                "fill": False,
                 "column": "aiodist",
                 "count": 10,
                 "median": 1e-6,

@@ -89,7 +89,7 @@ async def test_orders_reach_all_ranks(script: Script) -> None:
     script([["empty"], []], [{"ns": [1, 2]}, {"share": 1}], [{}, {"share": 2}])
     async with teams(GLOO, [Site()] * 2) as (team,):
         assert (team.library, team.features, team.broken) == ("script", {"empty"}, None)
-        assert await team.run("all_reduce", 8, 2) == [1, 2]
+        assert await team.run(CASE, 2) == [1, 2]
         assert await team.order("idle", seconds=0) == [{"share": 1}, {"share": 2}]
         started = pids(team)
     assert len(started) == 2
@@ -113,17 +113,17 @@ async def test_a_rank_that_dies_breaks_its_team_alone(script: Script) -> None:
     script([[], []], [{"ns": [1]}], ["die"])
     async with teams(GLOO, [Site()] * 2) as (team,):
         with pytest.raises(TeamError, match=r"Gloo: rank 1 died; the last it wrote:\n.*last words"):
-            await team.run("all_reduce", 8, 1)
+            await team.run(CASE, 1)
         with pytest.raises(TeamError, match="rank 1 died"):
-            await team.run("all_reduce", 8, 1)
+            await team.run(CASE, 1)
 
 
 async def test_after_an_error_orders_go_on(script: Script) -> None:
     script([[], []], [{}, {"ns": [5]}], [{"error": "ValueError: no"}, {}])
     async with teams(GLOO, [Site()] * 2) as (team,):
         with pytest.raises(OrderError, match="rank 1: ValueError: no"):
-            await team.run("broadcast", 8, 1)
-        assert await team.run("all_reduce", 8, 1) == [5]
+            await team.run(Case("broadcast", 8, 2), 1)
+        assert await team.run(CASE, 1) == [5]
 
 
 async def test_silence_breaks_a_team_and_it_is_killed(
@@ -132,9 +132,9 @@ async def test_silence_breaks_a_team_and_it_is_killed(
     monkeypatch.setattr(bench_team, "ANSWER_TIMEOUT", 0.2)
     script([[], []], [{"ns": [1]}, "stay"], [{}, "quit"])
     async with teams(GLOO, [Site()] * 2) as (team,):
-        await team.run("all_reduce", 8, 1)
+        await team.run(CASE, 1)
         with pytest.raises(TeamError, match="rank 1 "):
-            await team.run("all_reduce", 8, 1)
+            await team.run(CASE, 1)
         started = pids(team)
     assert not any(map(alive, started))
 
@@ -148,7 +148,7 @@ async def test_rounds_are_interleaved(script: Script) -> None:
             run = team.run
 
             async def logged(*args: object, team: Team = team, run=run, **more: object):  # type: ignore[no-untyped-def]
-                log.append(f"{team.contender.name} {more['memory']} {args[2]}")
+                log.append(f"{team.contender.name} {more['memory']} {args[1]}")
                 return await run(*args, **more)
 
             team.run = logged  # type: ignore[method-assign]
@@ -178,7 +178,7 @@ async def test_a_block_gets_as_many_iterations_as_fit(script: Script) -> None:
         run = team.run
 
         async def logged(*args: object, **more: object):  # type: ignore[no-untyped-def]
-            counts.append(args[2])
+            counts.append(args[1])
             return await run(*args, **more)
 
         team.run = logged  # type: ignore[method-assign]
