@@ -134,7 +134,7 @@ async def citizen(report: Report, progress: Progress) -> None:
         report.facts.append(Fact("2 ms ticker, idle: late at p99", format_seconds(idle)))
         for case in busy:
             progress(f"ticker beside {case}")
-            once = Summary.of(await team.run(case, 5)).median
+            once = Summary.of((await team.run(case, 5)).ns).median
             # A block of many short operations is no less a block: no upper limit but time.
             count = max(iterations_for(seconds, once), int(seconds / once))
             late = await _ticker(team, case, seconds, count)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist_cli.bench_worker import FLOAT, OPS
+from aiodist_cli.bench_worker import FLOAT, OPS, Block
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]i)?B", re.IGNORECASE)
@@ -152,12 +152,21 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one column showed in one case: a summary, or why there is none."""
+    """What one column showed in one case: a summary, or why there is none. `processor`: seconds of
+    processor time of all ranks together for one operation, and for filling where that was asked."""
 
     case: Case
     column: str
     summary: Summary | None
     error: str | None = None
+    processor: float | None = None
+
+    @classmethod
+    def of(cls, case: Case, column: str, blocks: Sequence[Block]) -> Result:
+        """That of some blocks of iterations."""
+        times = [ns for block in blocks for ns in block.ns]
+        processor = sum(block.cpu for block in blocks) / max(1, len(times))
+        return cls(case, column, Summary.of(times), None, processor)
 
     @property
     def bandwidth(self) -> float | None:
@@ -181,6 +190,7 @@ class Result:
             "p99": self.summary.p99,
             "mean": self.summary.mean,
             "bandwidth": self.bandwidth,
+            "processor": self.processor,
         }
 
 

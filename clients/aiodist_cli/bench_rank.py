@@ -17,7 +17,7 @@ from typing import Any
 import aiodist
 from aiodist.launching import spawn
 from aiodist_cli import bench_worker
-from aiodist_cli.bench_worker import Prepared, checked, differences, encode, fill
+from aiodist_cli.bench_worker import Block, Prepared, checked, differences, encode, fill
 
 OP_TIMEOUT = 60.0
 
@@ -110,10 +110,10 @@ class Rank:
         self, op: str, nbytes: int, iterations: int, memory: str, fill: bool, check: bool
     ) -> dict[str, Any]:
         prepared = await self.prepare(op, nbytes, memory)
-        times = await self.repeat(prepared, iterations, fill)
+        block = await self.repeat(prepared, iterations, fill)
         if check:
             checked(op, prepared)
-        return {"ns": times} if self.group.rank == 0 else {}
+        return block.answer(self.group.rank)
 
     async def prepare(self, op: str, nbytes: int, memory: str = "plain") -> Prepared:
         """The operation on its memory, filled; returns when all ranks have that."""
@@ -127,9 +127,10 @@ class Rank:
         await self.group.barrier()
         return self._prepared[memory]
 
-    async def repeat(self, prepared: Prepared, iterations: int, refill: bool = False) -> list[int]:
-        """Nanoseconds of each iteration. `refill`: as in `bench_worker.run`."""
+    async def repeat(self, prepared: Prepared, iterations: int, refill: bool = False) -> Block:
+        """What `bench_worker.run` does."""
         call, clock = prepared.call, time.perf_counter_ns
+        cpu = time.process_time()
         if refill:
             times = []
             for _ in range(iterations):
@@ -137,12 +138,12 @@ class Rank:
                 start = clock()
                 await call()
                 times.append(clock() - start)
-            return times
+            return Block(times, time.process_time() - cpu)
         stamps = [clock()]
         for _ in range(iterations):
             await call()
             stamps.append(clock())
-        return differences(stamps)
+        return Block(differences(stamps), time.process_time() - cpu)
 
 
 async def main(control: str) -> None:

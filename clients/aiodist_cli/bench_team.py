@@ -16,7 +16,7 @@ from typing import Any
 from aiodist.launching import spawn, tether
 from aiodist_cli.bench_cases import Case
 from aiodist_cli.bench_peers import Contender, Launch, Site, launches
-from aiodist_cli.bench_worker import encode
+from aiodist_cli.bench_worker import Block, encode
 
 START_TIMEOUT = 60.0
 ANSWER_TIMEOUT = 150.0
@@ -138,9 +138,9 @@ class Team:
 
     async def run(
         self, case: Case, iterations: int, *, memory: str = "plain", check: bool = False
-    ) -> list[int]:
-        """Nanoseconds of each iteration at rank 0; `check`: that the first one's result is right,
-        with one iteration. Raises TeamError, or OrderError."""
+    ) -> Block:
+        """Nanoseconds of each iteration at rank 0, and processor time of all; `check`: that the
+        first one's result is right, with one iteration. Raises TeamError, or OrderError."""
         answers = await self.order(
             "run",
             op=case.op,
@@ -150,8 +150,7 @@ class Team:
             fill=case.fill,
             check=check,
         )
-        times: list[int] = answers[0]["ns"]
-        return times
+        return Block(answers[0]["ns"], sum(answer["cpu"] for answer in answers))
 
     def _break(self, why: str, *, quiet: bool = False) -> None:
         self.broken = f"{self.contender.label}: {why}"

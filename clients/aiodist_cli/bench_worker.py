@@ -16,7 +16,8 @@ A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a
     hello   {"rank": 0, "pid": 4711, "library": "Gloo of torch 2.13.0", "features": []}
     order   {"do": "run", "op": "all_reduce", "nbytes": 8, "iterations": 1000,
              "memory": "plain", "fill": false, "check": false}
-    answer  {"ns": [1234, …]} of rank 0, {} of the others; {"error": "…"} if it failed
+    answer  {"ns": [1234, …], "cpu": 0.01}, without "ns" if it is not of rank 0; "cpu": seconds of
+            processor time; {"error": "…"} if it failed
 
 Where "do" is "MODULE:FUNCTION", that is called with the library and the rest of the order; it
 returns the answer.
@@ -92,6 +93,17 @@ class Prepared(NamedTuple):
     x: Any
     out: Any
     expected: tuple[float, ...]
+
+
+class Block(NamedTuple):
+    """Iterations in a row: nanoseconds of each at one rank, and all processor time, in seconds."""
+
+    ns: list[int]
+    cpu: float
+
+    def answer(self, rank: int) -> dict[str, Any]:
+        """What `rank` says of it."""
+        return {"ns": self.ns, "cpu": self.cpu} if rank == 0 else {"cpu": self.cpu}
 
 
 class Library(Protocol):
@@ -245,12 +257,13 @@ def fill(prepared: Prepared, rank: int) -> None:
         prepared.out.fill(0)
 
 
-def run(library: Library, prepared: Prepared, iterations: int, refill: bool = False) -> list[int]:
-    """Nanoseconds of each iteration; they add up to the time of the whole. `refill`: before each
-    one its input is written anew, as programs do; that is not counted."""
+def run(library: Library, prepared: Prepared, iterations: int, refill: bool = False) -> Block:
+    """The times of the iterations add up to that of the whole. `refill`: before each one its input
+    is written anew, as programs do; that takes processor time alone."""
     call, clock = prepared.call, time.perf_counter_ns
     fill(prepared, library.rank)
     library.barrier()
+    cpu = time.process_time()
     if refill:
         times = []
         for _ in range(iterations):
@@ -258,12 +271,12 @@ def run(library: Library, prepared: Prepared, iterations: int, refill: bool = Fa
             start = clock()
             call()
             times.append(clock() - start)
-        return times
+        return Block(times, time.process_time() - cpu)
     stamps = [clock()]
     for _ in range(iterations):
         call()
         stamps.append(clock())
-    return differences(stamps)
+    return Block(differences(stamps), time.process_time() - cpu)
 
 
 def differences(stamps: Sequence[int]) -> list[int]:
@@ -317,10 +330,10 @@ class Worker:
             self._prepared = None  # frees its memory before the next is taken
             self._prepared = prepare(self._library, op, nbytes)
             self._case = (op, nbytes)
-        times = run(self._library, self._prepared, iterations, fill)
+        block = run(self._library, self._prepared, iterations, fill)
         if check:
             checked(op, self._prepared)
-        return {"ns": times} if self._library.rank == 0 else {}
+        return block.answer(self._library.rank)
 
 
 def obey(library: Library, orders: Iterator[bytes], answer: Callable[[bytes], Any]) -> None:
