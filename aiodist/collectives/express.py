@@ -62,11 +62,11 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.reductions import phases_of_all_reduce
 from aiodist.engine.calls import Calls
-from aiodist.engine.operation import Program
+from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
-from aiodist.shared_memory.board import digest_of
+from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.types import ReduceOp
 from aiodist.work import Work
 
@@ -193,6 +193,13 @@ class Express(ABC, Generic[G, R]):
         nothing has happened."""
         return None
 
+    def _may_begin(self, call: Call, args: tuple[Any, ...]) -> bool:
+        """Whether the program of a call may run within it: if nothing of the user's does, which
+        could call the next collective before this one has taken its number."""
+        if call.place == ON_DEVICE or self._context.allow_pickle or self._records.trace:
+            return False
+        return not any(map(_is_function, args))
+
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> R | None:
         # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
         # if another operator gets the id, it takes the ordinary way, and that is all.
@@ -237,7 +244,24 @@ def rest_of(recipe: Recipe, x: Any) -> Program:
     return x if recipe.finish is None else recipe.finish(x)
 
 
+def before(phase: Phase | Running, program: Program) -> Program:
+    """`phase`, and then what is left of the program that gave it."""
+    yield phase
+    return (yield from program)
+
+
+def returning(result: Any) -> Program:
+    """What follows where all is done but to return."""
+    yield from ()
+    return result
+
+
 def failing(error: Exception) -> Program:
     """What follows an `error` in the phase."""
     yield from ()
     raise error
+
+
+def _is_function(x: Any) -> bool:
+    """Whether it is an operator of the user."""
+    return x.function is not None if type(x) is ReduceOp else callable(x)

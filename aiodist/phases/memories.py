@@ -36,6 +36,7 @@ class Blobs:
         self.blobs[rank] = own
         self._rank = rank
         self._inbox: dict[Spans, bytearray] = {}
+        self._expected: Sequence[int] = ()
         self._areas: dict[int, memoryview] = {}
         self._wrong: list[int] = []
 
@@ -49,6 +50,17 @@ class Blobs:
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
         data = self._inbox[spans] = bytearray(nbytes)
         return memoryview(data)
+
+    def expect(self, lengths: Sequence[int]) -> None:
+        """The blobs are as long as that, by rank, in all likelihood. Empty: nobody knows."""
+        self._expected = lengths
+
+    def due(self, spans: Spans) -> memoryview | None:
+        """Where the frame for `spans` goes, if it is as long as expected."""
+        if not self._expected:
+            return None
+        lengths = [length for s in spans for length in self._expected[s.start : s.stop]]
+        return self.incoming(spans, 4 * len(lengths) + sum(lengths))
 
     def arrived(self, spans: Spans) -> None:
         data = bytes(self._inbox.pop(spans))
