@@ -238,9 +238,11 @@ def together(
     tag: object,
     works: Sequence[Work[Any]],
     result: Callable[[Work[T]], T],
+    why: Callable[[BaseException], BaseException] = lambda error: error,
 ) -> Work[T]:
     """A Work that is done when all of `works` are, with what `result` makes. It fails with the
-    first that does, or with what `result` raises, and the others are withdrawn."""
+    first that does (`why` may know a better error), or with what `result` raises, and the others
+    are withdrawn."""
 
     def withdraw(_: object) -> None:
         for work in works:
@@ -258,7 +260,7 @@ def together(
             whole.cancel()
         elif (error := work.exception()) is not None:
             withdraw(None)
-            whole.fail(error)
+            whole.fail(why(error))
         elif all(one.done() for one in works):
             try:
                 whole.finish(result(whole))

@@ -78,6 +78,8 @@ class Endpoint:
         self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
         """Called for a peer to whom there is no link any more, though it did not take its leave;
         and whether its process is known to have ended."""
+        self.on_failed: Callable[[BaseException], None] = lambda error: None
+        """Called with what nobody foresaw that something has failed with which was done beside."""
         self.expects_ruling: Callable[[], bool] = lambda: False
         """Whether there is a coordinator to say who is lost where a link is broken."""
         self.ask: Ask = lambda roots, tell, seconds: None
@@ -225,11 +227,18 @@ class Endpoint:
         return self.spawn(self._caller.connect(peer), f"aiodist dial rank {peer.rank}")
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something beside; it is cancelled when the endpoint closes."""
+        """Run something beside; it is cancelled when the endpoint closes. It deals itself with all
+        that is to be expected: what it raises ends this rank's membership."""
         task = self.loop.create_task(coroutine, name=name)
         self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._spawned)
         return task
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
+            self.on_failed(error)
 
     # -- ends -------------------------------------------------------------------------------------
 

@@ -90,14 +90,7 @@ def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int
 
     Rounds: 1, of P - 1 messages to `root`. Connections: there P - 1. Scratch: none.
     """
-    outgoing: list[list[Span]] = [[] for _ in range(size)]
-    incoming = [*outgoing]
-    if rank == root:
-        parts = parts_of(rank, lengths, OUT)
-        incoming = [_cut(parts.around(p, 1), segment) for p in range(size)]
-    else:
-        outgoing[root] = _cut([Span(X, 0, lengths[rank])], segment)
-    return _plan("direct_exchange.gather", rank, size, outgoing, incoming)
+    return _with_root(rank, size, root, lengths, segment, gathers=True)
 
 
 def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
@@ -107,14 +100,7 @@ def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: in
 
     Rounds: 1, of P - 1 messages of `root`. Connections: there P - 1. Scratch: none.
     """
-    outgoing: list[list[Span]] = [[] for _ in range(size)]
-    incoming = [*outgoing]
-    if rank == root:
-        parts = parts_of(rank, lengths, X)
-        outgoing = [_cut(parts.around(p, 1), segment) for p in range(size)]
-    else:
-        incoming[root] = _cut([Span(OUT, 0, lengths[rank])], segment)
-    return _plan("direct_exchange.scatter", rank, size, outgoing, incoming)
+    return _with_root(rank, size, root, lengths, segment, gathers=False)
 
 
 def uniform(rank: int, size: int, length: int, segment: int) -> Plan:
@@ -129,6 +115,22 @@ def uniform(rank: int, size: int, length: int, segment: int) -> Plan:
     outgoing = [_cut(going.around(p, 1), segment) for p in range(size)]
     incoming = [_cut(coming.around(p, 1), segment) for p in range(size)]
     return _plan("direct_exchange.uniform", rank, size, outgoing, incoming)
+
+
+def _with_root(
+    rank: int, size: int, root: int, lengths: Sequence[int], segment: int, *, gathers: bool
+) -> Plan:
+    """A part of each rank goes to `root`, or comes from there: the two differ in the direction."""
+    name, whole, part = ("gather", OUT, X) if gathers else ("scatter", X, OUT)
+    none: list[list[Span]] = [[] for _ in range(size)]
+    ours = [*none]
+    if rank == root:
+        parts = parts_of(rank, lengths, whole)
+        ours = [_cut(parts.around(p, 1), segment) for p in range(size)]
+    else:
+        ours[root] = _cut([Span(part, 0, lengths[rank])], segment)
+    outgoing, incoming = (none, ours) if gathers == (rank == root) else (ours, none)
+    return _plan(f"direct_exchange.{name}", rank, size, outgoing, incoming)
 
 
 def _cut(parts: Sequence[Span], segment: int) -> list[Span]:
