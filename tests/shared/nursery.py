@@ -125,15 +125,15 @@ class Parent:
                         self._forget()
                         return json.loads(words), files
                     self._children[line] = pid
-                    self._selector.register(line, READ)
+                    self._selector.register(line, READ, line)
                     for fd in files:
                         os.close(fd)
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
                     self._tell_ends()
-                elif key.fileobj in self._children:
-                    self._selector.unregister(key.fileobj)
-                    os.kill(self._children[key.fileobj], signal.SIGKILL)
+                elif key.data in self._children:
+                    self._selector.unregister(key.data)
+                    os.kill(self._children[key.data], signal.SIGKILL)
 
     def _tell_ends(self) -> None:
         for line, child in list(self._children.items()):
