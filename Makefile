@@ -27,8 +27,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train on handwritten digits with 4 ranks
 	@$(BIN)/python examples/digits/demo.py
 
-# So many processes share the tests: one that runs out of work takes over some of another's.
-WORKERS ?= logical
+# So many processes share the tests: one that runs out of work takes over some of another's. Most
+# tests of several processes wait rather than compute, so there are twice as many as processors.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr 2 '*' $(CORES) '|' 4)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: $(READY)  ## run the tests

@@ -349,7 +349,8 @@ def test_who_finds_a_full_house_comes_again(play: Play, monkeypatch: pytest.Monk
         turned_away.clear()
         coordinator._entrance._unproven.most = 2
         mute = await site.raw(coordinator.address)
-        with pytest.raises(JoinTimeoutError, match="it is busy: too many connect"):
+        # Its time may end amid an attempt.
+        with pytest.raises(JoinTimeoutError, match=r"it is busy: too many connect|did not answer"):
             await site.process(coordinator.address, timeout=0.1)
         turned_away.clear()
         opening = asyncio.ensure_future(site.process(coordinator.address))
