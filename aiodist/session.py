@@ -100,8 +100,8 @@ def connect(
     ``inproc://name``. None takes address, rank, size, group and token from the environment:
     AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI,
     MPICH and Kubernetes set (docs/launchers.md). Then rank 0 serves the address itself if nobody
-    else does: at what it names on its host, and at nothing else; with a token on all interfaces, but
-    AIODIST_ADDRESS only where its name means a loopback address on that host.
+    else does: at what it names on its host, and at nothing else; with a token on all interfaces,
+    but AIODIST_ADDRESS only where its name means a loopback address on that host.
 
     `group`: the name of the group ("world"). `rank`: the wanted one (None: assigned). `size`: how
     many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with
