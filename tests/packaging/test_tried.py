@@ -1,4 +1,4 @@
-"""The pages say with which versions of other programs aiodist was tried: those that tests run on."""
+"""The pages say with which versions of other programs aiodist was tried: what tests run on."""
 
 from __future__ import annotations
 
