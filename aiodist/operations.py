@@ -262,6 +262,9 @@ class Operations:
         that may be longer, in its first dimension, than the message: the result is the part of it
         that was written, ``out[:n]``, and the rest is left as it is. The Work's `source` and `tag`
         are those of the message. No deadline but `timeout`. Cancelling loses no message.
+
+        Raises PeerLostError once nothing can come of `src` any more. From any source: as soon as a
+        rank is lost, for it may have had something to send, and once all others have left in order.
         """
         self._enter()
         if timeout is not None:
@@ -339,7 +342,8 @@ class Operations:
     ) -> AsyncIterator[tuple[Any, int, str | int]]:
         """``async for value, source, tag in group.messages(tag=…)``: messages as they arrive.
 
-        Ends when the group is closed here; fails when a rank that could send is lost.
+        Ends when the group is closed here; fails when a rank that could send is lost, or all others
+        have left.
         """
         while True:
             # The group may be closed while this waits, and while a message is worked on.

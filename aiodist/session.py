@@ -101,7 +101,7 @@ def connect(
     AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI,
     MPICH and Kubernetes set (docs/launchers.md). Then rank 0 serves the address itself if nobody
     else does: at what it names on its host, and at nothing else; with a token on all interfaces,
-    unless it is AIODIST_ADDRESS.
+    but AIODIST_ADDRESS only where its name means a loopback address on that host.
 
     `group`: the name of the group ("world"). `rank`: the wanted one (None: assigned). `size`: how
     many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with
@@ -273,8 +273,8 @@ async def _connect(options: _Options) -> Group:
     try:
         return await _met(options)
     except JoinTimeoutError as error:
-        if options.coordinator.hint:
-            error.add_note(options.coordinator.hint)
+        if hint := await finding.hint(options.coordinator):
+            error.add_note(hint)
         raise
 
 

@@ -21,7 +21,7 @@ from aiodist.links.draining import Draining
 from aiodist.links.entrance import Entrance
 from aiodist.links.greeting import Identity
 from aiodist.links.moved import Moved
-from aiodist.links.peer import CLOSED, LOOKS, Inbox, Peer, Stray
+from aiodist.links.peer import CLOSED, LEFT, LOOKS, Inbox, Peer, Stray
 from aiodist.links.strays import Strays
 from aiodist.recorder import Recorder
 from aiodist.transports.base import Link, deliver
@@ -64,7 +64,8 @@ class Endpoint:
         self.called = 0
         """Collectives that were called in contexts that have ended."""
         self.contexts: dict[bytes, Inbox] = {}  # those that take frames, by the id in frames
-        self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()  # the last MAX_CLOSED
+        self.closed_contexts: OrderedDict[bytes, str] = OrderedDict()
+        """The last MAX_CLOSED that have ended, and what was said of that."""
         self.lost: dict[int, str] = {}  # peers that are gone for this rank, and why
         self.doubted: set[int] = set()
         """Those of them that may live: there is no link to them any more, and that is all that is
@@ -166,12 +167,13 @@ class Endpoint:
 
     def remove(self, context: Inbox, reason: str = CLOSED) -> None:
         """Drop further frames for `context`, and tell those who may wait for some of ours."""
-        farewell = pack_fields(kinds.FAREWELL, context.id, reason[:1000])
+        reason = reason[:1000]
+        farewell = pack_fields(kinds.FAREWELL, context.id, reason)
         for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.send(farewell)  # behind all that was sent before
         self.contexts.pop(context.id, None)
-        self.closed_contexts[context.id] = None
+        self.closed_contexts[context.id] = reason
         if len(self.closed_contexts) > MAX_CLOSED:
             self.closed_contexts.popitem(last=False)
 
@@ -309,7 +311,7 @@ class Endpoint:
         # Over a link what it sent may still be on its way, and the end of the link comes behind
         # that: the link says then that it is gone.
         if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
-            self.lose(rank, "it left the group")
+            self.lose(rank, LEFT)
 
     async def delivered(self, seconds: float) -> dict[int, int]:
         """Wait until all that was sent is with those it is for, `seconds` at most: how many bytes

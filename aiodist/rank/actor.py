@@ -255,10 +255,7 @@ class RankActor:
             group=self.view.group,
             epoch=self.view.epoch,
         )
-        # First, so that what is pending fails with this reason. `abort` would have them fail as
-        # closed.
-        self._close_contexts(error)
-        self.abort("evicted")
+        self.abort("evicted", error)
 
     def _on_failed(self, error: BaseException) -> None:
         """Nobody knows what else is wrong here, and others may wait for what never comes."""
@@ -335,14 +332,15 @@ class RankActor:
         told.cancel()
         return {}
 
-    def abort(self, reason: str) -> None:
-        """Close everything at once; `gone` waits for what takes a turn of the loop."""
+    def abort(self, reason: str, error: GroupClosedError | None = None) -> None:
+        """Close everything at once; `gone` waits for what takes a turn of the loop. `error`: what
+        is pending fails with."""
         if self._leaving is not None:
             self._hurries = True
             self.endpoint.hurry()
             return
         self.endpoint.abort(reason)
-        self._close_contexts(self._end_with(f"aborted: {reason}"))
+        self._close_contexts(error or self._end_with(f"aborted: {reason}"))
         self._close_listeners()
         self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
         self._leaving.add_done_callback(_stopped)  # not all who abort wait for it
