@@ -5,14 +5,14 @@ import { makeStrip, spanText } from "./strip.js";
 
 const PLOTS = [
   {
-    title: "Collectives a second", lines: [["calls", "median"]], band: ["slowest", "fastest"],
+    title: "Collectives/s", lines: [["calls", "median"]], band: ["slowest", "fastest"],
     format: rate,
   },
   {
-    title: "Bytes a second", lines: [["sent", "sent"], ["received", "received"]],
+    title: "Bytes/s, all ranks", lines: [["sent", "sent"], ["received", "recv"]],
     format: bytes,
   },
-  { title: "Longest wait for others", lines: [["wait", "wait"]], format: duration },
+  { title: "Longest wait", lines: [["wait", "wait"]], format: duration },
 ];
 const LISTED = 20; // so many spans of a rank are written out
 
