@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs bench gpu mutations kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots bench gpu mutations kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ format: $(READY)  ## let ruff put imports and layout right
 
 docs: $(READY)  ## check the links of README and docs/, and run their programs
 	$(BIN)/python docs/check.py
+
+screenshots: $(READY)  ## the pictures of the page in docs/ (needs chromium)
+	$(BIN)/python docs/screenshots.py
 
 # Ray, Dask and Jupyter are heavy: an environment that has them on top of what is in .venv.
 INTEGRATIONS := $(VENV)/integrations

@@ -13,7 +13,7 @@ import os
 import secrets
 import ssl as tls
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,7 @@ class Coordinator:
         self._failure: asyncio.Future[OSError]  # done, with the error, once that cannot be written
         self._stopping = False  # events are not told to the machine any more
         self.sparing = Sparing(logger)  # warns of what strangers do, but not each time
+        self.observers: list[Callable[[Note], None]] = [_log]  # hear what is worth a line in a log
         self._machine: Membership  # decides all; this and the next three are made by `start`
         self._loop: asyncio.AbstractEventLoop  # the loop of `start`, on which all is done
         self._entrance: Entrance  # listens
@@ -333,7 +334,8 @@ class Coordinator:
         encoder = Encoder()
         for effect in effects:
             if isinstance(effect, Note):
-                _log(effect)
+                for observe in self.observers:
+                    observe(effect)
                 continue
             if isinstance(effect, Keep):
                 continue
