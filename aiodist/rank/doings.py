@@ -34,7 +34,7 @@ class RankDoings:
         pending.sort(key=lambda one: -one.work.elapsed)
         ranks = {root: rank for rank, root in enumerate(self._actor.roots)}
         return self._activity(
-            places=_places(whereabouts.of_tasks(self._actor.loop)),
+            places=_places(whereabouts.of_tasks(self._actor.loop, [one.work for one in pending])),
             waits=tuple([_wait(one, ranks) for one in pending[:MAX_WAITS]]),
         )
 
