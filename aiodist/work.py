@@ -21,6 +21,8 @@ _OWN = f"{Path(__file__).parent}/"
 class Record(Protocol):
     """What is noted of an operation, see `aiodist.recorder`."""
 
+    plans: list[str]
+
     def end(self, state: str, error: BaseException | None = None) -> None: ...
 
 

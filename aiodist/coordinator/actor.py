@@ -38,10 +38,10 @@ from aiodist.membership.effects import (
 )
 from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
-from aiodist.transports.surroundings import closed_on_error
+from aiodist.transports.surroundings import closed_on_error, exact_time
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import encode_message
-from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest
+from aiodist.wire.messages import Clock, ClockRequest, Goodbye, Message, Status, StatusRequest
 from aiodist.wire.proof import secret_of
 from aiodist.wire.returning import ViewWanted
 
@@ -286,6 +286,9 @@ class Coordinator:
         self._entrance.let_in(connection)
 
     def received(self, connection: Connection, request: int, message: Message) -> None:
+        if isinstance(message, ClockRequest):  # the time is no state, nor does it wait for the disk
+            connection.send(encode_message(Clock(exact_time(self._loop)), request))
+            return
         self._step(Received(connection.number, request, message))
 
     def closed(self, connection: Connection, reason: str) -> None:

@@ -106,6 +106,8 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.Evicted: st.builds(m.Evicted, texts),
     m.Draining: st.just(m.Draining()),
     m.Goodbye: st.just(m.Goodbye()),
+    m.ClockRequest: st.just(m.ClockRequest()),
+    m.Clock: st.builds(m.Clock, st.floats(0.0, 1e8)),
     m.StatusRequest: st.builds(m.StatusRequest, st.booleans()),
     m.Status: st.builds(m.Status, trees),
     m.Abort: st.builds(m.Abort, texts),
