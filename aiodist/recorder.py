@@ -81,7 +81,7 @@ class Observer(Protocol):
         function for both, as each call of one takes time of the user's."""
         ...
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: Record, /) -> None:
         """It had to wait, and has ended in whatever way."""
         ...
 

@@ -113,7 +113,7 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
     starts = [one.start for one in operations]
     starts += [clocks[part["machine"]].common(when) for part in parts for when, _ in part["events"]]
     zero = min(starts, default=0.0)
-    # Each is compared with the coordinator's clock, and both may be wrong. Of one host there is one.
+    # Each is compared with the coordinator's clock, and two may both be wrong.
     errors = sorted(clock.error for clock in clocks.values())
     error = sum(errors[-2:]) if len(errors) > 1 else 0.0
     events: list[dict[str, Any]] = []

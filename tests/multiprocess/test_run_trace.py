@@ -29,6 +29,7 @@ async def main():
 asyncio.run(main())
 """
 
+
 def names(file: Path) -> dict[int, list[str]]:
     """What each process of a trace did."""
     found: dict[int, list[str]] = {0: [], 1: []}
