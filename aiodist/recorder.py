@@ -10,7 +10,7 @@ measured, and nothing looks whether there is one: `add` is another function once
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -117,6 +117,7 @@ class Record:
         self._work = None  # it may hold an array
         self.state = state
         if error is not None:
+            self._recorder.failures[type(error)] += 1
             self.error = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TEXT]
             if isinstance(error, TELLING):
                 self._recorder.failed(error)
@@ -154,6 +155,8 @@ class Recorder:
         self._ring: deque[AtOnce | Record] = deque(maxlen=KEPT)
         self.add: Add = self._ring.append
         self.observers: tuple[Observer, ...] = ()
+        self.failures: Counter[type[BaseException]] = Counter()
+        """What operations have failed with."""
         self.plans: dict[tuple[bytes, bytes], str] = {}
         """What observers are told of calls: their algorithms, by the id of the group."""
         self.all: WeakSet[Records] = WeakSet()

@@ -139,12 +139,13 @@ class Answers:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._asking: asyncio.Task[Mapping[str, Any]] | None = None
+        self._asking: dict[bool, asyncio.Task[Mapping[str, Any]]] = {}
+        """By whether members are asked for their counts as well."""
 
-    async def _survey(self) -> Mapping[str, Any]:
+    async def _survey(self, counts: bool) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                return await self._coordinator.survey()
+                return await self._coordinator.survey(counts=counts)
         except TimeoutError:
             text = f"the coordinator did not come to it within {ASK_SECONDS:g} s"
             raise TimeoutError(text) from None
@@ -173,15 +174,20 @@ class Answers:
 
     async def metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
-        body, content_type = metrics.exposition(await self.found(), accept)
+        found = await self.found(counts=True)
+        health = metrics.Health(self._coordinator.totals, self._coordinator.state_health)
+        body, content_type = metrics.exposition(found, health, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def found(self) -> Mapping[str, Any]:
+    async def found(self, *, counts: bool = False) -> Mapping[str, Any]:
         """What `Coordinator.survey` finds. Raises HTTPServiceUnavailable."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._survey())
-            self._asking.add_done_callback(_looked_at)
+        # Who is asked for counts as well says all that others want to know.
+        asking = next((self._asking[how] for how in (counts, True) if how in self._asking), None)
+        if asking is None:
+            asking = self._asking[counts] = asyncio.create_task(self._survey(counts))
+            asking.add_done_callback(_looked_at)
+            asking.add_done_callback(lambda _: self._asking.pop(counts))
         try:
-            return await asyncio.shield(self._asking)
+            return await asyncio.shield(asking)
         except (CoordinatorLostError, TimeoutError) as error:
             raise web.HTTPServiceUnavailable(text=f"{error}\n") from error
