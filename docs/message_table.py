@@ -2,8 +2,8 @@
 
 The coordinator's are those for which its state machine has a handler, the two of its greeting, and
 those that its actor answers itself; all other control messages are for a rank. What peers tell each
-other is in the docstring of `aiodist.wire.kinds`. What a message is for is the first sentence of its
-docstring.
+other is in the docstring of `aiodist.wire.kinds`. What a message is for is the first sentence of
+its docstring.
 """
 
 from __future__ import annotations
