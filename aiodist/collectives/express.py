@@ -205,6 +205,8 @@ class Express(ABC, Generic[G, R]):
         # if another operator gets the id, it takes the ordinary way, and that is all.
         self._recipes[key] = recipe
         self._weight += 1 if recipe is None else recipe.weight
+        if recipe is not None:
+            self._records.planned(recipe.call, recipe.phase.prepared.plan.name)
         while self._weight > KEPT and len(self._recipes) > 1:
             oldest = self._recipes.pop(next(iter(self._recipes)))
             self._weight -= 1 if oldest is None else oldest.weight

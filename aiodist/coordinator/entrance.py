@@ -105,6 +105,7 @@ class Entrance:
         sock.setblocking(False)
         connection = Connection(self._owner, next(self._numbers), sock)
         if not self._unproven.add(connection, self._loop.time()):
+            self._owner.totals.refused["crowded"] += 1
             turn_away(sock, encrypted=self._ssl is not None)
             return
         task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -60,7 +60,9 @@ class Endpoint:
         self.lease = min(lease, LONGEST_SILENCE)
         self.progress = Progress(loop)  # polls within calls
         self.recorder = Recorder()  # the flight recorder of all groups of this membership
-        self.moved = Moved()  # bytes of payload
+        self.moved = Moved()  # bytes of payload through shared memory
+        self._past: defaultdict[str, Moved] = defaultdict(Moved)
+        """Those of links to peers that are forgotten, by transport."""
         self.called = 0
         """Collectives that were called in contexts that have ended."""
         self.contexts: dict[bytes, Inbox] = {}  # those that take frames, by the id in frames
@@ -151,7 +153,7 @@ class Endpoint:
         if peer.dialing is not None:
             peer.dialing.cancel()
         if peer.link is not None:
-            self.moved.add(peer.link.sent_bytes, peer.link.received_bytes)
+            self._past[peer.link.kind].add(peer.link.sent_bytes, peer.link.received_bytes)
         self._strays.forget(root)
 
     # -- for contexts -----------------------------------------------------------------------------
@@ -207,12 +209,19 @@ class Endpoint:
     def payload_bytes(self) -> tuple[int, int]:
         """Payload bytes sent and received so far, over all links and through shared memory. Any
         thread may ask."""
-        peers = list(self._peers.values())
-        links = [link for peer in peers if (link := peer.link) is not None]
-        return (
-            sum([link.sent_bytes for link in links], self.moved.sent),
-            sum([link.received_bytes for link in links], self.moved.received),
-        )
+        moved = self.payload_by.values()
+        return sum([sent for sent, _ in moved]), sum([received for _, received in moved])
+
+    @property
+    def payload_by(self) -> dict[str, tuple[int, int]]:
+        """The same by transport; "memory" is shared memory."""
+        found = {"memory": (self.moved.sent, self.moved.received)}
+        found |= {kind: (past.sent, past.received) for kind, past in list(self._past.items())}
+        for peer in list(self._peers.values()):
+            if (link := peer.link) is not None:
+                sent, received = found.get(link.kind, (0, 0))
+                found[link.kind] = sent + link.sent_bytes, received + link.received_bytes
+        return found
 
     # -- making links -----------------------------------------------------------------------------
 

@@ -269,6 +269,11 @@ class RankActor:
     def _end_with(self, why: str = "closed") -> GroupClosedError:
         return GroupClosedError(f"the group that it was made of was {why}", group=self.view.group)
 
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Call this once all is closed: this rank has begun to leave."""
+        assert self._leaving is not None
+        self._leaving.add_done_callback(lambda _: call())
+
     async def leave(self) -> None:
         """Say goodbye to peers and coordinator, and close everything. Idempotent.
 

@@ -309,6 +309,16 @@ class Abort(Message, code=28):
     reason: Text
 
 
+class ClockRequest(Message, code=29):
+    """Asks what time it is at the coordinator. Reply: Clock, at once."""
+
+
+class Clock(Message, code=40):
+    """The answer to ClockRequest: `seconds` of a clock of the coordinator that only goes on."""
+
+    seconds: Annotated[float, schema.seconds(0.0)]
+
+
 # The store of the sender's group. Replies: Result or Failed.
 
 
