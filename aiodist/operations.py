@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from aiodist.collectives import resharding, values
 from aiodist.device_programs import loans
@@ -19,8 +19,11 @@ from aiodist.errors import GroupClosedError
 from aiodist.p2p.point_to_point import Envelope, as_tag
 from aiodist.phases import base
 from aiodist.rank.context import Context
+from aiodist.signatures import Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag
 from aiodist.work import Work, both
+
+T = TypeVar("T")
 
 
 class Operations:
@@ -37,6 +40,7 @@ class Operations:
 
     # -- collectives ------------------------------------------------------------------------------
 
+    @typed(Signatures.all_reduce)
     def all_reduce(
         self,
         x: Any,
@@ -61,6 +65,7 @@ class Operations:
                     return work
         return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
 
+    @typed(Signatures.reduce)
     def reduce(
         self,
         x: Any,
@@ -75,6 +80,7 @@ class Operations:
         never altered."""
         return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
+    @typed(Signatures.broadcast)
     def broadcast(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -83,6 +89,7 @@ class Operations:
         rank, it is a `MismatchError` on all, and no array is written."""
         return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
+    @typed(Signatures.all_gather)
     def all_gather(
         self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -93,6 +100,7 @@ class Operations:
         """
         return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
+    @typed(Signatures.gather)
     def gather(
         self,
         x: Any,
@@ -105,6 +113,7 @@ class Operations:
         """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`."""
         return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
+    @typed(Signatures.scatter)
     def scatter(
         self,
         xs: Any = None,
@@ -120,6 +129,7 @@ class Operations:
         """
         return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
+    @typed(Signatures.reduce_scatter)
     def reduce_scatter(
         self,
         xs: Any,
@@ -138,6 +148,7 @@ class Operations:
             "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
         )
 
+    @typed(Signatures.all_to_all)
     def all_to_all(
         self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -147,9 +158,7 @@ class Operations:
         """
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
-    def reshard(
-        self, x: Any, out: Any, *, tag: Tag = None, timeout: float | None = None
-    ) -> Work[Any]:
+    def reshard(self, x: Any, out: T, *, tag: Tag = None, timeout: float | None = None) -> Work[T]:
         """Bring arrays that lie in parts on some ranks to where other parts of them are wanted:
         the result is `out`, filled.
 
@@ -166,6 +175,7 @@ class Operations:
         """
         return self._start("reshard", tag, timeout, resharding.reshard, x, out)
 
+    @typed(Signatures.scan)
     def scan(
         self,
         x: Any,
@@ -178,6 +188,7 @@ class Operations:
         """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
         return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
 
+    @typed(Signatures.scan)
     def exscan(
         self,
         x: Any,
@@ -195,6 +206,7 @@ class Operations:
         """Nothing but the meeting: done once all ranks have called it."""
         return self._start("barrier", tag, timeout, base.barrier)
 
+    @typed(Signatures.share)
     def share(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -246,6 +258,7 @@ class Operations:
         work = self._context.p2p.send(x, dst, tag=tag, synchronous=True)
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
+    @typed(Signatures.recv)
     def recv(
         self,
         *,
@@ -289,6 +302,7 @@ class Operations:
     issend = ssend
     irecv = recv
 
+    @typed(Signatures.sendrecv)
     def sendrecv(
         self,
         x: Any,

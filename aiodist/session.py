@@ -14,7 +14,7 @@ import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 from aiodist import environment
 from aiodist.control.client import ControlClient
@@ -34,6 +34,7 @@ from aiodist.reach import Reach, endpoint_of, memory_of
 from aiodist.transports import registry
 from aiodist.transports.base import Listener
 from aiodist.transports.certificates import both, contexts_in
+from aiodist.types import JoinOptions
 from aiodist.wire.address import parse_address
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo
@@ -376,7 +377,7 @@ async def _join(
 
 
 @asynccontextmanager
-async def local(size: int, **options: Any) -> AsyncIterator[list[Group]]:
+async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list[Group]]:
     """``async with local(4) as groups:`` the ranks of a group of `size`, all in this event loop.
 
     For tests, notebooks and simulation. `options` are those of `connect`. Leaving the block closes

@@ -7,12 +7,13 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from aiodist.errors import AiodistError, CollectiveAbortedError, GroupClosedError
 from aiodist.group import Group
 from aiodist.services.keeper import Keeper
 from aiodist.session import connect
+from aiodist.types import RankOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -56,11 +57,10 @@ class Lifespan:
         serve: Callable[[Group], Awaitable[None]] | None = None,
         min_size: int | None = None,
         max_size: int | None = None,
-        **options: Any,
+        **options: Unpack[RankOptions],
     ) -> None:
         # Looked up at the start: a module that is imported for something else needs no environment.
-        options = {"min_size": min_size, "max_size": max_size, **options}
-        self._connect = partial(connect, address, **options)
+        self._connect = partial(connect, address, min_size=min_size, max_size=max_size, **options)
         self._serve = serve
         self._keeper: Keeper | None = None  # None: the worker has not started
         self._next: asyncio.Future[None]  # done when the next epoch begins

@@ -287,7 +287,8 @@ async def opened(
         except (TypeError, ValueError) as error:
             group._forgo(error)  # the others hear of it in place of what they wait for
             raise
-        told = await group.all_gather(None if own is None else [*own], timeout=timeout)
+        mine: list[Any] | None = None if own is None else [*own]
+        told = await group.all_gather(mine, timeout=timeout)
     except BaseException:
         await close()
         raise
