@@ -14,7 +14,6 @@ from aiodist.channels.directory import Release
 from aiodist.channels.manifest import Manifest
 from aiodist.errors import ProtocolError
 from aiodist.transports.handover import Offer
-from aiodist.transports.surroundings import is_virtual
 
 T = TypeVar("T")
 
@@ -24,10 +23,7 @@ NAME = "aiodist-weights"
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Do it in a thread. A cancellation waits for its end: it reads or writes memory of a user."""
-    loop = asyncio.get_running_loop()
-    if is_virtual(loop):
-        return work()
-    doing = loop.run_in_executor(None, work)
+    doing = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled = False
     while not doing.done():
         try:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiodist import environment
@@ -121,19 +121,15 @@ class Participant:
                 await group.store.delete(directory.at(self.id), timeout=self.patience)
             await group.close()
 
-    @asynccontextmanager
-    async def meeting(self, name: str, rank: int) -> AsyncIterator[Group]:
-        """The group `name` of this one and another. Raises what `connect` does."""
-        pair = await self._connecting(name, rank, 2, self.patience)
-        try:
-            yield pair
-        except BaseException as error:
-            pair.abort(f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            # Whoever is cancelled meanwhile does not break that off; `close` waits for it.
-            leaving = self._pairs[pair] = self._loop.create_task(self._leave(pair))
-            await asyncio.shield(leaving)
+    def meeting(self, name: str, rank: int) -> Meeting:
+        """``async with participant.meeting(name, rank) as pair:`` the group `name` of this one and
+        another. Raises what `connect` does."""
+        return Meeting(self._connecting(name, rank, 2, self.patience), self.leave)
+
+    async def leave(self, pair: Group) -> None:
+        """Whoever is cancelled meanwhile does not break that off; `close` waits for it."""
+        leaving = self._pairs[pair] = self._loop.create_task(self._leave(pair))
+        await asyncio.shield(leaving)
 
     async def _leave(self, pair: Group) -> None:
         try:
@@ -301,3 +297,20 @@ class Participant:
         value = await self.ask(lambda store: store.get(directory.PUBLISHER, timeout=self.patience))
         found: Sequence[Place] = directory.unpacked(Place, value)
         return found[0] if found else None
+
+
+class Meeting:
+    """A group of two, for as long as it takes."""
+
+    def __init__(self, connecting: Connecting, leave: Callable[[Group], Awaitable[None]]) -> None:
+        self._connecting = connecting
+        self._leave = leave
+
+    async def __aenter__(self) -> Group:
+        self._pair = await self._connecting
+        return self._pair
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._pair.abort(f"{type(error).__name__}: {error}")
+        await self._leave(self._pair)

@@ -97,14 +97,8 @@ class Subscriber:
             ) from None
         return self._given if into is not None else (self._given, value)
 
-    def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
-        return self._versions()
-
-    async def _versions(self) -> AsyncIterator[tuple[int, Any]]:
-        version = -1
-        while True:
-            version, tree = await self.latest(newer_than=version)
-            yield version, tree
+    def __aiter__(self) -> Versions:
+        return Versions(self)
 
     async def stream(self, version: int) -> AsyncIterator[tuple[str, Any]]:
         """``async for name, array in weights.stream(version)``: the arrays of a version in the
@@ -144,6 +138,21 @@ class Subscriber:
     def _own(self) -> list[Release]:
         holdings = self._participant.holdings
         return [holdings[one].release for one in sorted(holdings) if holdings[one].is_whole]
+
+
+class Versions:
+    """``async for version, tree in weights``."""
+
+    def __init__(self, weights: Subscriber) -> None:
+        self._weights = weights
+        self._version = -1  # the last one
+
+    def __aiter__(self) -> Versions:
+        return self
+
+    async def __anext__(self) -> tuple[int, Any]:
+        self._version, tree = await self._weights.latest(newer_than=self._version)
+        return self._version, tree
 
 
 def _read(holding: Holding, into: Any) -> Any:
