@@ -174,5 +174,5 @@ def sources(places: Sequence[Place], me: Place, publisher: Place | None) -> list
     # On this host the first one, so that all map one memory; elsewhere who came last, so that each
     # has one to hand on to, and the publisher only where there is nobody else.
     everybody = before if publisher is None else [publisher, *before]
-    near = [one for one in everybody if one.host and one.host == me.host]
-    return near + [one for one in reversed(everybody) if one not in near]
+    near = [one for one in everybody if me.host and one.host == me.host]
+    return near + [one for one in reversed(everybody) if not me.host or one.host != me.host]

@@ -41,7 +41,16 @@ GONE = 3.5 * BEAT
 PATIENCE = 5.0
 """Default of `patience`: seconds that a chunk may take."""
 
-_OWN = frozenset({"group", "rank", "size", "min_size", "max_size", "join_window"})
+LONGEST = 128
+"""Most characters of the name of a channel."""
+
+LONGEST_PAUSE = 0.1
+"""Seconds before a record is written again that many write at once, at most."""
+
+_OWN = frozenset(
+    {"group", "rank", "size", "min_size", "max_size", "join_window"}
+    | {"op_timeout", "max_message_bytes", "allow_pickle"}
+)
 """Options of `connect` that are the channel's affair."""
 
 
@@ -57,8 +66,8 @@ class Participant:
     def __init__(
         self, channel: str, address: str | None, patience: float, options: dict[str, Any]
     ) -> None:
-        if not isinstance(channel, str) or not channel:
-            raise ValueError(f"a channel has a name, not {channel!r}")
+        if not isinstance(channel, str) or not 0 < len(channel) <= LONGEST:
+            raise ValueError(f"a channel has a name of 1 to {LONGEST} characters, not {channel!r}")
         if not patience > 0:
             raise ValueError(f"patience is more than 0 seconds, not {patience!r}")
         if wrong := sorted(_OWN & options.keys()):
@@ -82,7 +91,9 @@ class Participant:
         self._opening = asyncio.Lock()
         self._failure: AiodistError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pairs: dict[Group, asyncio.Task[None]] = {}  # those that are being left
+        self._pairs: set[Group] = set()  # those that it is in
+        self._left = asyncio.Event()  # one of them is no more
+        self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
 
     # -- coming and going -------------------------------------------------------------------------
 
@@ -104,14 +115,21 @@ class Participant:
             raise
 
     async def close(self) -> None:
-        """Leave. Idempotent."""
+        """Leave. Idempotent. Whoever is cancelled meanwhile does not break it off."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(), name="aiodist channel close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._fail(GroupClosedError(f"the channel {self.channel!r} was closed here"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pair in self._pairs:
-            pair.abort("it takes part no more")
-        await asyncio.gather(*self._pairs.values())
+        while self._pairs:
+            for pair in self._pairs:
+                pair.abort("it takes part no more")
+            self._left.clear()
+            await self._left.wait()
         for holding in self.holdings.values():
             holding.retire()
         self.holdings.clear()
@@ -124,12 +142,15 @@ class Participant:
     def meeting(self, name: str, rank: int) -> Meeting:
         """``async with participant.meeting(name, rank) as pair:`` the group `name` of this one and
         another. Raises what `connect` does."""
-        return Meeting(self._connecting(name, rank, 2, self.patience), self.leave)
+        return Meeting(self, self._connecting(name, rank, 2, self.patience))
+
+    def met_in(self, pair: Group) -> None:
+        """It is in a group of two now."""
+        self._pairs.add(pair)
 
     async def leave(self, pair: Group) -> None:
-        """Whoever is cancelled meanwhile does not break that off; `close` waits for it."""
-        leaving = self._pairs[pair] = self._loop.create_task(self._leave(pair))
-        await asyncio.shield(leaving)
+        """It leaves one. Whoever is cancelled meanwhile does not break that off."""
+        await asyncio.shield(self._loop.create_task(self._leave(pair), name="aiodist pair leave"))
 
     async def _leave(self, pair: Group) -> None:
         try:
@@ -137,7 +158,8 @@ class Participant:
                 await pair.close()
         finally:
             self.bytes_sent += pair.bytes_moved[0]
-            del self._pairs[pair]
+            self._pairs.discard(pair)
+            self._left.set()
 
     def _connecting(self, name: str, rank: int, size: int, timeout: float) -> Connecting:
         """To a group of this channel's participants."""
@@ -210,10 +232,8 @@ class Participant:
         while True:
             try:
                 await self.ask(work)
-            except (
-                CollectiveTimeoutError,
-                JoinTimeoutError,
-            ) as error:  # the coordinator is away, and may come back
+            except (CollectiveTimeoutError, JoinTimeoutError) as error:
+                # The coordinator is away, and may come back.
                 log.debug("channel %r: %s", self.channel, error)
 
     async def _recover(self, group: Group, error: AiodistError) -> None:
@@ -272,6 +292,7 @@ class Participant:
         """Change the records of a key: what they are then. None: they are well as they are."""
 
         async def attempt(store: Store) -> list[R]:
+            pause = 0.001
             while True:
                 value = await store.get(key, timeout=self.patience)
                 before = directory.unpacked(cls, value)
@@ -281,6 +302,9 @@ class Participant:
                 new = directory.packed(after)
                 if await store.compare_set(key, value, new, timeout=self.patience):
                     return after
+                # Where hundreds want the same, all would try again, and all but one in vain.
+                await asyncio.sleep(pause * chooser_on(self._loop).random())
+                pause = min(2 * pause, LONGEST_PAUSE)
 
         return await self.ask(attempt)
 
@@ -302,15 +326,16 @@ class Participant:
 class Meeting:
     """A group of two, for as long as it takes."""
 
-    def __init__(self, connecting: Connecting, leave: Callable[[Group], Awaitable[None]]) -> None:
+    def __init__(self, participant: Participant, connecting: Connecting) -> None:
+        self._participant = participant
         self._connecting = connecting
-        self._leave = leave
 
     async def __aenter__(self) -> Group:
         self._pair = await self._connecting
+        self._participant.met_in(self._pair)
         return self._pair
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._pair.abort(f"{type(error).__name__}: {error}")
-        await self._leave(self._pair)
+        await self._participant.leave(self._pair)

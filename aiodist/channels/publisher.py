@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 from aiodist.buffers.encoding import encode
@@ -12,7 +13,7 @@ from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, Place, Releas
 from aiodist.channels.holding import Holding, Memory, in_thread
 from aiodist.channels.manifest import Writing
 from aiodist.channels.participant import GONE, PATIENCE, Participant
-from aiodist.errors import JoinError
+from aiodist.errors import CollectiveTimeoutError, JoinError
 
 log = logging.getLogger("aiodist.channels")
 
@@ -117,11 +118,15 @@ class Publisher:
             # Whether the coordinator has it is not known: then nobody finds it here.
             participant.holdings.pop(release.version).retire()
             raise
-        participant.releases = known
         kept = {one.version for one in known}
         for old in [one for one in participant.holdings if one not in kept]:
             participant.holdings.pop(old).retire()
-            await participant.delete(directory.line(old))
+        dropped = [one.version for one in participant.releases if one.version not in kept]
+        participant.releases = known
+        for version in dropped:
+            # Published it is: a line that is left is a few bytes.
+            with suppress(CollectiveTimeoutError):
+                await participant.delete(directory.line(version))
 
     async def _take_place(self) -> None:
         """Be the one who publishes: there may have been another, who died."""

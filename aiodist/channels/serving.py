@@ -7,13 +7,14 @@ import logging
 from aiodist.channels import transfers
 from aiodist.channels.participant import Participant
 from aiodist.errors import AiodistError
+from aiodist.wire.limits import MAX_NAME
 
 log = logging.getLogger("aiodist.channels")
 
 
 async def meet(participant: Participant, name: str) -> None:
     """Meet another participant in the group `name`, and give it what it asks for."""
-    if not name.startswith(prefix(participant.channel, participant.id)):
+    if not name.startswith(prefix(participant.channel, participant.id)) or len(name) > MAX_NAME:
         log.warning("channel %r: asked to a group %r", participant.channel, name)
         return
     patience = participant.patience

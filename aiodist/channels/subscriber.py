@@ -85,9 +85,10 @@ class Subscriber:
         try:
             async with asyncio.timeout(timeout), self._turn:
                 holding = await self._fetching.newest(max(newer_than + 1, self._given))
+                # Before it is read, which goes on to the end if this is cancelled.
+                self._given = holding.release.version
                 with holding:
                     value = await in_thread(lambda: _read(holding, into))
-                self._given = holding.release.version
         except TimeoutError as error:
             if isinstance(error, CollectiveTimeoutError):
                 raise
@@ -123,7 +124,7 @@ class Subscriber:
                 self._given = max(self._given, version)
             finally:
                 fetch.cancel()
-                await asyncio.wait({fetch})
+                await asyncio.gather(fetch, return_exceptions=True)
 
     async def _release(self, version: int) -> Release:
         await self._participant.look()

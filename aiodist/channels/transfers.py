@@ -132,7 +132,8 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
     await pair.send((release.version, 0 if maps else holding.filled, maps), GIVES, tag=PARTS)
     if maps:
         words = await _word(pair, holding, patience)
-        segment = await take_segment(words, release.nbytes, keep=True)
+        async with asyncio.timeout(patience):
+            segment = await take_segment(words, release.nbytes, keep=True)
         holding.take(Memory.of(segment))
     checking: asyncio.Task[None] | None = None  # of the part before this one
     try:
@@ -141,6 +142,8 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
             if said != number:
                 raise ProtocolError(f"part {said!r} came where {number} was next")
             if maps:
+                if number == 0:
+                    holding.check(0)
                 holding.fill()
                 continue
             if release.span(number)[0] < release.span(number)[1]:

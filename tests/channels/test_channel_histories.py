@@ -57,7 +57,7 @@ class Stage:
         if held > most:
             self.problems.append(f"rank {rank} holds {held} versions")
 
-    async def follow(self, rank, last):
+    async def follow(self, rank, last, stay=0.0):
         """Take the newest version until `last` is there."""
         async with self.subscriber() as weights:
             async for version, got in weights:
@@ -65,6 +65,7 @@ class Stage:
                 self.bounded(weights, rank, 2)
                 if version >= last:
                     break
+            await asyncio.sleep(stay)
         return version
 
     async def publish(self, versions, pause=0.0, stay=30.0, **more):
@@ -79,7 +80,7 @@ class Stage:
 
 def test_a_chain_of_hosts_takes_one_copy_from_the_publisher():
     stage = Stage(6)
-    mains = {rank: stage.follow(rank, 1) for rank in range(1, 6)}
+    mains = {rank: stage.follow(rank, 1, stay=5.0) for rank in range(1, 6)}
     outcomes = stage.sim.play({0: stage.publish([1]), **mains})
     assert outcomes[1:] == [1] * 5
     nbytes = sum(array.nbytes for array in tree(1).values())
