@@ -11,7 +11,7 @@ from aiodist.channels.directory import Place, Release
 from aiodist.channels.holding import Holding
 from aiodist.channels.participant import Participant
 from aiodist.channels.transfers import NotThereError
-from aiodist.errors import AiodistError
+from aiodist.errors import AiodistError, CollectiveTimeoutError
 from aiodist.transports.surroundings import chooser_on
 
 log = logging.getLogger("aiodist.channels")
@@ -75,7 +75,11 @@ class Fetching:
         async with self._turns.setdefault(release.version, asyncio.Lock()):
             failed: set[str] = set()
             while not holding.is_whole:
-                source = await self._source(release, failed)
+                try:
+                    source = await self._source(release, failed)
+                except CollectiveTimeoutError as error:
+                    # The coordinator is away, and may come back.
+                    raise NobodyError from error
                 try:
                     await self._take(source, holding)
                 except (AiodistError, OSError, MemoryError, NotThereError) as error:
