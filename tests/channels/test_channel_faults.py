@@ -278,7 +278,7 @@ def test_options_that_make_no_sense(options, error, text):
 
 def test_the_coordinator_is_away_for_longer_than_the_patience():
     stage = Stage(3)
-    away = asyncio.Event()
+    away, other_has = asyncio.Event(), asyncio.Event()
 
     async def main():
         async with stage.subscriber() as weights:
@@ -286,6 +286,7 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
             stage.sim.restart_coordinator(4 * PATIENCE)
             away.set()
             assert (await weights.latest(newer_than=1))[0] == 2
+            await other_has.wait()
         stage.done.set()
 
     async def publish():
@@ -302,6 +303,7 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
         async with stage.subscriber() as weights:
             await away.wait()
             await weights.latest()
+            other_has.set()
             await stage.done.wait()
 
     stage.sim.play({0: publish(), 1: main(), 2: other()})
