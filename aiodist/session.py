@@ -254,6 +254,10 @@ class Connecting:
         """The same, asking for no rank in particular."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, rank=None)))
 
+    def with_store(self, name: str) -> Connecting:
+        """The same, for a group whose store is that of all groups that name it."""
+        return Connecting(replace(self._options, ask=replace(self._options.ask, store=name)))
+
     def __await__(self) -> Generator[Any, None, Group]:
         return _connect(self._options).__await__()
 

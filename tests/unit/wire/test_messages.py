@@ -94,6 +94,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
         metadata=trees,
         addresses=addresses,
         run_id=texts,
+        store=texts,
     ),
     m.View: st.builds(m.View, names, epochs, st.lists(infos, max_size=3).map(tuple)),
     m.Withdraw: st.just(m.Withdraw()),
