@@ -161,6 +161,13 @@ class Progress:
             and self._spin(board.met, peers, stamp, spins, crowded=crowded) is True
         )
 
+    def until(
+        self, look: Callable[[Any, Any], bool | None], a: Any, b: Any, *, crowded: bool
+    ) -> None:
+        """Poll until ``look(a, b)``, or the budget is used up."""
+        if not self.is_due():
+            self._spin(look, a, b, 1 if crowded else SPINS, crowded=crowded)
+
     def look(
         self, link: FramedLink, prefix: bytes, into: memoryview, *, crowded: bool
     ) -> bool | None:

@@ -107,6 +107,9 @@ class Progress:
 
     def inline(self, is_done: Any, link_of: Any) -> None: ...
 
+    def until(self, look: Any, a: Any, b: Any, *, crowded: bool) -> None:
+        look(a, b)
+
     def watch(self, board: Board, peers: Any, stamp: int, *, crowded: bool) -> bool:
         return board.reached(peers, stamp)
 
