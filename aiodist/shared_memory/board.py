@@ -84,6 +84,7 @@ _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in 
 SLEEP: Final = 8
 WANTED: Final = 9
 _TEXT: Final = 1024  # bytes; and 1024 further, by parity: what was called, in words
+# What comes behind these, from byte 3072 on, is of `aiodist.shared_memory.posts`.
 _TEXT_ROOM: Final = 1016
 
 _fence = threading.Lock()
