@@ -243,9 +243,10 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         self._bytes += nbytes
         for rank in self._posts.tell():
             self._context.kick(rank)
-        if not self._look(call, None) and self._polls and len(waiting) == 1:
+        while not self._look(call):
             # Where others wait, the one before has looked for long enough.
-            self._progress.until(self._look, call, None, crowded=self._crowded)
+            if not (self._polls and len(waiting) == 1 and self._news()):
+                break
         if not call.over:
             if call.missing:
                 self._wait(call)
@@ -253,8 +254,12 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
                 self._complete(call)
         return work
 
-    def _look(self, call: Call, _: None) -> bool | None:
-        """True: nothing is missing any more for `call`, or it waits no more. None: not yet."""
+    def _news(self) -> bool:
+        """Whether anything is posted within a moment."""
+        return self._progress.until(self._posts.has_news, crowded=self._crowded)
+
+    def _look(self, call: Call) -> bool:
+        """Whether nothing is missing any more for `call`, or it waits no more."""
         for reader in self._posts.readers:
             rank = reader.rank
             while call.values[rank] is None and reader.has_more():
@@ -265,7 +270,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
                     self._take(reader)
                     if call.over:
                         return True
-        return None if call.missing else True
+        return not call.missing
 
     def _wait(self, call: Call) -> None:
         work = call.work

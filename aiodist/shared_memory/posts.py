@@ -129,6 +129,13 @@ class Posts:
                 found.append(rank)
         return found
 
+    def has_news(self, _: None, __: None) -> bool | None:
+        """True: there is something to read. (For `Progress.until`: it looks again and again.)"""
+        for reader in self.readers:
+            if reader.words[HEAD] != reader.taken:
+                return True
+        return None
+
     def sleep(self) -> bool:
         """Have this rank woken by whoever posts next. False: something is there already."""
         self._naps += 1
@@ -158,25 +165,25 @@ class Posts:
 class Reader:
     """The posts of `rank`, one after the other."""
 
-    __slots__ = ("_cursor", "_own", "_ring", "_taken", "_words", "rank")
+    __slots__ = ("_cursor", "_own", "_ring", "rank", "taken", "words")
 
     def __init__(
         self, rank: int, memory: memoryview, words: memoryview, own: memoryview, cursor: int
     ) -> None:
         self.rank = rank
         self._ring = memory[START : START + SIZE]
-        self._words = words
+        self.words = words
         self._own = own  # this rank's words
         self._cursor = cursor  # where in these it says how far it has read
-        self._taken = 0  # bytes that were read
+        self.taken = 0  # bytes that were read
 
     def has_more(self) -> bool:
         """Whether there is one to read."""
-        return self._words[HEAD] != self._taken
+        return self.words[HEAD] != self.taken
 
     def expected(self, prefix: bytes, nbytes: int) -> bytes | None:
         """The data of the next post, which is there, if it begins like that; else it stays."""
-        at = self._taken & _MASK
+        at = self.taken & _MASK
         start = at + len(prefix)
         if self._ring[at:start].tobytes() != prefix:
             return None
@@ -187,11 +194,11 @@ class Reader:
     def take(self) -> Post | None:
         """The next post, which is there; None where it is nothing but the end of the ring. Raises
         ProtocolError."""
-        at = self._taken & _MASK
+        at = self.taken & _MASK
         whole, length, nbytes, number = _BEGIN.unpack_from(self._ring, at)
         start = at + _padded(_BEGIN.size + length)
         skips = at + whole == SIZE and not length
-        there = self._words[HEAD] - self._taken
+        there = self.words[HEAD] - self.taken
         if whole > min(there, SIZE - at) or not (skips or whole == start + _padded(nbytes) - at):
             raise ProtocolError(f"rank {self.rank} posted {nbytes} bytes in {whole}")
         ring = self._ring
@@ -202,9 +209,9 @@ class Reader:
 
     def give_up(self) -> None:
         """Read nothing more: the rank posts what makes no sense, and is lost."""
-        self._words = memoryview(bytearray(PAGE)).cast("Q")
-        self._taken = 0
+        self.words = memoryview(bytearray(PAGE)).cast("Q")
+        self.taken = 0
 
     def _move(self, nbytes: int) -> None:
-        self._taken += nbytes
-        self._own[self._cursor] = self._taken
+        self.taken += nbytes
+        self._own[self._cursor] = self.taken

@@ -161,12 +161,10 @@ class Progress:
             and self._spin(board.met, peers, stamp, spins, crowded=crowded) is True
         )
 
-    def until(
-        self, look: Callable[[Any, Any], bool | None], a: Any, b: Any, *, crowded: bool
-    ) -> None:
-        """Poll until ``look(a, b)``, or the budget is used up."""
-        if not self.is_due():
-            self._spin(look, a, b, 1 if crowded else SPINS, crowded=crowded)
+    def until(self, look: Callable[[None, None], bool | None], *, crowded: bool) -> bool:
+        """Poll until ``look(None, None)``: True; or the budget is used up: False."""
+        spins = 1 if crowded else SPINS
+        return not self.is_due() and bool(self._spin(look, None, None, spins, crowded=crowded))
 
     def look(
         self, link: FramedLink, prefix: bytes, into: memoryview, *, crowded: bool
