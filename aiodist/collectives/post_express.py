@@ -52,7 +52,7 @@ from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader, prefix_of
+from aiodist.shared_memory.posts import Posts, Reader, has_news, prefix_of
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.wire import kinds
@@ -245,7 +245,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             self._context.kick(rank)
         while not self._look(call):
             # Where others wait, the one before has looked for long enough.
-            if not (self._polls and len(waiting) == 1 and self._news()):
+            if not (self._polls and len(waiting) == 1 and self._news(call)):
                 break
         if not call.over:
             if call.missing:
@@ -254,9 +254,10 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
                 self._complete(call)
         return work
 
-    def _news(self) -> bool:
-        """Whether anything is posted within a moment."""
-        return self._progress.until(self._posts.has_news, crowded=self._crowded)
+    def _news(self, call: Call) -> bool:
+        """Whether one of those who are missing in `call` posts anything within a moment."""
+        late = [each for each in self._posts.readers if call.values[each.rank] is None]
+        return self._progress.until(has_news, late, crowded=self._crowded)
 
     def _look(self, call: Call) -> bool:
         """Whether nothing is missing any more for `call`, or it waits no more."""

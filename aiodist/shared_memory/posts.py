@@ -28,6 +28,7 @@ A post is ``bytes to the next one, of words, of data; number; words; data``, its
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
@@ -129,13 +130,6 @@ class Posts:
                 found.append(rank)
         return found
 
-    def has_news(self, _: None, __: None) -> bool | None:
-        """True: there is something to read. (For `Progress.until`: it looks again and again.)"""
-        for reader in self.readers:
-            if reader.words[HEAD] != reader.taken:
-                return True
-        return None
-
     def sleep(self) -> bool:
         """Have this rank woken by whoever posts next. False: something is there already."""
         self._naps += 1
@@ -215,3 +209,11 @@ class Reader:
     def _move(self, nbytes: int) -> None:
         self.taken += nbytes
         self._own[self._cursor] = self.taken
+
+
+def has_news(readers: Sequence[Reader], _: None) -> bool | None:
+    """True: there is something to read. (For `Progress.until`, which looks again and again.)"""
+    for reader in readers:
+        if reader.words[HEAD] != reader.taken:
+            return True
+    return None
