@@ -56,11 +56,14 @@ class Operations:
         shapes are the same on all ranks. The result is in `x`, or in `out` where given.
         """
         self._check_loop()
-        if tag is None and out is None and (express := self._context.express) is not None:
+        context = self._context
+        express = context.express if tag is None else context.post_express
+        if out is None and express is not None:
             # Not None: the group has not ended.
-            seconds = self._context.op_timeout if timeout is None else timeout
+            seconds = context.op_timeout if timeout is None else timeout
             if timeout is None or deadlines.is_timeout(timeout):
-                work = express.all_reduce(x, op, seconds)
+                tag = tag if tag is None else as_tag(tag)
+                work = express.all_reduce(x, op, seconds, tag)
                 if work is not None:
                     return work
         return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)

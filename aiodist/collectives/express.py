@@ -1,6 +1,6 @@
 """Prepared collectives: calls of kinds that were seen before, done within the call where they can.
 What is in here holds for all of them; `lane_express` and `link_express` have those of ranks that
-share memory, and of ranks that are joined by links.
+share memory, and of ranks that are joined by links. Those with a tag are in `post_express`.
 
 Everything about a call that is the same each time is made once and kept as a `Recipe`: its words,
 which the others compare with theirs, and its one phase, that the ordinary way has chosen. What is
@@ -123,7 +123,9 @@ class Express(ABC, Generic[G, R]):
         self._weight = 0  # of all of them
 
     @abstractmethod
-    def _run(self, recipe: R, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
+    def _run(
+        self, recipe: R, x: Any, flat: Flat, seconds: float, tag: object = None
+    ) -> Work[Any] | None:
         """Do `recipe` with `x`, whose memory is `flat`. None: nothing has happened."""
 
     @abstractmethod
@@ -135,7 +137,7 @@ class Express(ABC, Generic[G, R]):
 
     # -- finding recipes --------------------------------------------------------------------------
 
-    def all_reduce(self, x: Any, op: Any, seconds: float) -> Work[Any] | None:
+    def all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
         """Reduce `x` in place. None: the fast path does not apply, nothing has happened."""
         cls = type(x)
         if cls is not np.ndarray and cls is not tensors.plain_type():
@@ -157,7 +159,7 @@ class Express(ABC, Generic[G, R]):
             flat = x.reshape(-1) if x.flags.carray else None
         else:
             flat = arrays.flat(x, recipe.vector.dtype, recipe.vector.length)
-        return None if flat is None else self._run(recipe, x, flat, seconds)
+        return None if flat is None else self._run(recipe, x, flat, seconds, tag)
 
     def _learn(self, x: Any, op: Any) -> R | None:
         """Prepare an all_reduce of arrays like `x`, if that is one phase."""

@@ -121,7 +121,12 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         return LaneRecipe(op, call, phase, vector, keeps) if phase.shared is not None else None
 
     def _run(
-        self, recipe: LaneRecipe | lane_values.ValueRecipe, x: Any, flat: Any, seconds: float
+        self,
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        x: Any,
+        flat: Any,
+        seconds: float,
+        tag: object = None,
     ) -> Work[Any] | None:
         calls = self._calls
         lane = self._lane

@@ -245,7 +245,9 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
             return None
         return LinkRecipe(self._context, op, call, phase, vector, keeps)
 
-    def _run(self, recipe: LinkRecipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
+    def _run(
+        self, recipe: LinkRecipe, x: Any, flat: Flat, seconds: float, tag: object = None
+    ) -> Work[Any] | None:
         context, calls = self._context, self._calls
         if calls.arrivals.early:
             # If a peer has given it up already, its word may have arrived, behind its contribution.

@@ -73,6 +73,8 @@ class _Pending(NamedTuple):
 
 
 def _pending(context: Context) -> Iterator[_Pending]:
+    if context.calls.posting is not None:
+        context.calls.posting.settle()
     for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield _Pending(op.work, context, op, op.seq)

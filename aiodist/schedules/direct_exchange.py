@@ -1,4 +1,5 @@
-"""Everyone sends to everyone directly: all-to-all, and gather and scatter as cases of it.
+"""Everyone sends to everyone directly: all-to-all, and gather and scatter as cases of it; and the
+all-reduce of small values that everyone shows to all.
 
 Source: the pairwise exchange of Thakur, Rabenseifner, Gropp, "Optimization of collective
 communication operations in MPICH", 2005, without its barriers between the steps: in step d rank r
@@ -11,7 +12,10 @@ from collections.abc import Sequence
 
 from aiodist.schedules.cuts import AHEAD, pieces
 from aiodist.schedules.parts import parts_of
-from aiodist.schedules.plan import OUT, Copy, Grant, Plan, Recv, Send, Span, Step, X
+from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+
+ALL_REDUCE = "direct_exchange.all_reduce"
+"""The name of that plan: what has it may be posted."""
 
 
 def exchange(
@@ -49,6 +53,33 @@ def exchange(
 def spans(buffer: int, start: int, stop: int, segment: int) -> list[Span]:
     """Units `start` to `stop` of `buffer`, in segments."""
     return [Span(buffer, *cut) for cut in pieces(start, stop, segment)]
+
+
+def all_reduce(rank: int, size: int) -> Plan:
+    """Reduce one whole value a rank; the result is on every rank. Eager.
+
+    Unit: the whole value, and X, OUT and TMP are those of `recursive_doubling.all_reduce`. Everyone
+    sends the same frame to all others, so it may as well be shown to them: see
+    `aiodist.shared_memory.posts`. All reduce in rank order, and evaluate the same expression.
+
+    Rounds: 1, of P - 1 messages. On the wire per rank: the own value to all others. Scratch: P + 1
+    values, of two ranks 2. No rank completes before all have entered.
+    """
+    name = ALL_REDUCE
+    whole, result = Span(X, 0, 1), Span(OUT, 0, 1)
+    if size == 1:
+        return Plan(name, rank, size, (Reduce(result, (whole,)),), eager=True)
+    values = [Span(TMP, src, src + 1) for src in range(size)]
+    others = [(rank + distance) % size for distance in range(1, size)]
+    steps: list[Step] = [Copy(values[rank], whole)]
+    steps += [Send(peer, (values[rank],)) for peer in others]
+    steps += [Recv(peer, (values[peer],)) for peer in others]
+    total = Span(TMP, size, size + 1)
+    for src in range(1, size):
+        last = src == size - 1
+        operands = (values[0] if src == 1 else total, values[src])
+        steps.append(Reduce(result if last else total, operands, last))
+    return Plan(name, rank, size, tuple(steps), eager=True, scratch=size + (size > 2))
 
 
 def all_to_all(

@@ -104,6 +104,24 @@ def test_recursive_doubling(size: int, in_place: bool) -> None:
 
 @sizes
 @pytest.mark.parametrize("in_place", [False, True])
+def test_direct_exchange_of_whole_values(size: int, in_place: bool) -> None:
+    """In one round, and as one expression of operands in the order of the ranks."""
+    outcome = run(
+        lambda rank: direct_exchange.all_reduce(rank, size),
+        size,
+        1,
+        1,
+        in_place=range(size) if in_place else (),
+    )
+    for out in outcome.out:
+        assert_reduced(out, [0], range(size))
+    assert len(set(outcome.out)) == 1
+    assert outcome.rounds == (size > 1)
+    assert max(outcome.frames) == size - 1
+
+
+@sizes
+@pytest.mark.parametrize("in_place", [False, True])
 def test_recursive_doubling_of_large_wholes(size: int, in_place: bool) -> None:
     for length in lengths(size):
         make = recursive_doubling.all_reduce_whole
