@@ -107,7 +107,7 @@ def view(value: Any, where: Where) -> Array | None:
     if isinstance(value, BUFFERS):
         try:
             base = np.asarray(memoryview(value))
-        except (TypeError, ValueError, NotImplementedError) as error:  # of a format of Python's own
+        except (TypeError, ValueError) as error:  # of a format of Python's own
             raise TypeError(
                 f"{where}: numpy cannot read this {type(value).__name__} as numbers ({error}): "
                 "pass a numpy array"
@@ -235,7 +235,7 @@ def empty(kind: Kind, name: str, shape: tuple[int, ...], where: Where) -> Array:
     return Array(array, "numpy", name, array, None)
 
 
-def kind_and_name(dtype: object, like: object) -> tuple[Kind, str]:
+def kind_and_name(dtype: Any, like: object) -> tuple[Kind, str]:
     """What a new array is to be: of a dtype of numpy or torch, or as another array is.
 
     Raises TypeError for what is no dtype, or none that travels, and for both or neither.
@@ -252,7 +252,7 @@ def kind_and_name(dtype: object, like: object) -> tuple[Kind, str]:
         if name is None:
             raise TypeError(f"dtype: {dtype} does not travel")
         return "torch", name
-    return "numpy", _name(np.empty(0, dtype), "dtype")  # type: ignore[call-overload]
+    return "numpy", _name(np.empty(0, dtype), "dtype")
 
 
 def over(memory: Flat, kind: Kind, name: str, shape: tuple[int, ...]) -> Any:

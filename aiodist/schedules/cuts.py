@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
 Cut = tuple[int, int]
 """Units `start` to `stop`."""
 
@@ -25,3 +28,22 @@ def pieces(start: int, stop: int, segment: int) -> list[Cut]:
     if segment < 1:
         raise ValueError(f"a segment has at least one unit, not {segment}")
     return [(at, min(at + segment, stop)) for at in range(start, stop, segment)]
+
+
+def blocks_of(length: int, block: int, cut: Callable[[int], Iterable[int]]) -> list[list[Cut]]:
+    """The slices of each block of `block` units, by rank; the last block may be shorter. `cut`
+    gives the offsets that cut a block of so many units."""
+    return [
+        [(start + low, start + high) for low, high in pairwise(cut(stop - start))]
+        for start, stop in pieces(0, length, block)
+    ]
+
+
+def rounds_of(bounds: Sequence[int], piece: int) -> list[list[Cut]]:
+    """The next `piece` units of each slice, by rank, round by round until the longest is done."""
+    slices = list(pairwise(bounds))
+    longest = max(stop - start for start, stop in slices)
+    return [
+        [(min(start + low, stop), min(start + high, stop)) for start, stop in slices]
+        for low, high in pieces(0, longest, piece)
+    ]

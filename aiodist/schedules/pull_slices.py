@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-from aiodist.schedules.cuts import Cut, even_bounds, pieces
+from aiodist.schedules.cuts import Cut, blocks_of, even_bounds, rounds_of
 from aiodist.schedules.plan import OUT, SHARED, Copy, Plan, Reduce, Span, Step, X
 from aiodist.schedules.pull import others, pipeline
 
@@ -27,7 +27,7 @@ def all_reduce(rank: int, size: int, length: int, piece: int, depth: int) -> Pla
     Rounds: one for each block, and one. Copied per rank: `length` without the own slices when
     staged, and `length` when collected; reduced: `length`. Shared: `depth` blocks (at least two).
     """
-    blocks = _blocks(size, length, piece)
+    blocks = blocks_of(length, size * piece, lambda units: even_bounds(units, size))
     return _slices("pull_slices.all_reduce", rank, size, blocks, depth, range(size), 0)
 
 
@@ -36,7 +36,7 @@ def reduce(rank: int, size: int, root: int, length: int, piece: int, depth: int)
 
     As `all_reduce`, but `root` alone collects the results. At the other ranks OUT is not used.
     """
-    blocks = _blocks(size, length, piece)
+    blocks = blocks_of(length, size * piece, lambda units: even_bounds(units, size))
     return _slices("pull_slices.reduce", rank, size, blocks, depth, (root,), 0)
 
 
@@ -50,21 +50,8 @@ def reduce_scatter(rank: int, size: int, bounds: Sequence[int], piece: int, dept
     Rounds: one for each piece of the longest slice. Copied per rank: X without the own slice;
     reduced: P times the own slice. Shared: `depth` times P - 1 pieces (at least two).
     """
-    cuts = [pieces(bounds[q], bounds[q + 1], piece) for q in range(size)]
-    blocks = [
-        [cut[k] if k < len(cut) else (bounds[q + 1], bounds[q + 1]) for q, cut in enumerate(cuts)]
-        for k in range(max(map(len, cuts)))
-    ]
+    blocks = rounds_of(bounds, piece)
     return _slices("pull_slices.reduce_scatter", rank, size, blocks, depth, (), bounds[rank])
-
-
-def _blocks(size: int, length: int, piece: int) -> list[list[Cut]]:
-    """The slices of each block of `length` units, by rank."""
-    blocks: list[list[Cut]] = []
-    for start, stop in pieces(0, length, size * piece):
-        bounds = [start + at for at in even_bounds(stop - start, size)]
-        blocks.append([(bounds[q], bounds[q + 1]) for q in range(size)])
-    return blocks
 
 
 def _slices(

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from aiodist.schedules.cuts import Cut, even_bounds, pieces
+from aiodist.schedules.cuts import Cut, blocks_of, rounds_of
 from aiodist.schedules.plan import (
     OUT,
     SHARED,
@@ -62,7 +62,7 @@ def all_reduce(rank: int, teams: Teams, length: int, piece: int, lag: int = LAG)
     goes, one less for what comes, and `lag` + 1 of the own slice (`lag` >= 1).
     """
     size = sum(map(len, teams))
-    blocks = _blocks(size, length, even_bounds(size * piece, size))
+    blocks = _blocks(length, range(0, (size + 1) * piece, piece))
     return _slices("team_slices.all_reduce", rank, teams, blocks, lag, range(size), 0)
 
 
@@ -78,7 +78,7 @@ def reduce(rank: int, teams: Teams, root: int, length: int, piece: int, lag: int
     bounds = [0]
     for owner in range(sum(map(len, teams))):
         bounds.append(bounds[-1] + piece * (owner in team))
-    blocks = _blocks(len(bounds) - 1, length, bounds)
+    blocks = _blocks(length, bounds)
     return _slices("team_slices.reduce", rank, teams, blocks, lag, (root,), 0)
 
 
@@ -93,23 +93,15 @@ def reduce_scatter(
 
     Between H hosts cross H - 1 times the length of X, which is the least possible.
     """
-    size = sum(map(len, teams))
-    cuts = [pieces(bounds[q], bounds[q + 1], piece) for q in range(size)]
-    blocks = [
-        [cut[k] if k < len(cut) else (bounds[q + 1], bounds[q + 1]) for q, cut in enumerate(cuts)]
-        for k in range(max(map(len, cuts)))
-    ]
+    blocks = rounds_of(bounds, piece)
     return _slices("team_slices.reduce_scatter", rank, teams, blocks, lag, (), bounds[rank])
 
 
-def _blocks(size: int, length: int, shares: Sequence[int]) -> list[list[Cut]]:
-    """The slices of each block, by rank. A full block has ``shares[-1]`` units, of which rank q has
-    those from ``shares[q]`` on; the last one is cut likewise."""
-    blocks: list[list[Cut]] = []
-    for start, stop in pieces(0, length, shares[-1]):
-        bounds = [start + (stop - start) * share // shares[-1] for share in shares]
-        blocks.append([(bounds[q], bounds[q + 1]) for q in range(size)])
-    return blocks
+def _blocks(length: int, shares: Sequence[int]) -> list[list[Cut]]:
+    """A full block has ``shares[-1]`` units, of which rank q has those from ``shares[q]`` on; the
+    last one is cut likewise."""
+    block = shares[-1]
+    return blocks_of(length, block, lambda units: [units * share // block for share in shares])
 
 
 def _slices(

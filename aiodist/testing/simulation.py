@@ -21,7 +21,7 @@ from aiodist.session import connect
 from aiodist.testing.faults import FaultInjector
 from aiodist.testing.history import History
 from aiodist.testing.network import Conditions, Network, Node
-from aiodist.testing.virtual_loop import VirtualLoop, current_process
+from aiodist.testing.virtual_loop import VirtualLoop, abandon, current_process
 
 T = TypeVar("T")
 Program = Callable[..., Awaitable[Any]]
@@ -156,8 +156,8 @@ class Simulation:
         # A killed process has no last words: its tasks are neither cancelled nor resumed. Python
         # would complain of that when they are collected, of those that never began even as of a
         # coroutine that was not awaited.
-        for task in self.coordinator.tasks:  # it never ends, and nobody keeps it
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        for task in self.coordinator.tasks:
+            abandon(task)
             coroutine = task.get_coro()
             if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == (
                 inspect.CORO_CREATED

@@ -11,14 +11,16 @@ import contextvars
 import selectors
 import socket
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 MOST_LAST_WORDS = 16
 """How often a coroutine of a process that has ended is closed, where it goes on after that."""
@@ -264,6 +266,12 @@ class VirtualSelector(selectors.BaseSelector):
         return ready
 
 
+def abandon(task: Any) -> None:
+    """It never ends, and nobody keeps it: Python is not to complain of that when it is collected.
+    There is no public way to say so."""
+    task._log_destroy_pending = False
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, starting at 0. No thread, no real file, no real clock.
 
@@ -272,6 +280,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """
 
     is_virtual = True
+
+    _transports: MutableMapping[int, Any]  # of asyncio's own, which leaves it out of its type hints
 
     def __init__(self, seed: int | str = 0) -> None:
         self._virtual = VirtualSelector(Random(f"loop {seed}"))
@@ -327,15 +337,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     # Callbacks belong to the process that is running when they are set up.
 
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    def call_soon(
+        self, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
     ) -> asyncio.Handle:
         return _belonging(super().call_soon, callback, args, context)
 
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any,
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:  # fmt: skip
+    ) -> asyncio.TimerHandle:
         return _belonging(partial(super().call_at, when), callback, args, context)
 
     def call_in_thread(
@@ -371,14 +384,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # A process that was killed leaves coroutines behind which are never resumed. Collected as
         # they are, each would warn, or run its `finally` in a loop that is closed. So they are
         # closed here, in a last turn, while what they call still works.
-        for transport in list(self._transports.values()):  # type: ignore[attr-defined]
+        for transport in list(self._transports.values()):
             with suppress(Exception):  # it was lost before, and has let go of its loop
                 transport.abort()
                 transport._call_connection_lost(None)
         buried: set[asyncio.Task[Any]] = set()
         while left := asyncio.all_tasks(self) - buried:  # the last words of some are new tasks
             for task in left:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                abandon(task)
                 coroutine: Any = task.get_coro()
                 # Each of its `finally` that waits for something has it stay, and be closed anew.
                 for _ in range(MOST_LAST_WORDS):
@@ -394,8 +407,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         where = (self.resolve(host), int(port))
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", where)]
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., T], *args: Any
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
     ) -> asyncio.Future[T]:
         """What threads do is done after a moment; not at all, if the process ends before."""
         done: asyncio.Future[T] = self.create_future()

@@ -43,7 +43,7 @@ class Request(NamedTuple):
                 return Request(op, int(number), where, value, name)
         raise ValueError(
             "expected five values, of which the second is a number above 0, not "
-            + reprlib.repr(message)
+            + reprlib.repr(message)[:200]
         )
 
 

@@ -8,6 +8,7 @@ functions here, and get the `Rank`.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
 import time
@@ -31,10 +32,8 @@ class Aiodist:
     def __init__(self, group: aiodist.Group, *, shared: bool = False) -> None:
         self.group = group
         self.rank, self.size = group.rank, group.size  # as of the group
-        try:
-            import torch as module
-        except ImportError:
-            import numpy as module  # type: ignore[no-redef]
+        library = "numpy" if importlib.util.find_spec("torch") is None else "torch"
+        module = importlib.import_module(library)
         # As reports show it.
         self.name = f"aiodist {aiodist.__version__}, {module.__name__} {module.__version__}"
         self._maker: Any = group if shared else module  # whose `empty` makes the arrays

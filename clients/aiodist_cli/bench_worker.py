@@ -184,14 +184,13 @@ class Mpi:
 
     def __init__(self) -> None:
         import numpy
-        from mpi4py import MPI  # type: ignore[import-not-found,unused-ignore]
 
         self._numpy: Any = numpy  # imported here, as others can do without
-        self._mpi: Any = MPI  # the module of mpi4py
-        self._world: Any = MPI.COMM_WORLD  # the communicator of all ranks
+        self._mpi: Any = importlib.import_module("mpi4py.MPI")
+        self._world: Any = self._mpi.COMM_WORLD  # the communicator of all ranks
         # As the launcher of that MPI has it.
         self.rank, self.size = self._world.rank, self._world.size
-        text = MPI.Get_library_version().replace("\0", "").split("\n")[0]
+        text = self._mpi.Get_library_version().replace("\0", "").split("\n")[0]
         self.name = text.split(",")[0].strip()  # the first words of what it calls itself
 
     def empty(self, elements: int) -> Any:

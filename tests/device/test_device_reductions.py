@@ -81,7 +81,7 @@ async def test_other_reductions(devices: Devices) -> None:
         for exclusive in (False, True):
             xs = put()
             name = "exscan" if exclusive else "scan"
-            got = await both(groups, lambda g, r, n=name, xs=xs: getattr(g, n)(xs[r]))  # type: ignore[misc]
+            got = await both(groups, lambda g, r, n=name, xs=xs: getattr(g, n)(xs[r]))
             for r, (device, result) in enumerate(zip(ranks, got, strict=True)):
                 stop = r if exclusive else r + 1
                 due = sum(given[:stop]) if stop else given[0]

@@ -42,8 +42,9 @@ def read_pids(process: subprocess.Popen[str], count: int) -> dict[str, int]:
     """Read ``[rank] pid N`` of `count` ranks."""
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(count)]
-    found = dict(re.fullmatch(r"\[(\d+)\] pid (\d+)\n", line).groups() for line in lines)  # type: ignore[union-attr]
-    return {rank: int(pid) for rank, pid in found.items()}
+    found = re.findall(r"^\[(\d+)\] pid (\d+)\n", "".join(lines), re.MULTILINE)
+    assert len(found) == count, lines
+    return {rank: int(pid) for rank, pid in found}
 
 
 def test_ranks_know_who_they_are(aiodist: Start, script: Callable[[str], Path]) -> None:

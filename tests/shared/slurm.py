@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,29 +92,22 @@ class Cluster:
         told = self.on(0, "sbatch", "--parsable", f"--output={output}", script.name,
                        cwd=script.parent, **variables)  # fmt: skip
         assert told.returncode == 0, told.stderr
-        asking = ("scontrol", "--oneliner", "show", "job", told.stdout.strip())
-        end = time.monotonic() + 50
-        while True:
-            shown = self.on(0, *asking, cwd=script.parent).stdout
-            if "JobState=COMPLETED" in shown:
-                return sorted(output.read_text().splitlines())
-            assert "JobState=FAILED" not in shown, f"{output.read_text()}\n{shown}"
-            assert time.monotonic() < end, f"{shown}\n{self.logs()}"
-            time.sleep(0.1)
+        job = told.stdout.strip()
+        # A job that depends on it begins when it has ended; `sbatch --wait` looks each ten seconds.
+        after = self.on(0, "srun", f"--dependency=afterany:{job}", "true", cwd=script.parent)
+        shown = self.on(0, "scontrol", "--oneliner", "show", "job", job, cwd=script.parent).stdout
+        said = output.read_text() if output.exists() else ""
+        assert "JobState=COMPLETED" in shown, f"{shown}\n{said}\n{after.stderr}\n{self.logs()}"
+        return sorted(said.splitlines())
 
     def logs(self) -> str:
         files = sorted([*self.folder.glob("*.log"), *self.folder.glob("*.out")])
         return "\n".join(f"{file.name}:\n{file.read_text()[-2000:]}" for file in files)
 
     def await_nodes(self) -> None:
-        """Returns when both slurmd have reported to slurmctld."""
-        end = time.monotonic() + 40
-        while True:
-            shown = self.on(0, "sinfo", "--noheader", "--format=%n %T", cwd=self.folder).stdout
-            if sorted(shown.split("\n")[:-1]) == ["node1 idle", "node2 idle"]:
-                return
-            assert time.monotonic() < end, f"{shown}\n{self.logs()}"
-            time.sleep(0.2)
+        """Returns when both slurmd have reported to slurmctld: a job of both waits for that."""
+        done = self.on(0, "srun", "--nodes=2", "true", cwd=self.folder)
+        assert done.returncode == 0, f"{done.stderr}\n{self.logs()}"
 
     def stop(self) -> None:
         for process in self.daemons:

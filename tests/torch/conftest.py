@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from nursery import Born, Nursery
+from threaded import in_threads
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from aiodist.launching.spawn import free_port
@@ -50,27 +50,15 @@ def ranks(no_leaks: None) -> Iterator[Ranks]:
 
     def run(size: int, body: Callable[[ProcessGroup], Any], *, timeout: float = 20) -> list[Any]:
         store = dist.HashStore()
-        results: list[Any] = [None] * size
-        errors: list[BaseException] = []
 
-        def main(rank: int) -> None:
+        def main(rank: int) -> Any:
+            group = join(store, rank, size, timeout)
             try:
-                group = join(store, rank, size, timeout)
-                try:
-                    results[rank] = body(group)
-                finally:
-                    group.shutdown()
-            except BaseException as error:
-                errors.append(error)
+                return body(group)
+            finally:
+                group.shutdown()
 
-        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return results
+        return in_threads(size, main)
 
     yield run
     engine().end()  # rank 0's coordinator stays until the others have left

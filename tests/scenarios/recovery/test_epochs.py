@@ -233,7 +233,7 @@ def test_a_rank_that_hears_no_more_of_the_others_leaves_and_says_why(
     run, stage, monkeypatch, caplog, busy
 ):
     """Whether its block is in an operation then, or waits for something else."""
-    kind = Worker if busy else Waiting
+    kind, options = (Worker, {}) if busy else (Waiting, {"patience": 0.0})
 
     async def main():
         async with stage() as cast:
@@ -241,7 +241,7 @@ def test_a_rank_that_hears_no_more_of_the_others_leaves_and_says_why(
             await workers[0].sees(2)
             with monkeypatch.context() as patch:
                 deaf = Deaf(patch)
-                workers.append(kind(cast, patience=0.0))
+                workers.append(kind(cast, **options))
                 await deaf.listen.wait()
             await until(lambda: workers[2].steps)
             deaf.broken.set()

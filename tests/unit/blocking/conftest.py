@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from threaded import in_threads
 
 import aiodist
 from aiodist import BlockingGroup
@@ -42,24 +42,12 @@ def ranks(address: str, transport: str) -> Ranks:
     first of them raises."""
 
     def run(size: int, body: Callable[[BlockingGroup], Any], **options: Any) -> list[Any]:
-        results: list[Any] = [None] * size
-        errors: list[BaseException] = []
         settings = {"op_timeout": 20.0, "transports": transport, **options}
 
-        def main(rank: int) -> None:
-            try:
-                with aiodist.connect_blocking(address, rank=rank, size=size, **settings) as group:
-                    results[rank] = body(group)
-            except BaseException as error:
-                errors.append(error)
+        def main(rank: int) -> Any:
+            with aiodist.connect_blocking(address, rank=rank, size=size, **settings) as group:
+                return body(group)
 
-        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        return results
+        return in_threads(size, main)
 
     return run

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from sharing import everyone, sharing
 
 import aiodist
 from aiodist import ReduceOp
@@ -17,26 +17,7 @@ from aiodist.transports import polling as progress
 
 torch = pytest.importorskip("torch")
 
-SHM = {"transports": ("shm",), "op_timeout": 30.0}
-
-
-async def everyone(ranks, start):
-    return list(await asyncio.gather(*[start(group) for group in ranks]))
-
-
-@asynccontextmanager
-async def sharing(size):
-    """Ranks that share memory."""
-    async with aiodist.local(size, **SHM) as ranks:
-        while any(group._context.express is None for group in ranks):
-            await everyone(ranks, lambda g: g.barrier())
-        yield ranks
-
-
-@pytest.fixture(autouse=True)
-def no_turn_is_due(monkeypatch):
-    """However slow the machine is."""
-    monkeypatch.setattr(progress, "TURN", 3600.0)
+pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 
 
 @pytest.fixture

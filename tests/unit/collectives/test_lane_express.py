@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from sharing import everyone, sharing
 
 import aiodist
 from aiodist import MismatchError, ReduceOp
 from aiodist.phases.base import Call
-from aiodist.transports import polling
 
-
-async def everyone(ranks, start):
-    return list(await asyncio.gather(*[start(group) for group in ranks]))
-
-
-@asynccontextmanager
-async def sharing(size, **options):
-    async with aiodist.local(size, transports=("shm",), op_timeout=30.0, **options) as ranks:
-        while any(group._context.express is None for group in ranks):
-            await everyone(ranks, lambda g: g.barrier())
-        yield ranks
-
-
-@pytest.fixture(autouse=True)
-def no_turn_is_due(monkeypatch):
-    """However slow the machine is."""
-    monkeypatch.setattr(polling, "TURN", 3600.0)
+pytestmark = pytest.mark.usefixtures("no_turn_is_due")
 
 
 CALLS = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from sharing import everyone
 
 import aiodist
 from aiodist.collectives import lane_setup
@@ -17,10 +18,6 @@ from aiodist.rank.doings import RankDoings
 from aiodist.wire.activity import ranks_in, unpacked
 
 SHM = {"transports": ("shm",), "op_timeout": 30.0}
-
-
-async def everyone(ranks, start):
-    return list(await asyncio.gather(*[start(group) for group in ranks]))
 
 
 def lanes(ranks):

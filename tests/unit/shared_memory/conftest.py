@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from aiodist.collectives import reductions, values
-from aiodist.errors import CollectiveAbortedError
+from aiodist.errors import CollectiveAbortedError, PeerLostError
 from aiodist.links.moved import Moved
 from aiodist.phases import base
 from aiodist.rank.context import Context
@@ -400,6 +400,12 @@ class Users:
             case _:
                 self.world.do(event)
 
+    def go(self, steps: int) -> None:
+        """Let so many things happen, where as many can."""
+        for _ in range(steps):
+            if events := self.events():
+                self.do(self.world.chooser.pick(events))
+
     def run(self) -> None:
         for _ in range(100_000):
             events = self.events()
@@ -427,6 +433,23 @@ class Users:
             assert not context.calls.arrivals.verdicts
             assert context.lane is not None
             assert context.lane.idle
+
+    def check_without(self, dead: int) -> int:
+        """All has happened that can, to those who survived `dead`: values are right, and what is
+        wrong is that this rank was lost. How many have failed."""
+        failed = 0
+        for call in self.calls:
+            for rank, work in call.works.items():
+                if rank == dead:
+                    continue
+                assert work.done(), f"rank {rank} hangs in {call.kind} #{call.number}"
+                if (error := work.exception()) is None:
+                    assert call.is_right(rank, self.world.size)
+                else:
+                    assert isinstance(error, PeerLostError)
+                    assert error.ranks == (dead,)
+                    failed += 1
+        return failed
 
 
 KINDS = ["express"] * 4 + ["all_reduce", "max", "list", "exscan", "all_gather", "broadcast", "bar"]

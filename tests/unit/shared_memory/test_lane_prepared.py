@@ -10,7 +10,6 @@ import pytest
 
 from aiodist.collectives import lane_express, lane_values
 from aiodist.engine.executor import ALL
-from aiodist.errors import PeerLostError
 
 
 @pytest.fixture
@@ -76,23 +75,11 @@ def test_a_rank_that_dies(lanes, ends):
         world = lanes.World(size, lanes.Chance(seed), polls=chance.random() < 0.5)
         users = lanes.Users(world, some_calls(lanes, chance, size, cancels=False), awaits=True)
         dead = chance.randrange(size)
-        for _ in range(chance.randrange(40, 160)):
-            if events := users.events():
-                users.do(world.chooser.pick(events))
+        users.go(chance.randrange(40, 160))
         world.kill(dead)
         world.tell_of(dead)
         users.run()
-        for call in users.calls:
-            for rank, work in call.works.items():
-                if rank == dead:
-                    continue
-                assert work.done(), f"rank {rank} hangs in {call.kind} #{call.number}"
-                if (error := work.exception()) is None:
-                    assert call.is_right(rank, size)
-                else:
-                    assert isinstance(error, PeerLostError)
-                    assert error.ranks == (dead,)
-                    failed += 1
+        failed += users.check_without(dead)
     assert failed > 60
     assert ends["values", True] > 20
     assert ends["reductions", True] > 20

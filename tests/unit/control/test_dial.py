@@ -1,0 +1,129 @@
+"""Reaching the coordinator: what is tried again, for how long, and what is said at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from aiodist.control import dial as dialling
+from aiodist.control.dial import ATTEMPT_SECONDS, SILENT, SILENT_SECONDS, dial
+from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError
+from aiodist.testing.virtual_loop import VirtualLoop
+
+AT = "tcp://10.0.0.1:7"
+
+Dial = Callable[..., Any]
+
+
+class Attempts:
+    """Each attempt is one of these, the last again and again: an answer, an error, or None, which
+    never ends."""
+
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = list(outcomes)
+        self.times: list[float] = []
+
+    async def __call__(self, *_: object) -> Any:
+        self.times.append(asyncio.get_running_loop().time())
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if outcome is None:
+            await asyncio.Event().wait()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop()
+    yield loop
+    loop.close()
+    assert loop.errors == []
+
+
+@pytest.fixture
+def reach(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> Dial:
+    """``reach(attempts)``: what `dial` gives, in virtual time."""
+
+    def call(attempts: Attempts, *, timeout: float = 30.0, retry: bool = True) -> Any:
+        monkeypatch.setattr(dialling, "_attempt", attempts)
+        return loop.run_until_complete(dial(AT, token=None, ssl=None, timeout=timeout, retry=retry))
+
+    return call
+
+
+def nobody() -> OSError:
+    return ConnectionRefusedError(111, "Connection refused")
+
+
+def test_who_answers_is_asked_once(reach: Dial) -> None:
+    attempts = Attempts("greeted")
+    assert reach(attempts) == "greeted"
+    assert attempts.times == [0.0]
+
+
+def test_a_coordinator_that_is_about_to_start_is_found(reach: Dial) -> None:
+    attempts = Attempts(*[nobody()] * 5, "greeted")
+    assert reach(attempts) == "greeted"
+    pauses = [later - time for time, later in zip(attempts.times, attempts.times[1:], strict=False)]
+    # Longer and longer, and not all ranks at the same moments.
+    assert all(0.5 <= pause / (0.02 * 2**n) <= 1.0 for n, pause in enumerate(pauses))
+
+
+def test_it_is_given_up_in_time_and_the_last_attempt_says_why(
+    reach: Dial, loop: VirtualLoop
+) -> None:
+    attempts = Attempts(nobody())
+    with pytest.raises(JoinTimeoutError, match="the last one: Connection refused") as caught:
+        reach(attempts, timeout=7.0)
+    assert 6.9 < loop.time() <= 7.0
+    assert f"({len(attempts.times)} attempts" in str(caught.value)
+    assert AT in str(caught.value)
+
+
+def test_who_is_to_try_once_tries_once(reach: Dial) -> None:
+    attempts = Attempts(nobody())
+    with pytest.raises(JoinError) as caught:
+        reach(attempts, retry=False)
+    assert not isinstance(caught.value, JoinTimeoutError)
+    assert len(attempts.times) == 1
+
+
+def test_one_attempt_does_not_take_all_the_time(reach: Dial, loop: VirtualLoop) -> None:
+    """A firewall that drops packets, and is opened a moment later."""
+    attempts = Attempts(None, "greeted")
+    assert reach(attempts) == "greeted"
+    assert ATTEMPT_SECONDS < attempts.times[1] < ATTEMPT_SECONDS + 0.1
+
+
+def test_no_attempt_goes_on_past_the_end(reach: Dial, loop: VirtualLoop) -> None:
+    with pytest.raises(JoinTimeoutError, match="it did not answer"):
+        reach(Attempts(None), timeout=2.0)
+    assert loop.time() == 2.0
+
+
+def test_an_answer_that_would_be_the_same_again_is_told_at_once(reach: Dial) -> None:
+    error = AuthenticationError("wrong token")
+    attempts = Attempts(dialling._Refused(error))
+    with pytest.raises(AuthenticationError) as caught:
+        reach(attempts)
+    assert caught.value is error
+    assert len(attempts.times) == 1
+
+
+def test_a_service_that_says_nothing_is_said_to_do_so_once(
+    reach: Dial, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts = Attempts(ConnectionResetError(SILENT))
+    with pytest.raises(JoinTimeoutError, match="closes every connection without a greeting"):
+        reach(attempts, timeout=4 * SILENT_SECONDS)
+    (record,) = caplog.records
+    assert "Trying until 12 s are over" in record.getMessage()
+
+
+async def test_an_address_that_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="ftp"):
+        await dial("ftp://x:1", token=None, ssl=None, timeout=1.0, retry=True)

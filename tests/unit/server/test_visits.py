@@ -1,0 +1,126 @@
+"""Connections to what is served over HTTP: who stays, and who goes for another one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodist_server import visits as module
+from aiodist_server.visits import Visits
+
+
+class Handler(asyncio.Protocol):
+    """Who speaks HTTP with one connection."""
+
+    def __init__(self) -> None:
+        self.here = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.heard = b""
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.here.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+        self.transport.write(b"answer")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
+
+
+class Place:
+    """Visits, who attends to them, and the callers."""
+
+    def __init__(self) -> None:
+        self.visits = Visits()
+        self.visits.serve(self.make)
+        self.handlers: list[Handler] = []
+        self.callers: list[socket.socket] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+
+    def make(self) -> Handler:
+        self.handlers.append(Handler())
+        return self.handlers[-1]
+
+    async def called(self) -> tuple[socket.socket, Handler]:
+        """Somebody has connected."""
+        caller = socket.create_connection(self.listener.getsockname())
+        caller.setblocking(False)
+        self.callers.append(caller)
+        sock, _ = self.listener.accept()
+        sock.setblocking(False)
+        self.visits.take(sock)
+        await self.handlers[-1].here.wait()
+        return caller, self.handlers[-1]
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    place = Place()
+    yield place
+    place.listener.close()
+    for caller in place.callers:
+        caller.close()
+    for handler in place.handlers:
+        await handler.gone.wait()
+    await place.visits.end()
+    assert len(place.visits._room) == 0
+    assert place.visits._by_handler == {}
+
+
+async def test_what_a_visitor_says_and_hears(place: Place) -> None:
+    caller, handler = await place.called()
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(caller, b"request")
+    assert await loop.sock_recv(caller, 100) == b"answer"
+    assert handler.heard == b"request"
+
+
+async def test_who_brings_no_request_goes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.0)
+    _, handler = await place.called()
+    await handler.gone.wait()
+
+
+async def test_an_answer_may_take_its_time_and_the_next_request_may_not(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, handler = await place.called()
+    visit = place.visits._by_handler[handler]
+    answered: Any = object()
+
+    async def answer(request: Any) -> Any:
+        assert visit._timer is not None
+        assert visit._timer.cancelled()
+        return answered
+
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.0)
+    request: Any = SimpleNamespace(protocol=handler)
+    assert await place.visits.attend(request, answer) is answered
+    await handler.gone.wait()
+
+
+async def test_the_oldest_goes_for_a_new_one(place: Place) -> None:
+    place.visits._room.most = 2  # and one of them for each host
+    _, first = await place.called()
+    _, second = await place.called()
+    await first.gone.wait()
+    assert not second.gone.is_set()
+
+
+async def test_a_request_of_who_is_gone_is_carried_out(place: Place) -> None:
+    """It was closed meanwhile, and whoever answers finds that out."""
+    request: Any = SimpleNamespace(protocol=Handler())
+    answered: Any = object()
+
+    async def answer(request: Any) -> Any:
+        return answered
+
+    assert await place.visits.attend(request, answer) is answered
