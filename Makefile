@@ -28,9 +28,9 @@ demo: $(READY)  ## train on handwritten digits with 4 ranks
 	@$(BIN)/python examples/digits/demo.py
 
 # So many processes share the tests: one that runs out of work takes over some of another's. Most
-# tests of several processes wait rather than compute, so there are twice as many as processors.
-CORES := $(shell getconf _NPROCESSORS_ONLN)
-WORKERS ?= $(shell expr 2 '*' $(CORES) '|' 4)
+# tests of several processes wait rather than compute: so there are twice as many as processors,
+# where these are few (each takes 0.7 GB, and some seconds to find the tests).
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? 2 * n : n)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: $(READY)  ## run the tests

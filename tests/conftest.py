@@ -24,8 +24,9 @@ from hypothesis import settings
 
 pytest.register_assert_rewrite("plans", "processes", "survey")
 
-# The same examples in every run. Others: `pytest --hypothesis-profile=default`.
-settings.register_profile("replayed", derandomize=True)
+# The same examples in every run, however long each takes: other processes share the processors.
+# Others: `pytest --hypothesis-profile=default`.
+settings.register_profile("replayed", derandomize=True, deadline=None)
 settings.load_profile("replayed")
 
 # Else each rank that a test starts would compile the library anew, and each run these tests.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiodist
@@ -24,7 +25,7 @@ async def processes(
 ) -> AsyncIterator[list[Process]]:
     """`size` processes of `program`, whose arguments are the address of a coordinator, the rank,
     and `arguments`. `env`: what is added to the environment, by rank. What still runs at the end is
-    killed."""
+    killed, with all that it has forked: that would hold the pipes, for whose end is waited."""
     clean = {name: it for name, it in os.environ.items() if not name.startswith("AIODIST_")}
     started: list[Process] = []
     try:
@@ -37,13 +38,14 @@ async def processes(
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env={**clean, **(env or {}).get(rank, {})},
+                    start_new_session=True,
                 )
                 started.append(process)
             yield started
     finally:
         for process in started:
-            if process.returncode is None:
-                process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         for process in started:
             # To the end of the pipes, so that nothing of them is left.
             await process.communicate()
