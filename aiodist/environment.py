@@ -41,7 +41,8 @@ class Settings:
     `listen`: where rank 0 may serve `address` itself ("": it may not). `listen_guarded`: the same,
     if something keeps strangers out; MASTER_ADDR is rank 0's host under the name that others know
     it by, so it may listen on all interfaces then. `agent_store`: torchrun keeps a TCPStore at
-    MASTER_ADDR:MASTER_PORT, so the address is not free.
+    MASTER_ADDR:MASTER_PORT, so the address is not free. `one_host`: all ranks are on one host, as
+    LOCAL_WORLD_SIZE of torchrun and `aiodist run` says.
     """
 
     address: str = ""
@@ -56,6 +57,7 @@ class Settings:
     listen: str = ""
     listen_guarded: str = ""
     agent_store: bool = False
+    one_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ def settings_from(environ: Mapping[str, str]) -> Settings:
         listen="" if address.scheme == "tls" else str(address),
         listen_guarded=_listening_at(address, master="AIODIST_ADDRESS" not in environ),
         agent_store=agent_store,
+        one_host=size is not None and environ.get("LOCAL_WORLD_SIZE") == str(size),
     )
 
 

@@ -235,6 +235,7 @@ def _wanted(
         token=secret,
         ssl=server,
         guard=guard,
+        one_host=found.one_host,
         hint=narrow_hint(parse_address(address)) if served != found.listen_guarded else "",
     )
 

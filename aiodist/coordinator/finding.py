@@ -35,8 +35,8 @@ class Wanted:
     """`address`: where the coordinator is to be found. `serve`: where to listen for it, if this
     rank may serve it ("": it may not). `through_agent`: torchrun's own store is at `address`, and
     says under `key` where the coordinator is. `ssl`: the server-side context of a coordinator that
-    this rank serves. `guard`: what keeps strangers from it. `hint`: what to look at if the ranks do
-    not meet."""
+    this rank serves. `guard`: what keeps strangers from it. `one_host`: all ranks are on this host.
+    `hint`: what to look at if the ranks do not meet."""
 
     address: str
     serve: str = ""
@@ -45,6 +45,7 @@ class Wanted:
     token: bytes | None = field(default=None, repr=False)
     ssl: tls.SSLContext | None = None
     guard: Guard = field(default_factory=lambda: Guard(keeps_out=False))
+    one_host: bool = False
     hint: str = ""
 
 
@@ -105,7 +106,7 @@ async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | 
             log.info("not serving %s, which is no address of this host", address)
             return None
         here = found
-        if here.is_loopback and not named.is_loopback:
+        if here.is_loopback and not (named.is_loopback or wanted.one_host):
             here = _for_others(named, here, wanted.guard)
     wanted.guard.check(str(here))
     # It ends with this process: nobody is to look for another one.

@@ -30,7 +30,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("master", ["address", "name"])
+@pytest.mark.parametrize("master", ["address", "name", "name in AIODIST_ADDRESS"])
 def test_ranks_of_two_hosts(hosts, master):
     """The name of rank 0's host leads to 127.0.1.1 on that host itself, as on Debian: others get
     there where a token lets rank 0 listen on all interfaces."""
@@ -45,8 +45,10 @@ def test_ranks_of_two_hosts(hosts, master):
                 "RANK": str(rank),
                 "WORLD_SIZE": "4",
             }
-            if master == "name":
+            if master != "address":
                 variables["AIODIST_TOKEN"] = "secret"
+            if master == "name in AIODIST_ADDRESS":
+                variables["AIODIST_ADDRESS"] = "tcp://aiodist-master:29500"
             ranks.append(
                 subprocess.Popen(
                     ["ip", "netns", "exec", namespace, sys.executable, "-c", PROGRAM],

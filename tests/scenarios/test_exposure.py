@@ -208,12 +208,17 @@ def test_a_name_that_nobody_knows_and_the_error_says_what_may_be_wrong(
     assert "AIODIST_TOKEN" in note
 
 
-@pytest.mark.parametrize("token", [True, False])
+@pytest.mark.parametrize(("token", "one_host"), [(True, False), (False, False), (False, True)])
 def test_a_name_that_means_a_loopback_address_on_its_own_host(
-    master: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: bool
+    master: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    token: bool,
+    one_host: bool,
 ) -> None:
     """As the name of a Debian host does there. Others know it by another address."""
     monkeypatch.setenv("AIODIST_ADDRESS", f"tcp://{NAME}:{master}")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1" if one_host else "0")
     if token:
         monkeypatch.setenv("AIODIST_TOKEN", "secret")
 
@@ -224,7 +229,7 @@ def test_a_name_that_means_a_loopback_address_on_its_own_host(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    if token:
+    if token or one_host:
         assert caplog.messages == []
     else:
         (said,) = caplog.messages

@@ -277,3 +277,9 @@ def test_the_deadline_of_joining(value: str | None, seconds: float | None) -> No
 def test_a_deadline_that_is_none(value: str) -> None:
     with pytest.raises(ValueError, match=f"AIODIST_TIMEOUT='{value}'"):
         timeout_in({"AIODIST_TIMEOUT": value})
+
+
+@pytest.mark.parametrize(("local", "one_host"), [("4", True), ("2", False), ("", False)])
+def test_whether_all_ranks_are_on_one_host(local: str, one_host: bool) -> None:
+    environ = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "4"}
+    assert settings_from({**environ, "LOCAL_WORLD_SIZE": local}).one_host is one_host

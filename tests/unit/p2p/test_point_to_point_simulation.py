@@ -112,6 +112,8 @@ class World:
             src, tag, out = ANY_SOURCE, ANY_TAG, None
         receive = Receive(rank, src, tag, out)
         receive.work = self.net.engines[rank].recv(src, tag, out)
+        if self.left and src is ANY_SOURCE and receive.work.done():
+            assert not isinstance(receive.work.exception(), PeerLostError)
         self.receives.append(receive)
         self.check()
         return receive
