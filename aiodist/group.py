@@ -17,6 +17,7 @@ from aiodist.rank.actor import RankActor, as_member
 from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
 from aiodist.rank.views import views
+from aiodist.signatures import Signatures, typed
 from aiodist.types import Member, View
 from aiodist.windows.window import Window, opened
 from aiodist.wire.recovery import Purpose
@@ -286,6 +287,7 @@ class Group(Operations):
 
     # -- memory -----------------------------------------------------------------------------------
 
+    @typed(Signatures.empty)
     def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:
         """A new array (zeros, at first) in memory that all ranks of this host can see.
 
@@ -312,7 +314,7 @@ class Group(Operations):
         """
         self._check_loop()
         own = await self._derive("expose", list(range(self.size)), timeout)
-        return await opened(own, own.close, x, timeout)
+        return await opened(own, own.close, own.abort, x, timeout)
 
     # -- threads ----------------------------------------------------------------------------------
 

@@ -28,14 +28,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import AiodistError, PeerLostError
+from aiodist.group import Group
 from aiodist.launching import reports, spawn, tether
 from aiodist.session import connect
+from aiodist.types import GroupOptions
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _POLL = 1.0
 """Seconds after which a child is looked at though its pipe said nothing: a process that it forked
@@ -48,13 +51,40 @@ _importing_main = threading.Event()
 """Set in a rank while it imports the caller's main module."""
 
 
+# No ParamSpec, for the arguments of `main` come in one. Those in a list have no types of their own.
+@overload
+def run(
+    main: Callable[..., Coroutine[Any, Any, T]],
+    nprocs: int,
+    args: list[Any],
+    *,
+    timeout: float | None = None,
+    **options: Unpack[GroupOptions],
+) -> list[T]: ...
+@overload
+def run(
+    main: Callable[[Group, Unpack[Ts]], Coroutine[Any, Any, T]],
+    nprocs: int,
+    args: tuple[*Ts],
+    *,
+    timeout: float | None = None,
+    **options: Unpack[GroupOptions],
+) -> list[T]: ...
+@overload
+def run(
+    main: Callable[[Group], Coroutine[Any, Any, T]],
+    nprocs: int,
+    *,
+    timeout: float | None = None,
+    **options: Unpack[GroupOptions],
+) -> list[T]: ...
 def run(
     main: Callable[..., Coroutine[Any, Any, T]],
     nprocs: int,
     args: Sequence[Any] = (),
     *,
     timeout: float | None = None,
-    **options: Any,
+    **options: Unpack[GroupOptions],
 ) -> list[T]:
     """Run ``async def main(group, *args)`` in `nprocs` new processes; its results by rank.
 

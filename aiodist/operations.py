@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from aiodist.collectives import resharding, values
 from aiodist.device_programs import loans
@@ -19,8 +19,11 @@ from aiodist.errors import GroupClosedError
 from aiodist.p2p.point_to_point import Envelope, as_tag
 from aiodist.phases import base
 from aiodist.rank.context import Context
+from aiodist.signatures import Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, SUM, AnySource, AnyTag, Op, Tag
 from aiodist.work import Work, both
+
+T = TypeVar("T")
 
 
 class Operations:
@@ -37,6 +40,7 @@ class Operations:
 
     # -- collectives ------------------------------------------------------------------------------
 
+    @typed(Signatures.all_reduce)
     def all_reduce(
         self,
         x: Any,
@@ -52,15 +56,19 @@ class Operations:
         shapes are the same on all ranks. The result is in `x`, or in `out` where given.
         """
         self._check_loop()
-        if tag is None and out is None and (express := self._context.express) is not None:
+        context = self._context
+        express = context.express if tag is None else context.post_express
+        if out is None and express is not None:
             # Not None: the group has not ended.
-            seconds = self._context.op_timeout if timeout is None else timeout
+            seconds = context.op_timeout if timeout is None else timeout
             if timeout is None or deadlines.is_timeout(timeout):
-                work = express.all_reduce(x, op, seconds)
+                tag = tag if tag is None else as_tag(tag)
+                work = express.all_reduce(x, op, seconds, tag)
                 if work is not None:
                     return work
         return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
 
+    @typed(Signatures.reduce)
     def reduce(
         self,
         x: Any,
@@ -75,6 +83,7 @@ class Operations:
         never altered."""
         return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
+    @typed(Signatures.broadcast)
     def broadcast(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -83,6 +92,7 @@ class Operations:
         rank, it is a `MismatchError` on all, and no array is written."""
         return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
+    @typed(Signatures.all_gather)
     def all_gather(
         self, x: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -93,6 +103,7 @@ class Operations:
         """
         return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
+    @typed(Signatures.gather)
     def gather(
         self,
         x: Any,
@@ -105,6 +116,7 @@ class Operations:
         """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`."""
         return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
+    @typed(Signatures.scatter)
     def scatter(
         self,
         xs: Any = None,
@@ -120,6 +132,7 @@ class Operations:
         """
         return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
+    @typed(Signatures.reduce_scatter)
     def reduce_scatter(
         self,
         xs: Any,
@@ -138,6 +151,7 @@ class Operations:
             "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
         )
 
+    @typed(Signatures.all_to_all)
     def all_to_all(
         self, xs: Any, *, out: Any = None, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -147,9 +161,7 @@ class Operations:
         """
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
-    def reshard(
-        self, x: Any, out: Any, *, tag: Tag = None, timeout: float | None = None
-    ) -> Work[Any]:
+    def reshard(self, x: Any, out: T, *, tag: Tag = None, timeout: float | None = None) -> Work[T]:
         """Bring arrays that lie in parts on some ranks to where other parts of them are wanted:
         the result is `out`, filled.
 
@@ -166,6 +178,7 @@ class Operations:
         """
         return self._start("reshard", tag, timeout, resharding.reshard, x, out)
 
+    @typed(Signatures.scan)
     def scan(
         self,
         x: Any,
@@ -178,6 +191,7 @@ class Operations:
         """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
         return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
 
+    @typed(Signatures.scan)
     def exscan(
         self,
         x: Any,
@@ -195,6 +209,7 @@ class Operations:
         """Nothing but the meeting: done once all ranks have called it."""
         return self._start("barrier", tag, timeout, base.barrier)
 
+    @typed(Signatures.share)
     def share(
         self, x: Any = None, src: int = 0, *, tag: Tag = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -246,6 +261,7 @@ class Operations:
         work = self._context.p2p.send(x, dst, tag=tag, synchronous=True)
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
+    @typed(Signatures.recv)
     def recv(
         self,
         *,
@@ -262,6 +278,9 @@ class Operations:
         that may be longer, in its first dimension, than the message: the result is the part of it
         that was written, ``out[:n]``, and the rest is left as it is. The Work's `source` and `tag`
         are those of the message. No deadline but `timeout`. Cancelling loses no message.
+
+        Raises PeerLostError once nothing can come of `src` any more. From any source: as soon as a
+        rank is lost, for it may have had something to send, and once all others have left in order.
         """
         self._enter()
         if timeout is not None:
@@ -286,6 +305,7 @@ class Operations:
     issend = ssend
     irecv = recv
 
+    @typed(Signatures.sendrecv)
     def sendrecv(
         self,
         x: Any,
@@ -339,7 +359,8 @@ class Operations:
     ) -> AsyncIterator[tuple[Any, int, str | int]]:
         """``async for value, source, tag in group.messages(tag=…)``: messages as they arrive.
 
-        Ends when the group is closed here; fails when a rank that could send is lost.
+        Ends when the group is closed here; fails when a rank that could send is lost, or all others
+        have left.
         """
         while True:
             # The group may be closed while this waits, and while a message is worked on.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NewType, TypedDict
+
+if TYPE_CHECKING:
+    import ssl as tls
 
 Tag = str | int | None
 """What tells operations apart: a string, an integer, or None (a tag of its own). `1 != "1"`."""
@@ -87,7 +90,7 @@ class ReduceOp:
     PRODUCT: ClassVar[ReduceOp]
     MIN: ClassVar[ReduceOp]
     MAX: ClassVar[ReduceOp]
-    AVG: ClassVar[ReduceOp]
+    AVG: ClassVar[Average]
     BAND: ClassVar[ReduceOp]
     BOR: ClassVar[ReduceOp]
     BXOR: ClassVar[ReduceOp]
@@ -178,5 +181,39 @@ ReduceOp.MAXLOC = ReduceOp("MAXLOC", _maxloc, elementwise=False)
 
 SUM: Final = ReduceOp.SUM
 
+Average = NewType("Average", ReduceOp)
+"""The type of `ReduceOp.AVG`, for type checkers: the average of ints is a float."""
+
 Op = ReduceOp | Callable[[Any, Any], Any]
 """What operations take as their operator: a plain function stands for a custom one."""
+
+
+class GroupOptions(TypedDict, total=False):
+    """The options of `aiodist.connect` that every function takes that makes groups."""
+
+    group: str | None
+    join_window: float
+    op_timeout: float
+    lease: float
+    token: str | bytes | None
+    ssl: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None
+    transports: str | Iterable[str] | None
+    bind: str | None
+    advertise: str | None
+    name: str | None
+    metadata: Mapping[str, Any] | None
+    max_message_bytes: int
+    allow_pickle: bool
+
+
+class JoinOptions(GroupOptions, total=False):
+    """Those, and how long to wait for the others."""
+
+    timeout: float | None
+
+
+class RankOptions(JoinOptions, total=False):
+    """Those, and which rank to be, of how many."""
+
+    rank: int | None
+    size: int | None

@@ -4,10 +4,15 @@ Links inside the repository lead somewhere. Functions that are named with their 
 `names`). The parts that are made of the code, as the map of files, are up to date (see `written`).
 And code is real. What stands behind the language of a code block says how it is checked:
 
-- ``python``: it compiles (``await`` is allowed anywhere);
-- ``python from=FILE``: it also stands, as it is, in that file, which has a test;
-- ``python file=NAME``: it is saved under that name for the commands of the same page;
+- ``python``: it is run, by all ranks of a group: see `running`;
+- ``python from=FILE``: it stands, as it is, in that file, which a test runs;
+- ``python file=NAME``: it is saved under that name, for the commands of the same page, or for the
+  test in tests/launchers that is about the page;
 - ``console run``: the commands, behind ``$``, print the lines below them, in any order.
+
+Python, and commands, that are not run here say why: ``not-run="needs a GPU"`` behind the language,
+or for all commands of a page in a comment, ``<!-- commands are not run: they need a cluster -->``.
+All that is not run is listed at the end. Python that is not run has to compile.
 
 ``check.py --write`` brings the parts that are made of the code up to date.
 """
@@ -15,16 +20,20 @@ And code is real. What stands behind the language of a code block says how it is
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import names
+import running
 import written
 
 ROOT = Path(__file__).parents[1]
@@ -33,30 +42,40 @@ PAGES += sorted((ROOT / "docs").rglob("*.md"))
 
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SETUP = re.compile(r"<!-- run\n((?:(?!-->).)*)-->\s*\Z", re.DOTALL)
+WHY = re.compile(r"<!-- commands are not run:\s+(.+?)\s+-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its language, what stands behind that, and the code."""
+    """A code block: its language, what stands behind that, the code, and what stands before it, to
+    run it."""
 
     page: Path
     line: int
     language: str
     settings: dict[str, str]
     code: str
+    setup: str
 
     @property
     def place(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
+    @property
+    def is_run_here(self) -> bool:
+        """By itself, as Python."""
+        return self.language == "python" and not self.settings.keys() & {"from", "file", "not-run"}
+
 
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     for match in FENCE.finditer(text):
-        words = (word.partition("=") for word in match[2].split())
+        words = (word.partition("=") for word in shlex.split(match[2]))
         settings = {name: value for name, _, value in words}
         line = text.count("\n", 0, match.start()) + 1
-        yield Block(page, line, match[1], settings, match[3])
+        setup = SETUP.search(text, 0, match.start())
+        yield Block(page, line, match[1], settings, match[3], setup[1] if setup else "")
 
 
 def anchors(page: Path) -> set[str]:
@@ -79,13 +98,57 @@ def check_links(page: Path) -> Iterator[str]:
 
 
 def check_python(block: Block) -> Iterator[str]:
+    """What is wrong with a block that is not run here."""
     try:
         compile(block.code, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except SyntaxError as error:
         yield f"{block.place}: {error}"
     source = block.settings.get("from")
-    if source is not None and _lines(block.code) not in _lines((ROOT / source).read_text()):
+    if source is None:
+        return
+    if _lines(block.code) not in _lines((ROOT / source).read_text()):
         yield f"{block.place}: this is not, or no longer, in {source}"
+    if not source.startswith("tests/") and Path(source).stem not in _tests():
+        yield f"{block.place}: no test speaks of {source}, so nothing runs it"
+
+
+@functools.cache
+def _tests() -> str:
+    """The texts of all tests."""
+    return "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+
+
+def check_runs(page: Path) -> Iterator[str]:
+    """Run the blocks of a page that are to be run here."""
+    together: dict[tuple[str, int], list[tuple[str, str, str]]] = {}
+    for block in blocks(page):
+        if block.is_run_here:
+            ranks = int(block.settings.get("ranks", 2))
+            where, parts = block.settings.get("in"), (block.place, block.setup, block.code)
+            if where is None:
+                yield from running.run(*parts, ranks)
+            else:
+                together.setdefault((where, ranks), []).append(parts)
+    for (_, ranks), several in together.items():
+        yield from running.run_in_processes(several, ranks)
+
+
+def not_run(page: Path) -> Iterator[tuple[Block, str]]:
+    """The blocks of a page that nothing runs, and why; "" where that is not said."""
+    commands = WHY.search(page.read_text())
+    launched = f'PAGE = "{page.name}"' in _tests()
+    saved = [block for block in blocks(page) if "run" in block.settings]
+    for block in blocks(page):
+        why = block.settings.get("not-run", "")
+        if block.language == "python":
+            name = block.settings.get("file")
+            is_started = launched or any(f" {name}" in one.code for one in saved)
+            if why or (name is not None and not is_started):
+                yield block, why
+        elif block.language in ("console", "sh", "bash"):
+            is_run = "run" in block.settings or (launched and "file" in block.settings)
+            if not is_run:
+                yield block, why or (" ".join(commands[1].split()) if commands else "")
 
 
 def _lines(code: str) -> str:
@@ -126,19 +189,27 @@ def check_page(page: Path) -> Iterator[str]:
     yield from names.check_lives(ROOT, page)
     with tempfile.TemporaryDirectory() as folder:
         for block in blocks(page):
-            if block.language == "python":
+            if block.language == "python" and not block.is_run_here:
                 yield from check_python(block)
                 if "file" in block.settings:
                     Path(folder, block.settings["file"]).write_text(block.code)
             elif block.language == "console" and "run" in block.settings:
                 yield from check_console(block, Path(folder))
+    for block, why in not_run(page):
+        if not why:
+            yield f'{block.place}: nothing runs this: have it run, or say why not by not-run="…"'
+    yield from check_runs(page)
 
 
 def main() -> int:
     problems = written.check(ROOT, write="--write" in sys.argv)
     for page in PAGES:
-        print(page.relative_to(ROOT))
+        begun = time.monotonic()
         problems += check_page(page)
+        print(f"{page.relative_to(ROOT)} {time.monotonic() - begun:.1f} s")
+    for page in PAGES:
+        for block, why in not_run(page):
+            print(f"not run: {block.place}: {why}")
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{len(PAGES)} pages, {len(problems)} problems")

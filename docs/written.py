@@ -1,4 +1,5 @@
-"""The parts of pages that are made of the code: each stands between two marks in its page.
+"""The parts of pages that are made of the code: each stands between two marks in its page, but for
+pictures, which are files.
 
 `check.py` compares them with what the code gives now, and `check.py --write` writes them anew.
 """
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import choices
+import diagrams
 import file_map
 import message_table
 import rooms
@@ -36,6 +38,12 @@ def check(root: Path, *, write: bool) -> list[str]:
             page.write_text(new)
         elif new != old:
             problems.append(f"{name}: the part {part!r} is old: docs/check.py --write")
+    for picture, drawn in diagrams.files(root):
+        if write:
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            picture.write_text(drawn)
+        elif not picture.exists() or picture.read_text() != drawn:
+            problems.append(f"{picture.relative_to(root)} is old: docs/check.py --write")
     return problems
 
 

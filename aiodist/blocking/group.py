@@ -11,6 +11,8 @@ from aiodist.blocking.store import BlockingStore
 from aiodist.blocking.window import BlockingWindow
 from aiodist.errors import GroupClosedError
 from aiodist.operations import Operations
+from aiodist.p2p.point_to_point import Envelope
+from aiodist.signatures import Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag, Member, View
 
 P = ParamSpec("P")
@@ -168,9 +170,12 @@ class BlockingGroup:
     sendrecv = _waiting(Operations.sendrecv)
     probe = _waiting(Operations.probe)
 
-    @wraps(Operations.iprobe)
-    def iprobe(self, **options: Any) -> Any:
-        return self._run(self._group.iprobe, **options)
+    def iprobe(
+        self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
+    ) -> Envelope | None:
+        """See `Group.iprobe`."""
+        envelope: Envelope | None = self._run(self._group.iprobe, src=src, tag=tag)
+        return envelope
 
     def messages(
         self, *, tag: str | int | AnyTag = ANY_TAG, src: int | AnySource = ANY_SOURCE
@@ -185,6 +190,7 @@ class BlockingGroup:
             assert work.source is not None
             yield value, work.source, work.tag
 
+    @typed(Signatures.empty)
     def empty(self, shape: int | Sequence[int], dtype: Any = None, *, like: Any = None) -> Any:
         """See `Group.empty`."""
         return self._run(self._group.empty, shape, dtype, like=like)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Unpack
 
 from aiodist.group import Group
 from aiodist.services.keeper import PATIENCE, Keeper
 from aiodist.session import connect
+from aiodist.types import RankOptions
 
 
 def epochs(
@@ -17,7 +18,7 @@ def epochs(
     max_size: int | None = None,
     admit: bool = True,
     patience: float = PATIENCE,
-    **options: Any,
+    **options: Unpack[RankOptions],
 ) -> AsyncIterator[Group]:
     """The group of each epoch, through deaths, restarts and joiners::
 

@@ -96,9 +96,10 @@ async def meet(
         timeout=timeout,
         token=token,
     ) as launchers:
-        offers = await launchers.all_gather(
-            {"nprocs": nprocs, "run_id": uuid.uuid4().hex, "port": spawn.free_port("")}
-        )
+        own: dict[str, Any] = {
+            "nprocs": nprocs, "run_id": uuid.uuid4().hex, "port": spawn.free_port("")
+        }  # fmt: skip
+        offers = await launchers.all_gather(own)
         if any(offer["nprocs"] != nprocs for offer in offers):
             told = ", ".join(f"node {i}: {offer['nprocs']}" for i, offer in enumerate(offers))
             raise CommandError(

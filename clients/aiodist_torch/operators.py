@@ -12,7 +12,7 @@ from torch import Tensor
 from aiodist import ReduceOp
 
 _Kind: Any = dist.ReduceOp.RedOpType
-_OPERATORS = {
+_OPERATORS: dict[int, ReduceOp] = {
     _Kind.SUM.value: ReduceOp.SUM,
     _Kind.PRODUCT.value: ReduceOp.PRODUCT,
     _Kind.MIN.value: ReduceOp.MIN,

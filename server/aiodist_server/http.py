@@ -178,12 +178,14 @@ class Answers:
 
     async def metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
-        body, content_type = metrics.exposition(await self.found(), accept)
+        found = await self.found(counts=True)
+        health = metrics.Health(self._coordinator.totals, self._coordinator.state_health)
+        body, content_type = metrics.exposition(found, health, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def found(self) -> Mapping[str, Any]:
+    async def found(self, *, counts: bool = False) -> Mapping[str, Any]:
         """What `Coordinator.survey` finds. Raises HTTPServiceUnavailable."""
         try:
-            return await self._surveys.found()
+            return await self._surveys.found(counts=counts)
         except (CoordinatorLostError, TimeoutError) as error:
             raise web.HTTPServiceUnavailable(text=f"{error}\n") from error

@@ -18,19 +18,23 @@ class Surveys:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._asking: asyncio.Task[Mapping[str, Any]] | None = None
+        # By whether members are asked for their counts as well.
+        self._asking: dict[bool, asyncio.Task[Mapping[str, Any]]] = {}
 
-    async def found(self) -> Mapping[str, Any]:
+    async def found(self, *, counts: bool = False) -> Mapping[str, Any]:
         """What the coordinator finds. Raises CoordinatorLostError, TimeoutError."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-            self._asking.add_done_callback(_looked_at)
-        return await asyncio.shield(self._asking)
+        # Who is asked for counts as well says all that others want to know.
+        asking = next((self._asking[how] for how in (counts, True) if how in self._asking), None)
+        if asking is None:
+            asking = self._asking[counts] = asyncio.create_task(self._ask(counts))
+            asking.add_done_callback(_looked_at)
+            asking.add_done_callback(lambda _: self._asking.pop(counts))
+        return await asyncio.shield(asking)
 
-    async def _ask(self) -> Mapping[str, Any]:
+    async def _ask(self, counts: bool) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                return await self._coordinator.survey()
+                return await self._coordinator.survey(counts=counts)
         except TimeoutError:
             text = f"the coordinator did not come to it within {ASK_SECONDS:g} s"
             raise TimeoutError(text) from None

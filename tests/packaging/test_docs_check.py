@@ -45,15 +45,65 @@ def test_links(check: Any, tmp_path: Path) -> None:
     assert problems(check, tmp_path, "[a](other.md#no)") == ["page.md: other.md has no heading #no"]
 
 
-def test_python_compiles(check: Any, tmp_path: Path) -> None:
-    assert problems(check, tmp_path, "```python\nawait x\n```\n") == []
-    (problem,) = problems(check, tmp_path, "text\n\n```python\nawait (\n```\n")
+def test_python_is_run_by_the_ranks_of_a_group(check: Any, tmp_path: Path) -> None:
+    good = "```python ranks=3\nassert await group.all_reduce(1) == 3\n```\n"
+    assert problems(check, tmp_path, good) == []
+    (problem,) = problems(check, tmp_path, "text\n\n```python\nawait x\n```\n")
     assert problem.startswith("page.md:3: ")
+    assert "name 'x' is not defined" in problem
+    (problem,) = problems(check, tmp_path, good.replace("ranks=3", ""))
+    assert "AssertionError" in problem
+    (problem,) = problems(check, tmp_path, "```python\nawait (\n```\n")
+    assert "SyntaxError" in problem
+
+
+@pytest.mark.parametrize("end", ["assert y == 2", "if group.rank:\n    # here\n    assert y == 2"])
+def test_what_a_block_needs_stands_in_a_comment(check: Any, tmp_path: Path, end: str) -> None:
+    here = "" if "# here" in end else "# here\n"
+    page = f"<!-- run\ny = 1\n{here}{end}\n-->\n```python\ny += 1\n```\n"
+    assert problems(check, tmp_path, page) == []
+    (problem,) = problems(check, tmp_path, page.replace("y = 1", "y = 2"))
+    assert "AssertionError" in problem
+    (problem,) = problems(check, tmp_path, page.replace("-->\n", "-->\nwords\n"))
+    assert "name 'y' is not defined" in problem
+
+
+def test_blocks_may_want_processes(check: Any, tmp_path: Path) -> None:
+    page = (
+        "```python in=processes\nwith aiodist.connect_blocking() as group:\n"
+        "    assert group.all_reduce(1) == 2\n```\n\n```python in=processes\nassert {}\n```\n"
+    )
+    assert problems(check, tmp_path, page.format("True")) == []
+    (problem,) = problems(check, tmp_path, page.format("False"))
+    assert problem.startswith("page.md:1, or a block behind it: ")
+    assert 'File "page.md:6", line 2' in problem
+
+
+def test_what_is_not_run_says_why(check: Any, tmp_path: Path) -> None:
+    wrong = 'nothing runs this: have it run, or say why not by not-run="…"'
+    python, command = "```python{}\nawait x\n```\n", "```console{}\n$ rm x\n```\n"
+    assert problems(check, tmp_path, python.format(' not-run="no GPU"')) == []
+    (problem,) = problems(check, tmp_path, python.replace("x", "(").format(' not-run="no GPU"'))
+    assert problem.startswith("page.md:1: ")
+    assert problems(check, tmp_path, python.format(" file=x.py")) == [f"page.md:1: {wrong}"]
+    assert problems(check, tmp_path, command.format("")) == [f"page.md:1: {wrong}"]
+    assert problems(check, tmp_path, command.format(' not-run="it is long"')) == []
+    page = "<!-- commands are not run:\nthey are long -->\n" + command.format("")
+    assert problems(check, tmp_path, page) == []
+    ((block, why),) = check.not_run(tmp_path / "page.md")
+    assert (block.line, why) == (3, "they are long")
 
 
 def test_excerpts_stand_in_their_file(check: Any, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("def f():\n    a()\n\n    b()\n")
-    assert problems(check, tmp_path, "```python from=program.py\na()\nb()\n```\n") == []
+    page = "```python from=program.py\na()\nb()\n```\n"
+    assert problems(check, tmp_path, page) == [
+        "page.md:1: no test speaks of program.py, so nothing runs it"
+    ]
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text("import program\n")
+    check._tests.cache_clear()
+    assert problems(check, tmp_path, page) == []
     assert problems(check, tmp_path, "```python from=program.py\nb()\na()\n```\n") == [
         "page.md:1: this is not, or no longer, in program.py"
     ]
@@ -121,8 +171,10 @@ def test_a_part_that_is_old_is_found(check: Any, tmp_path: Path) -> None:
     written.file_map.SOURCES = ()
     written.PARTS = {("page.md", "p"): lambda root: iter(["new\n"])}
     written.message_table.problems = lambda root: []
+    written.diagrams.files = lambda root: iter([(root / "images" / "p.svg", "<svg/>")])
     assert written.check(tmp_path, write=False) == [
-        "page.md: the part 'p' is old: docs/check.py --write"
+        "page.md: the part 'p' is old: docs/check.py --write",
+        "images/p.svg is old: docs/check.py --write",
     ]
     assert written.check(tmp_path, write=True) == []
     assert written.check(tmp_path, write=False) == []

@@ -313,7 +313,7 @@ async def sharing(group: Group, kind: str) -> None:
         if group.rank == 0:
             kit.slow()
             kit.fill(x, 3.0)
-        got = await group.share({"w": x} if group.rank == 0 else None)
+        got: Any = await group.share({"w": x} if group.rank == 0 else None)
         x = None
         equal(kit.get(got["w"]), np.full(300_000, 3.0))
         await group.barrier()
