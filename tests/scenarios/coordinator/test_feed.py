@@ -169,6 +169,21 @@ async def test_a_reader_that_does_not_read_is_sent_away(monkeypatch: pytest.Monk
         writer.close()
 
 
+async def test_members_measure_where_somebody_looks() -> None:
+    async with reading() as (coordinator, response):
+        events = Events(response)
+        joining = [aiodist.connect(coordinator.address, rank=r, size=2) for r in range(2)]
+        one, two = await asyncio.gather(*joining)
+        # That they came is told at once, and so they are asked; from then on they measure.
+        await events.until(lambda shown: ranks(shown) == [(0, ""), (1, "")])
+        await asyncio.gather(one.barrier(), two.barrier())
+        two.abort("so that they are asked again")
+        shown = await events.until(lambda shown: shown["latencies"]["rows"])
+        (row,) = shown["latencies"]["rows"]
+        assert (row["op"], row["size"]) == ("barrier", "1KiB")
+        await one.close()
+
+
 async def test_where_there_are_many_each_is_asked_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -186,6 +201,8 @@ async def test_a_picture_is_made_once_for_all_who_read(monkeypatch: pytest.Monke
     async with aiodist.Coordinator() as coordinator, session(coordinator) as web:
         responses = [await web.get("/events") for _ in range(3)]
         for response in responses:
-            assert await Events(response).next() == {"problem": ""}
+            said = await Events(response).next()
+            assert said is not None
+            assert said["problem"] == ""
             response.close()
     assert len(made) == 1

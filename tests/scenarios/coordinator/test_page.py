@@ -107,6 +107,9 @@ async def test_it_shows_what_the_groups_do() -> None:
         assert await page.evaluate("document.querySelectorAll('main script, main img').length") == 0
         assert await page.text(".events") != ""
 
+        await page.until("!document.querySelector('#latencies').hidden")
+        assert "all_reduce" in await page.text("#latencies tbody")
+
         # Who holds up others, with the line of its program.
         assert third.stdin is not None
         third.stdin.write(b"now\n")
