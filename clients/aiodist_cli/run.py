@@ -21,8 +21,8 @@ import typer
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
 from aiodist.rank.flight_recorder import VARIABLE
-from aiodist.wire.address import Address, parse_address
 from aiodist.rank.tracing import VARIABLE as TRACE
+from aiodist.wire.address import Address, parse_address
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, usage_error
 from aiodist_cli.trace import joined

@@ -89,4 +89,4 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
             inside = (wanted - below) / count
             return float(f"{low * (SECONDS[index] / low) ** inside:.3g}")
         below += count
-    return SECONDS[-1]  # or longer
+    return float(SECONDS[-1])  # or longer

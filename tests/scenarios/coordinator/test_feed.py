@@ -169,19 +169,36 @@ async def test_a_reader_that_does_not_read_is_sent_away(monkeypatch: pytest.Monk
         writer.close()
 
 
-async def test_members_measure_where_somebody_looks() -> None:
+async def test_members_measure_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "PERIOD", 0.05)
     async with reading() as (coordinator, response):
         events = Events(response)
         joining = [aiodist.connect(coordinator.address, rank=r, size=2) for r in range(2)]
         one, two = await asyncio.gather(*joining)
-        # That they came is told at once, and so they are asked; from then on they measure.
-        await events.until(lambda shown: ranks(shown) == [(0, ""), (1, "")])
-        await asyncio.gather(one.barrier(), two.barrier())
-        two.abort("so that they are asked again")
-        shown = await events.until(lambda shown: shown["latencies"]["rows"])
-        (row,) = shown["latencies"]["rows"]
-        assert (row["op"], row["size"]) == ("barrier", "1KiB")
-        await one.close()
+        rows: list[dict[str, Any]] = []
+        while not rows:
+            await asyncio.gather(one.barrier(), two.barrier())
+            shown = await events.next()
+            assert shown is not None
+            rows = shown["latencies"]["rows"]
+        assert [(row["op"], row["size"]) for row in rows] == [("barrier", "1KiB")]
+        await asyncio.gather(one.close(), two.close())
+
+
+async def test_nobody_measures_where_nobody_looks() -> None:
+    async with aiodist.Coordinator() as coordinator:
+        telling = Feed(coordinator, Surveys(coordinator))
+        asked: list[bool] = []
+
+        async def found(*, counts: bool) -> Any:
+            asked.append(counts)
+            return {"groups": []}
+
+        telling._surveys.found = found  # type: ignore[method-assign]
+        await telling._ask()
+        telling._enter()
+        await telling._ask()
+        assert asked == [False, True]
 
 
 async def test_where_there_are_many_each_is_asked_less_often(
