@@ -201,6 +201,26 @@ async def test_nobody_measures_where_nobody_looks() -> None:
         assert asked == [False, True]
 
 
+async def test_a_fault_of_the_page_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing else suffers from it."""
+    gone = asyncio.Event()
+
+    async def faulty(self: Feed) -> None:
+        gone.set()
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(Feed, "run", faulty)
+    async with aiodist.Coordinator() as coordinator, session(coordinator) as web:
+        await gone.wait()
+        async with web.get("/healthz") as response:
+            assert response.status == 200
+    (said,) = [one for one in caplog.records if one.name == "aiodist.daemon"]
+    assert said.getMessage() == "the page is told nothing more"
+    assert said.exc_info is not None
+
+
 async def test_where_there_are_many_each_is_asked_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
