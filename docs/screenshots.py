@@ -21,6 +21,7 @@ from aiohttp import web
 import aiodist
 from aiodist.testing import Network, VirtualLoop
 from aiodist_server.history import History
+from aiodist_server.latencies import Latencies
 from aiodist_server.picture import picture
 
 ROOT = Path(__file__).parents[1]
@@ -59,18 +60,21 @@ def last_minutes() -> dict[str, Any]:
 
 
 async def watch() -> dict[str, Any]:
-    history, time = History(), asyncio.get_running_loop().time
+    history, latencies, time = History(), Latencies(), asyncio.get_running_loop().time
     coordinator = aiodist.Coordinator(ADDRESS)
     coordinator.observers.append(lambda note: history.note(note.event, note.fields, time()))
     await coordinator.start()
     while True:
-        found = await coordinator.survey()
+        found = await coordinator.survey(counts=True)
         for group in found["groups"]:
             for member in group["members"]:
                 _leave_own_places(member)
+        totals = coordinator.totals.latencies
         history.take(found, time())
+        latencies.take(totals, time())
         if time() >= END:
-            return picture(found, history, time())
+            shown = picture(found, history, time())
+            return shown | {"latencies": latencies.plain(totals, time())}
         await asyncio.sleep(EVERY)
 
 

@@ -20,6 +20,7 @@ from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import CoordinatorLostError
 from aiodist.membership.effects import Note
 from aiodist_server.history import History
+from aiodist_server.latencies import Latencies
 from aiodist_server.picture import picture
 from aiodist_server.surveys import Surveys
 
@@ -57,6 +58,7 @@ class Feed:
         self._coordinator = coordinator
         self._surveys = surveys
         self._history = History()
+        self._latencies = Latencies()
         self._loop = asyncio.get_running_loop()
         self._found: Mapping[str, Any] | None = None  # the last answer; None: there is none yet
         self._problem = ""  # why there is no newer one
@@ -115,13 +117,15 @@ class Feed:
 
     async def _ask(self) -> None:
         try:
-            self._found = await self._surveys.found()
+            # To measure costs members a little: only where somebody looks.
+            self._found = await self._surveys.found(counts=bool(self._readers))
             self._problem = ""
         except (CoordinatorLostError, TimeoutError) as error:
             self._problem = str(error)
         self._at = self._loop.time()
         if self._found is not None and not self._problem:
             self._history.take(self._found, self._at)
+            self._latencies.take(self._coordinator.totals.latencies, self._at)
         self._event = None
         for reader in self._readers:
             reader.news.set()
@@ -141,6 +145,8 @@ class Feed:
             shown: dict[str, Any] = {"problem": self._problem}
             if self._found is not None and not self._problem:
                 shown |= picture(self._found, self._history, self._at)
+                totals = self._coordinator.totals.latencies
+                shown["latencies"] = self._latencies.plain(totals, self._at)
             text = json.dumps(shown, separators=(",", ":"))
             self._event = f"retry: 2000\ndata: {text}\n\n".encode()
         return self._event

@@ -3,8 +3,9 @@
 `History.take` is told each answer of `Coordinator.survey`, and `History.note` what the coordinator
 notes meanwhile. Pure: the caller brings the time, of a clock that does not jump.
 
-However many groups and ranks there are, and whatever their names, it takes at most `MOST_BYTES`:
-what is too old goes, and the oldest for what is new.
+However many groups and ranks there are, and whatever their names, it takes at most `MOST_BYTES`.
+What is too old goes, as does the oldest for what is new; but while there are as many groups or
+members as are remembered, further ones have no past.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
@@ -21,6 +22,8 @@ from aiodist_server import metrics
 from aiodist_server.feed import Feed
 from aiodist_server.surveys import Surveys
 from aiodist_server.visits import Visits
+
+logger = logging.getLogger("aiodist.daemon")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,16 +65,22 @@ async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[s
         host, port = sock.getsockname()[:2]
         acceptor = Acceptor(asyncio.get_running_loop(), sock, f"http on {host}", visits.take)
         asking = asyncio.create_task(feed.run(), name="aiodist feed")
+        asking.add_done_callback(_log_failure)
         try:
             yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
         finally:
             acceptor.close()
             asking.cancel()
-            with suppress(asyncio.CancelledError):
-                await asking
+            await asyncio.wait({asking})
             await visits.end()
     finally:
         await runner.cleanup()
+
+
+def _log_failure(asking: asyncio.Task[None]) -> None:
+    """It never ends by itself: this is a fault of the page, from which no group must suffer."""
+    if not asking.cancelled():
+        logger.error("the page is told nothing more", exc_info=asking.exception())
 
 
 def application(

@@ -26,7 +26,7 @@ from aiodist.wire.limits import PROTOCOL_VERSION
 _GROUP = ("group",)
 _RANK = (*_GROUP, "rank")
 
-_SIZES = ("1KiB", "64KiB", "1MiB", "64MiB", "more")
+SIZE_NAMES = ("1KiB", "64KiB", "1MiB", "64MiB", "more")
 """The classes of `aiodist.wire.counts.SIZES`, as labels."""
 
 
@@ -153,7 +153,7 @@ def _of_totals(totals: Totals) -> Iterator[Metric]:
     for (op, size), latency in totals.latencies.items():
         bounds = [*(f"{bound:g}" for bound in SECONDS), "+Inf"]
         buckets = zip(bounds, accumulate(latency.counts), strict=True)
-        seconds.add_metric((op, _SIZES[size]), list(buckets), latency.seconds)
+        seconds.add_metric((op, SIZE_NAMES[size]), list(buckets), latency.seconds)
     yield from (events, refused, failures, payload, seconds)
 
 

@@ -65,6 +65,19 @@ async def test_gossip_alone(load):
     assert apart == 0
 
 
+async def test_weights_reach_those_who_answer_meanwhile(load):
+    program = load("learning/weight_sync.py")
+    async with aiodist.local(4) as ranks:
+        *others, first, second = await asyncio.gather(*map(program.main, ranks))
+    assert others == [None] * 2
+    for outcome in (first, second):
+        assert list(outcome) == list(range(0, program.STEPS + 1, program.EVERY))
+        answers, known = zip(*outcome.values(), strict=True)
+        assert all(answers)  # nobody stopped for a sync
+        assert known[0] < 0.5
+        assert known[-1] > 0.9
+
+
 async def test_images_flow_through_the_stages(load):
     program = load("pipeline/stages.py")
     async with aiodist.local(4) as ranks:

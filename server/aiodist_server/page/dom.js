@@ -63,6 +63,14 @@ export function duration(seconds) {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
+// Of times that are short: "12 µs", "3.4 ms".
+export function shortly(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds >= 1) return duration(seconds);
+  const [count, unit] = seconds >= 1e-3 ? [seconds * 1e3, "ms"] : [seconds * 1e6, "µs"];
+  return `${count < 9.95 ? count.toFixed(1) : Math.round(count)} ${unit}`;
+}
+
 export function clock(ago) {
   return new Date(Date.now() - ago * 1000).toLocaleTimeString([], { hour12: false });
 }

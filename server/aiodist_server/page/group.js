@@ -9,7 +9,7 @@ const PLOTS = [
     format: rate,
   },
   {
-    title: "Bytes/s, all ranks", lines: [["sent", "sent"], ["received", "recv"]],
+    title: "Bytes/s", lines: [["sent", "sent"], ["received", "recv"]],
     format: bytes,
   },
   { title: "Longest wait", lines: [["wait", "wait"]], format: duration },

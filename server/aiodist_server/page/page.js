@@ -1,9 +1,11 @@
 // Hears what the coordinator tells, and shows it. Each event is the whole picture.
-import { element, setText, sync } from "./dom.js";
+import { setText, sync } from "./dom.js";
 import { makeGroup, showEvents } from "./group.js";
+import { makeLatencies } from "./latencies.js";
 
 const AGAIN_MS = 3000;
 const by = (id) => document.getElementById(id);
+const showLatencies = makeLatencies(by("latencies"));
 
 function show(shown) {
   by("problem").hidden = !shown.problem;
@@ -21,6 +23,7 @@ function show(shown) {
   const unnamed = shown.others_left_out ? `, and ${shown.others_left_out} more` : "";
   setText(by("others"), `Not shown: ${shown.others.join(", ")}${unnamed}`);
   by("others").hidden = !shown.others.length;
+  showLatencies(shown.latencies, shown.window);
   showEvents(by("elsewhere").querySelector("ol"), shown.events);
   by("elsewhere").hidden = !shown.events.length;
   const verdict = groups.flatMap((group) => group.findings).map(({ text }) => text)[0];

@@ -39,9 +39,22 @@ function area(low, high, at) {
   return path;
 }
 
+// Where a value is, as a share of the height, and the values at the bottom and the top.
+function makeScale(values, logarithmic) {
+  if (!logarithmic) {
+    const top = niceTop(Math.max(0, ...values));
+    return [(one) => one / top, 0, top];
+  }
+  const decades = values.filter((one) => one > 0).map(Math.log10);
+  const low = Math.floor(Math.min(...decades, 0));
+  const high = Math.max(low + 1, Math.ceil(Math.max(...decades, low)));
+  return [(one) => Math.max(0, (Math.log10(one) - low) / (high - low)), 10 ** low, 10 ** high];
+}
+
 // `lines`: [name in the series, label]; `band`: names of the lowest and the highest.
-export function makePlot({ title, lines, band, format }) {
+export function makePlot({ title, lines, band, format, logarithmic }) {
   const top = element("span", "top-tick");
+  const bottom = element("span", "bottom-tick");
   const svg = shape("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img",
   });
@@ -55,7 +68,7 @@ export function makePlot({ title, lines, band, format }) {
   });
   const caption = element("figcaption", "", element("span", "name", title),
     ...values.map(([key]) => key));
-  const node = element("figure", "plot", caption, element("div", "canvas", top, svg), axis);
+  const node = element("figure", "plot", caption, element("div", "canvas", top, bottom, svg), axis);
   let shown = null;
   let spread = 1;
 
@@ -77,10 +90,11 @@ export function makePlot({ title, lines, band, format }) {
     shown = series;
     spread = window;
     const all = [...lines.map(([name]) => name), ...(band ?? [])].flatMap((name) => series[name]);
-    const highest = niceTop(Math.max(0, ...all.filter((one) => one !== null)));
+    const known = all.filter((one) => one !== null);
+    const [height, lowest, highest] = makeScale(known, logarithmic);
     const at = (index, one) => {
       const x = WIDTH * (1 - series.ago[index] / window);
-      return `${x.toFixed(1)} ${(HEIGHT * (1 - one / highest)).toFixed(1)}`;
+      return `${x.toFixed(1)} ${(HEIGHT * (1 - height(one))).toFixed(1)}`;
     };
     const parts = [0, 0.5, 1].map((share) => shape("line", {
       x1: 0, x2: WIDTH, y1: HEIGHT * share, y2: HEIGHT * share, class: "grid",
@@ -94,6 +108,7 @@ export function makePlot({ title, lines, band, format }) {
     });
     svg.replaceChildren(...parts);
     setText(top, format(highest));
+    setText(bottom, logarithmic ? format(lowest) : "");
     setText(start, `${Math.round(window / 60)} min ago`);
     const last = lines.map(([name]) => format(series[name].at(-1) ?? null));
     last.forEach((text, number) => setText(values[number][1], text));

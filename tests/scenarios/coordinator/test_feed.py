@@ -169,6 +169,58 @@ async def test_a_reader_that_does_not_read_is_sent_away(monkeypatch: pytest.Monk
         writer.close()
 
 
+async def test_members_measure_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "PERIOD", 0.05)
+    async with reading() as (coordinator, response):
+        events = Events(response)
+        joining = [aiodist.connect(coordinator.address, rank=r, size=2) for r in range(2)]
+        one, two = await asyncio.gather(*joining)
+        rows: list[dict[str, Any]] = []
+        while not rows:
+            await asyncio.gather(one.barrier(), two.barrier())
+            shown = await events.next()
+            assert shown is not None
+            rows = shown["latencies"]["rows"]
+        assert [(row["op"], row["size"]) for row in rows] == [("barrier", "1KiB")]
+        await asyncio.gather(one.close(), two.close())
+
+
+async def test_nobody_measures_where_nobody_looks() -> None:
+    async with aiodist.Coordinator() as coordinator:
+        telling = Feed(coordinator, Surveys(coordinator))
+        asked: list[bool] = []
+
+        async def found(*, counts: bool) -> Any:
+            asked.append(counts)
+            return {"groups": []}
+
+        telling._surveys.found = found  # type: ignore[method-assign]
+        await telling._ask()
+        telling._enter()
+        await telling._ask()
+        assert asked == [False, True]
+
+
+async def test_a_fault_of_the_page_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing else suffers from it."""
+    gone = asyncio.Event()
+
+    async def faulty(self: Feed) -> None:
+        gone.set()
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(Feed, "run", faulty)
+    async with aiodist.Coordinator() as coordinator, session(coordinator) as web:
+        await gone.wait()
+        async with web.get("/healthz") as response:
+            assert response.status == 200
+    (said,) = [one for one in caplog.records if one.name == "aiodist.daemon"]
+    assert said.getMessage() == "the page is told nothing more"
+    assert said.exc_info is not None
+
+
 async def test_where_there_are_many_each_is_asked_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -186,6 +238,8 @@ async def test_a_picture_is_made_once_for_all_who_read(monkeypatch: pytest.Monke
     async with aiodist.Coordinator() as coordinator, session(coordinator) as web:
         responses = [await web.get("/events") for _ in range(3)]
         for response in responses:
-            assert await Events(response).next() == {"problem": ""}
+            said = await Events(response).next()
+            assert said is not None
+            assert said["problem"] == ""
             response.close()
     assert len(made) == 1

@@ -259,7 +259,7 @@ async def test_the_page_and_its_files() -> None:
             assert f'"{name}"' in page
             async with web.get(f"/{name}") as response:
                 assert response.status == 200
-        for name in ("dom.js", "group.js", "plot.js", "strip.js"):
+        for name in ("dom.js", "group.js", "latencies.js", "plot.js", "strip.js"):
             async with web.get(f"/{name}") as response:
                 assert response.content_type == "text/javascript"
         async with web.post("/status") as response:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import numpy as np
 import pytest
-from chromium import Page, browsing, command
+from chromium import browsing, command
 
 import aiodist
 from aiodist.wire.address import parse_address
@@ -28,16 +28,6 @@ HOSTILE = "<script>document.title = 'harm'</script><img src=x onerror='document.
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "PERIOD", 0.2)
-
-
-@asynccontextmanager
-async def opened(coordinator: aiodist.Coordinator) -> AsyncIterator[Page]:
-    program = command()
-    assert program is not None
-    async with browsing(program) as page, serving(coordinator, LOCAL) as url:
-        await page.resize(1000, 800)
-        await page.go(url)
-        yield page
 
 
 PROGRAM = """
@@ -89,11 +79,16 @@ async def work(coordinator: aiodist.Coordinator, rank: int) -> None:
 
 async def test_it_shows_what_the_groups_do() -> None:
     """One way through it: groups come, a rank holds up others, one dies, all without a reload."""
+    program = command()
+    assert program is not None
     async with (
         aiodist.Coordinator() as coordinator,
         AsyncExitStack() as stack,
-        opened(coordinator) as page,
+        browsing(program) as page,
+        serving(coordinator, LOCAL) as url,
     ):
+        await page.resize(1000, 800)
+        await page.go(url)
         await page.until("document.querySelector('#live').dataset.state === 'live'")
         assert "No group yet" in await page.text()
         third = await stack.enter_async_context(rank_2(coordinator))
@@ -106,6 +101,9 @@ async def test_it_shows_what_the_groups_do() -> None:
         assert await page.text(".member .name") == f"{HOSTILE} 0"
         assert await page.evaluate("document.querySelectorAll('main script, main img').length") == 0
         assert await page.text(".events") != ""
+
+        await page.until("!document.querySelector('#latencies').hidden")
+        assert "all_reduce" in await page.text("#latencies tbody")
 
         # Who holds up others, with the line of its program.
         assert third.stdin is not None
@@ -148,3 +146,17 @@ async def test_it_shows_what_the_groups_do() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await page.until("document.querySelector('.group.ended')")
         assert page.problems == []
+
+
+async def test_it_finds_its_coordinator_again() -> None:
+    program = command()
+    assert program is not None
+    async with aiodist.Coordinator() as coordinator, browsing(program) as page:
+        async with serving(coordinator, LOCAL) as url:
+            await page.go(url)
+            await page.until("document.querySelector('#live').dataset.state === 'live'")
+        await page.until("document.querySelector('#live').dataset.state === 'lost'")
+        assert await page.text("#live") == "no connection, trying again"
+        there = parse_address(url.rstrip("/").replace("http", "tcp"))
+        async with serving(coordinator, there):
+            await page.until("document.querySelector('#live').dataset.state === 'live'")
