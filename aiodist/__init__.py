@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from aiodist.group import Group
     from aiodist.launch import run
     from aiodist.p2p.point_to_point import Envelope
-    from aiodist.rank import flight_recorder
+    from aiodist.rank import flight_recorder, telemetry
     from aiodist.services.epochs import epochs
     from aiodist.services.lifespan import lifespan
     from aiodist.session import connect, local
@@ -99,6 +99,7 @@ __all__ = [
     "lifespan",
     "local",
     "run",
+    "telemetry",
 ]
 
 _LOADED_WHEN_ASKED_FOR = {
@@ -121,8 +122,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "lifespan": "aiodist.services.lifespan",
     "local": "aiodist.session",
     "run": "aiodist.launch",
+    "telemetry": "aiodist.rank.telemetry",
 }
-"""The modules of the names that are not here yet. `flight_recorder` is a module itself."""
+"""The modules of the names that are not here yet. `flight_recorder` and `telemetry` are modules."""
 
 
 def __getattr__(name: str) -> Any:
