@@ -112,7 +112,7 @@ class _Reporter:
 
     def ended(self, record: Record) -> None:
         # In the context of the call: the spans that are current there are its parents.
-        context = record.context or contextvars.copy_context()
+        context = contextvars.copy_context() if record.context is None else record.context
         context.run(self._report, record.entry(self._now()), record.plans)
 
     def _report(self, entry: Entry, plans: list[str]) -> None:
