@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from aiodist.group import Group
     from aiodist.launch import run
     from aiodist.p2p.point_to_point import Envelope
-    from aiodist.rank import flight_recorder
+    from aiodist.rank import flight_recorder, telemetry
     from aiodist.services.epochs import epochs
     from aiodist.services.lifespan import lifespan
     from aiodist.session import connect, local
@@ -105,6 +105,7 @@ __all__ = [
     "publisher",
     "run",
     "subscriber",
+    "telemetry",
 ]
 
 _LOADED_WHEN_ASKED_FOR = {
@@ -131,8 +132,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "publisher": "aiodist.channels.publisher",
     "run": "aiodist.launch",
     "subscriber": "aiodist.channels.subscriber",
+    "telemetry": "aiodist.rank.telemetry",
 }
-"""The modules of the names that are not here yet. `flight_recorder` is a module itself."""
+"""The modules of the names that are not here yet. `flight_recorder` and `telemetry` are modules."""
 
 
 def __getattr__(name: str) -> Any:

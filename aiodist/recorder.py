@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -94,7 +95,8 @@ class Record:
     """An operation that was not done within its call."""
 
     __slots__ = (
-        "_recorder", "_work", "call", "ended", "error", "peer", "plans", "scope", "state",
+        "_recorder", "_work", "call", "context", "ended", "error", "peer", "plans", "scope",
+        "state",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +108,8 @@ class Record:
         self.state = "waits"  # "waits", "done", "failed" or "cancelled"
         self.error = ""  # what it failed with, in one line
         self.plans: list[str] = []  # the algorithms of its phases, in order
+        # Of the call, for observers; None: there is none.
+        self.context = copy_context() if recorder.observers else None
         self._recorder = recorder  # is told where it failed
         self._work: Work[Any] | None = work
         self.ended: _Ended | None = None  # what is left of `_work` once that has ended
@@ -123,6 +127,7 @@ class Record:
                 self._recorder.failed(error)
         for observer in self._recorder.observers:
             observer.ended(self)
+        self.context = None  # it may hold anything of the program's
 
     def entry(self, now: float) -> Entry:
         """What is known of it by now."""
@@ -185,7 +190,7 @@ class Recorder:
             if isinstance(work.record, Record) and id(work.record) not in known:
                 yield work.record.entry(now)
         for one in ring:
-            yield one.entry(now) if isinstance(one, Record) else _at_once(one)
+            yield one.entry(now) if isinstance(one, Record) else entry_of(one)
 
     def last(self, scope: Scope) -> str:
         """What became of the last collective that ended; safe to call from any thread."""
@@ -241,7 +246,8 @@ def name_of(op: str, tag: Any, seq: int | None) -> str:
     return text if seq is None else f"{text} #{seq}"
 
 
-def _at_once(one: AtOnce) -> Entry:
+def entry_of(one: AtOnce) -> Entry:
+    """What is known of what was done within its call."""
     scope, op, tag, seq, call, peer, nbytes, started = one
     return Entry(
         scope, op, tag, seq, _text(call), peer, nbytes, started, 0.0, "done", ""

@@ -26,7 +26,7 @@ from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
-from aiodist.rank import flight_recorder, tracing
+from aiodist.rank import flight_recorder, telemetry, tracing
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
 from aiodist.rank.doings import RankDoings
@@ -378,6 +378,7 @@ async def _join(
     control.doings = RankDoings(actor)
     flight_recorder.watch(actor)
     tracing.watch(actor)
+    telemetry.watch(actor)
     return actor
 
 

@@ -17,18 +17,9 @@ from aiodist.wire.counts import FAILURES, SECONDS, Counts
 
 OPS = frozenset(
     [
-        *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"),
-        *(
-            "reduce_scatter",
-            "all_to_all",
-            "scan",
-            "exscan",
-            "barrier",
-            "share",
-            "reshard",
-            "subgroup",
-        ),
-        *("send", "ssend", "recv", "probe", "sendrecv"),
+        *("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "broadcast", "barrier"),
+        *("all_gather", "gather", "scatter", "all_to_all", "share", "reshard"),
+        *("send", "ssend", "recv", "probe", "subgroup", "split"),
     ]
 )
 """The operations that have totals of their own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from operator import add
 
 from aiodist.errors import (
     AiodistError,
@@ -27,16 +28,19 @@ _KINDS: tuple[type[AiodistError], ...] = (
 """In the order of `aiodist.wire.counts.FAILURES`."""
 
 
+_BUCKETS = len(SECONDS) + 1
+
+Row = list[float]
+"""How many operations took how long, by `SECONDS`; behind these, the sum in seconds."""
+
+
 class Counting:
     """The counts of one rank, over all of its groups."""
 
     def __init__(self, actor: RankActor) -> None:
         self._actor = actor
-        self._times: defaultdict[tuple[str, int], list[int]] = defaultdict(
-            lambda: [0] * (len(SECONDS) + 1)
-        )
-        """How many operations took how long, by name and the bits of their bytes."""
-        self._sums: defaultdict[tuple[str, int], float] = defaultdict(float)
+        self._rows: defaultdict[tuple[str, int], Row] = defaultdict(_row)
+        """By the name of the operation and the bits of its bytes."""
         self.measures = False
 
     def measure(self) -> None:
@@ -47,44 +51,44 @@ class Counting:
             self._actor.endpoint.recorder.observe(self)
 
     def after(self, add: Add) -> Add:
-        times, sums, now = self._times, self._sums, self._actor.loop.time
+        rows, now = self._rows, self._actor.loop.time
 
         def added(one: AtOnce) -> None:
             add(one)
             seconds = now() - one[7]
-            key = one[1], (one[6] - 1).bit_length()
-            times[key][bisect_left(SECONDS, seconds)] += 1
-            sums[key] += seconds
+            row = rows[one[1], (one[6] - 1).bit_length()]
+            row[bisect_left(SECONDS, seconds)] += 1
+            row[_BUCKETS] += seconds
 
         return added
 
     def ended(self, record: Record) -> None:
         if record.state == "done" and record.ended is not None:
             op, _, _, nbytes, started, ended, _ = record.ended
-            key = op, (nbytes - 1).bit_length()
             seconds = max(0.0, (started if ended is None else ended) - started)
-            self._times[key][bisect_left(SECONDS, seconds)] += 1
-            self._sums[key] += seconds
+            row = self._rows[op, (nbytes - 1).bit_length()]
+            row[bisect_left(SECONDS, seconds)] += 1
+            row[_BUCKETS] += seconds
 
     def now(self) -> Counts:
         """What was counted by now."""
         endpoint = self._actor.endpoint
         failed = endpoint.recorder.failures
-        rows: defaultdict[tuple[str, int], list[int]] = defaultdict(
-            lambda: [0] * (len(SECONDS) + 1)
-        )
-        sums: defaultdict[tuple[str, int], float] = defaultdict(float)
-        for (op, bits), counts in self._times.items():
-            size = bisect_left(SIZES, 1 << bits if bits else 0)
-            rows[op, size] = [a + b for a, b in zip(rows[op, size], counts, strict=True)]
-            sums[op, size] += self._sums[op, bits]
+        rows: defaultdict[tuple[str, int], Row] = defaultdict(_row)
+        for (op, bits), row in self._rows.items():
+            key = op, bisect_left(SIZES, 1 << bits)
+            rows[key] = list(map(add, rows[key], row))
         return Counts(
             tuple([sum(failed[cls] for cls in failed if issubclass(cls, kind)) for kind in _KINDS]),
             tuple([Payload(kind, *moved) for kind, moved in endpoint.payload_by.items()]),
             tuple(
                 [
-                    Times(op, size, tuple(counts), sums[op, size])
-                    for (op, size), counts in list(rows.items())[:MOST_TIMES]
+                    Times(op, size, tuple(map(int, row[:_BUCKETS])), row[_BUCKETS])
+                    for (op, size), row in list(rows.items())[:MOST_TIMES]
                 ]
             ),
         )
+
+
+def _row() -> Row:
+    return [0.0] * (_BUCKETS + 1)

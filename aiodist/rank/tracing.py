@@ -44,7 +44,7 @@ FORMAT = 1
 MOST = 200_000
 """How many operations of a rank are kept at most: the last ones."""
 
-BURST = 5
+BURST = 8
 """So many times in a row the coordinator is asked for the time; the fastest answer counts."""
 PAUSE = 5.0
 """Seconds between two such bursts: clocks of hosts drift by microseconds in that time."""

@@ -37,9 +37,9 @@ def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def tell_time_exactly(loop: asyncio.AbstractEventLoop) -> None:
-    """Have `loop` tell the time as it is, for who measures with it: that of uvloop is the time at
-    which its present turn began, in milliseconds. By the same clock, so that timers stay right."""
-    if not is_virtual(loop):
+    """Have `loop` tell the time as it is, for who measures with it. Most do; that of uvloop is the
+    time at which its present turn began, in milliseconds, of the same clock."""
+    if type(loop).__module__.partition(".")[0] == "uvloop":
         loop.time = time.monotonic  # type: ignore[method-assign]
 
 

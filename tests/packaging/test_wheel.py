@@ -75,6 +75,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         "server",
         "bench",
         "notebook",
+        "otel",
         "ray",
         "dask",
         "all",
@@ -143,7 +144,8 @@ def test_names_that_are_loaded_when_asked_for_are_those_that_type_checkers_see()
         if isinstance(module, ast.ImportFrom)
         for name in module.names
     }
-    imports["flight_recorder"] = "aiodist.rank.flight_recorder"  # a module, not a name in one
+    for module in ("flight_recorder", "telemetry"):  # modules, not names in one
+        imports[module] = f"aiodist.rank.{module}"
     assert imports == aiodist._LOADED_WHEN_ASKED_FOR
 
 

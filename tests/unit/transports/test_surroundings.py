@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from aiodist.testing.virtual_loop import VirtualLoop
 from aiodist.transports import surroundings
+from aiodist.transports.surroundings import exact_time, tell_time_exactly
 
 
 class Made:
@@ -64,3 +67,21 @@ def test_a_loop_may_know_better() -> None:
     assert not surroundings.is_virtual(plain)
     assert isinstance(surroundings.chooser_on(plain), random.SystemRandom)
     assert surroundings.identity_on(plain, "p", "h", "u")[:2] == ("p", "h")
+
+
+async def test_a_loop_tells_the_time_as_it_is() -> None:
+    loop = asyncio.get_running_loop()
+    tell_time_exactly(loop)
+    before = time.monotonic()
+    told = loop.time(), exact_time(loop)
+    assert before <= told[0] <= told[1] <= time.monotonic()
+    woken: asyncio.Future[float] = loop.create_future()
+    loop.call_later(0.002, lambda: woken.set_result(loop.time()))  # timers stay right
+    assert await woken >= before + 0.001
+
+
+def test_where_time_is_simulated_it_stays_so() -> None:
+    loop = VirtualLoop()
+    tell_time_exactly(loop)
+    assert loop.time() == exact_time(loop) == VirtualLoop.time(loop)
+    loop.close()

@@ -1,0 +1,153 @@
+"""Operations as spans and metrics of OpenTelemetry: `aiodist.telemetry.enable()`.
+
+Nothing is reported unless it is asked for: a span takes longer than many an operation, and a
+program that has set up OpenTelemetry for its requests need not want one of each.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiodist.rank.actor import RankActor
+from aiodist.recorder import MESSAGES, Add, AtOnce, Entry, Record, Recorder, entry_of
+from aiodist.transports.surroundings import tell_time_exactly
+from aiodist.wire.counts import SECONDS
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Histogram, MeterProvider
+    from opentelemetry.trace import Tracer, TracerProvider
+
+__all__ = ["disable", "enable"]
+
+
+class _Sinks(NamedTuple):
+    """Where reports go. None: not asked for."""
+
+    tracer: Tracer | None
+    seconds: Histogram | None
+    size: Histogram | None
+
+
+class _Settings:
+    """One a process."""
+
+    def __init__(self) -> None:
+        self.sinks: _Sinks | None = None  # of ranks that join from now on; None: none
+
+
+_settings = _Settings()
+
+
+def enable(
+    *,
+    spans: bool = True,
+    metrics: bool = True,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Report the operations of all ranks of this process that connect from now on.
+
+    `spans`: one for each operation, from the call to its end, as a child of the span that is
+    current at the call. `metrics`: the histograms ``aiodist.operation.duration`` (s) and
+    ``aiodist.operation.size`` (By), by operation. The providers: those to use (None: the global
+    ones, which the SDK sets). Needs the package opentelemetry-api (the extra `otel`), and the SDK
+    for anything to come of it.
+
+    Raises ImportError where opentelemetry-api is not installed.
+    """
+    tracer = seconds = size = None
+    if spans:
+        from opentelemetry import trace
+
+        tracer = trace.get_tracer("aiodist", tracer_provider=tracer_provider)
+    if metrics:
+        from opentelemetry import metrics as otel_metrics
+
+        meter = otel_metrics.get_meter("aiodist", meter_provider=meter_provider)
+        seconds = meter.create_histogram(
+            "aiodist.operation.duration",
+            unit="s",
+            description="How long operations took.",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        size = meter.create_histogram(
+            "aiodist.operation.size", unit="By", description="Payload of operations, of one rank."
+        )
+    _settings.sinks = _Sinks(tracer, seconds, size)
+
+
+def disable() -> None:
+    """Ranks that connect from now on report nothing."""
+    _settings.sinks = None
+
+
+def watch(actor: RankActor) -> None:
+    """`actor` has joined a group: what it does is reported, if that is asked for."""
+    if _settings.sinks is not None:
+        tell_time_exactly(actor.loop)
+        recorder = actor.endpoint.recorder
+        recorder.observe(_Reporter(_settings.sinks, recorder, actor.loop.time))
+
+
+class _Reporter:
+    """Reports the operations of one rank: an `aiodist.recorder.Observer`."""
+
+    def __init__(self, sinks: _Sinks, recorder: Recorder, now: Callable[[], float]) -> None:
+        self._sinks = sinks
+        self._plans = recorder.plans
+        self._now = now
+
+    def after(self, add: Add) -> Add:
+        def added(one: AtOnce) -> None:
+            add(one)
+            entry = entry_of(one)
+            plan = self._plans.get((entry.scope.id, one[4]))
+            seconds = self._now() - entry.started
+            self._report(entry._replace(seconds=seconds), [] if plan is None else [plan])
+
+        return added
+
+    def ended(self, record: Record) -> None:
+        # In the context of the call: the spans that are current there are its parents.
+        context = contextvars.copy_context() if record.context is None else record.context
+        context.run(self._report, record.entry(self._now()), record.plans)
+
+    def _report(self, entry: Entry, plans: list[str]) -> None:
+        sinks = self._sinks
+        attributes: dict[str, Any] = {"aiodist.operation": entry.op}
+        if entry.state != "done":
+            attributes["error.type"] = entry.error.partition(":")[0] or entry.state
+        if sinks.seconds is not None and sinks.size is not None:
+            sinks.seconds.record(entry.seconds, attributes)
+            sinks.size.record(entry.nbytes, attributes)
+        if sinks.tracer is not None:
+            _span(sinks.tracer, entry, attributes, plans, self._now())
+
+
+def _span(
+    tracer: Tracer,
+    entry: Entry,
+    attributes: dict[str, Any],
+    plans: list[str],
+    now: float,
+) -> None:
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+
+    more = {
+        "group": entry.scope.group, "epoch": entry.scope.epoch, "rank": entry.scope.rank,
+        "size": entry.scope.size, "bytes": entry.nbytes, "number": entry.seq, "peer": entry.peer,
+        "tag": None if entry.tag is None else str(entry.tag), "call": entry.call or None,
+        "algorithm": " + ".join(dict.fromkeys(plans)) or None,
+    }  # fmt: skip
+    attributes |= {f"aiodist.{name}": value for name, value in more.items() if value is not None}
+    kind = SpanKind.INTERNAL
+    if entry.op in MESSAGES:
+        kind = SpanKind.PRODUCER if entry.op in ("send", "ssend") else SpanKind.CONSUMER
+    began = time.time_ns() - int((now - entry.started) * 1e9)
+    span = tracer.start_span(entry.op, kind=kind, attributes=attributes, start_time=began)
+    if entry.state == "failed":
+        span.set_status(Status(StatusCode.ERROR, entry.error))
+    span.end(began + int(entry.seconds * 1e9))
