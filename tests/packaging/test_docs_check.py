@@ -240,9 +240,11 @@ def test_public_functions_have_examples_that_run(
         """
 
     def wrong() -> None:
-        """For example::
+        """What it does::
 
-        await group.gone()
+            await group.gone()
+
+        No more.
         """
 
     def silent() -> None:
@@ -282,5 +284,5 @@ def test_the_site_has_a_page_for_each_file_that_is_linked(check: Any, tmp_path: 
         file = type("File", (), {"src_uri": "b.md"})
 
     assert site_hooks.on_post_page('<a href="https://x.y">', page=Page) == '<a href="https://x.y">'
-    with pytest.raises(PluginError, match="b.md loads from elsewhere"):
+    with pytest.raises(PluginError, match=r"b\.md loads from elsewhere"):
         site_hooks.on_post_page('<script src="https://x.y/z.js">', page=Page)
