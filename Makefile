@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs site bench gpu mutations kill-times members restarts chaos fuzz crowd clean
+.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations kill-times members restarts chaos fuzz crowd clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +27,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train on handwritten digits with 4 ranks
 	@$(BIN)/python examples/digits/demo.py
 
-# So many processes share the tests: one that runs out of work takes over some of another's.
-WORKERS ?= logical
+# So many processes share the tests: one that runs out of work takes over some of another's. Most
+# tests of several processes wait rather than compute, so there are twice as many as processors.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr 2 '*' $(CORES) '|' 4)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test: $(READY)  ## run the tests
@@ -67,6 +69,9 @@ format: $(READY)  ## let ruff put imports and layout right
 
 docs: $(READY)  ## check the links of README and docs/, and run their programs
 	$(BIN)/python docs/check.py
+
+screenshots: $(READY)  ## the pictures of the page in docs/ (needs chromium)
+	$(BIN)/python docs/screenshots.py
 
 site: $(READY)  ## the pages and the reference as HTML, in site/; fails where a link is broken
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

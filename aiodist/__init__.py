@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from aiodist.blocking.group import BlockingGroup
     from aiodist.blocking.store import BlockingStore
     from aiodist.blocking_session import connect_blocking
+    from aiodist.channels.publisher import Publisher, publisher
+    from aiodist.channels.subscriber import Subscriber, subscriber
     from aiodist.collectives.shards import Shard
     from aiodist.coordinator.actor import Coordinator
     from aiodist.debugging import breakpoint
@@ -84,10 +86,12 @@ __all__ = [
     "MismatchError",
     "PeerLostError",
     "ProtocolError",
+    "Publisher",
     "RankTakenError",
     "ReduceOp",
     "Shard",
     "SizeMismatchError",
+    "Subscriber",
     "View",
     "Window",
     "Work",
@@ -98,7 +102,9 @@ __all__ = [
     "flight_recorder",
     "lifespan",
     "local",
+    "publisher",
     "run",
+    "subscriber",
 ]
 
 _LOADED_WHEN_ASKED_FOR = {
@@ -110,7 +116,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "Graph": "aiodist.topologies.graph",
     "Grid": "aiodist.topologies.grid",
     "Group": "aiodist.group",
+    "Publisher": "aiodist.channels.publisher",
     "Shard": "aiodist.collectives.shards",
+    "Subscriber": "aiodist.channels.subscriber",
     "Window": "aiodist.windows.window",
     "Work": "aiodist.work",
     "breakpoint": "aiodist.debugging",
@@ -120,7 +128,9 @@ _LOADED_WHEN_ASKED_FOR = {
     "flight_recorder": "aiodist.rank.flight_recorder",
     "lifespan": "aiodist.services.lifespan",
     "local": "aiodist.session",
+    "publisher": "aiodist.channels.publisher",
     "run": "aiodist.launch",
+    "subscriber": "aiodist.channels.subscriber",
 }
 """The modules of the names that are not here yet. `flight_recorder` is a module itself."""
 

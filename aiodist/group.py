@@ -368,7 +368,7 @@ class Group(Operations):
         """
         self._check_loop()
         own = await self._derive("expose", list(range(self.size)), timeout)
-        return await opened(own, own.close, x, timeout)
+        return await opened(own, own.close, own.abort, x, timeout)
 
     # -- threads ----------------------------------------------------------------------------------
 

@@ -62,11 +62,14 @@ class Operations:
             loss = await group.all_reduce(0.5, aiodist.ReduceOp.AVG)
         """
         self._check_loop()
-        if tag is None and out is None and (express := self._context.express) is not None:
+        context = self._context
+        express = context.express if tag is None else context.post_express
+        if out is None and express is not None:
             # Not None: the group has not ended.
-            seconds = self._context.op_timeout if timeout is None else timeout
+            seconds = context.op_timeout if timeout is None else timeout
             if timeout is None or deadlines.is_timeout(timeout):
-                work = express.all_reduce(x, op, seconds)
+                tag = tag if tag is None else as_tag(tag)
+                work = express.all_reduce(x, op, seconds, tag)
                 if work is not None:
                     return work
         return self._start("all_reduce", tag, timeout, device_reductions.all_reduce, x, op, out)
@@ -358,6 +361,9 @@ class Operations:
         that was written, ``out[:n]``, and the rest is left as it is. The Work's `source` and `tag`
         are those of the message. No deadline but `timeout`. Cancelling loses no message.
 
+        Raises PeerLostError once nothing can come of `src` any more. From any source: as soon as a
+        rank is lost, for it may have had something to send, and once all others have left in order.
+
         For example::
 
             group.send(np.ones(3), (group.rank + 1) % group.size)
@@ -460,7 +466,8 @@ class Operations:
     ) -> AsyncIterator[tuple[Any, int, str | int]]:
         """``async for value, source, tag in group.messages(tag=…)``: messages as they arrive.
 
-        Ends when the group is closed here; fails when a rank that could send is lost.
+        Ends when the group is closed here; fails when a rank that could send is lost, or all others
+        have left.
 
         For example::
 

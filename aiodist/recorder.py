@@ -3,13 +3,17 @@
 An operation that has to wait is noted when it starts, and again when it ends. What is done within
 its call is noted once, as a plain tuple. `Records` is how one group says what goes on in it: to the
 recorder of its rank, which all groups share, and to a hook, if one was installed when it was made.
+
+Whoever measures operations (a trace, say) is an `Observer` of the recorder. Without one, nothing is
+measured, and nothing looks whether there is one: `add` is another function once there is.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 from aiodist.errors import (
     CollectiveTimeoutError,
@@ -63,16 +67,35 @@ class Entry(NamedTuple):
 
 AtOnce = tuple[Scope, str, Any, int | None, bytes, int | None, int, float]
 """Done within the call: the fields of an `Entry` up to `started`."""
-
+Add = Callable[[AtOnce], None]
 
 _Ended = tuple[str, Any, int | None, int, float, float | None, int | None]
 """Of a work that has ended: op, tag, seq, bytes, start, end, source."""
 
 
+class Observer(Protocol):
+    """Hears of operations that end, in the thread of their loop. Quick, and never raises."""
+
+    def after(self, add: Add) -> Add:
+        """Returns what does `add`, and hears of what was done within its call, which ends now. One
+        function for both, as each call of one takes time of the user's."""
+        ...
+
+    def ended(self, record: Record, /) -> None:
+        """It had to wait, and has ended in whatever way."""
+        ...
+
+
+MOST_PLANS = 10_000
+"""Of so many calls the plan is known to observers, see `Records.planned`."""
+
+
 class Record:
     """An operation that was not done within its call."""
 
-    __slots__ = ("_error", "_recorder", "_work", "call", "ended", "peer", "scope", "state")
+    __slots__ = (
+        "_recorder", "_work", "call", "ended", "error", "peer", "plans", "scope", "state",
+    )  # fmt: skip
 
     def __init__(
         self, recorder: Recorder, scope: Scope, work: Work[Any], call: bytes, peer: int | None
@@ -81,7 +104,8 @@ class Record:
         self.call = call  # what all ranks must agree on, in words
         self.peer = peer  # the other rank of a message; None: any, or all
         self.state = "waits"  # "waits", "done", "failed" or "cancelled"
-        self._error = ""  # what it failed with, in one line
+        self.error = ""  # what it failed with, in one line
+        self.plans: list[str] = []  # the algorithms of its phases, in order
         self._recorder = recorder  # is told where it failed
         self._work: Work[Any] | None = work
         self.ended: _Ended | None = None  # what is left of `_work` once that has ended
@@ -93,9 +117,12 @@ class Record:
         self._work = None  # it may hold an array
         self.state = state
         if error is not None:
-            self._error = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TEXT]
+            self._recorder.failures[type(error)] += 1
+            self.error = f"{type(error).__name__}: {error}".partition("\n")[0][:MOST_TEXT]
             if isinstance(error, TELLING):
                 self._recorder.failed(error)
+        for observer in self._recorder.observers:
+            observer.ended(self)
 
     def entry(self, now: float) -> Entry:
         """What is known of it by now."""
@@ -108,7 +135,7 @@ class Record:
         number = seq if seq is not None and seq >= 0 else None
         return Entry(
             self.scope, op, tag, number, _text(self.call), peer, nbytes, started,
-            max(0.0, seconds), self.state, self._error,
+            max(0.0, seconds), self.state, self.error,
         )  # fmt: skip
 
 
@@ -126,7 +153,21 @@ class Recorder:
     def __init__(self) -> None:
         self.failed: Callable[[BaseException], None] = lambda error: None
         self._ring: deque[AtOnce | Record] = deque(maxlen=KEPT)
-        self.add: Callable[[AtOnce], None] = self._ring.append
+        self.add: Add = self._ring.append
+        self.observers: tuple[Observer, ...] = ()
+        self.failures: Counter[type[BaseException]] = Counter()
+        """What operations have failed with."""
+        self.plans: dict[tuple[bytes, bytes], str] = {}
+        """What observers are told of calls: their algorithms, by the id of the group."""
+        self.all: WeakSet[Records] = WeakSet()
+        """Those of all groups, which call `add`."""
+
+    def observe(self, observer: Observer) -> None:
+        """Let `observer` hear of all that ends from now on."""
+        self.observers = (*self.observers, observer)
+        self.add = observer.after(self.add)
+        for records in self.all:
+            records.add = self.add
 
     def begin(
         self, scope: Scope, work: Work[Any], call: bytes = b"", peer: int | None = None
@@ -170,6 +211,7 @@ class Records:
         self.trace = bound(scope)  # hears of each operation; None: nobody listens
         self.add = recorder.add  # see `Recorder`
         self._recorder = recorder
+        recorder.all.add(self)
 
     def begin(self, work: Work[Any], call: bytes = b"", peer: int | None = None) -> None:
         """`work` was started, and says itself when it ends."""
@@ -181,6 +223,12 @@ class Records:
         if self.trace is not None:
             work.trace = self.trace
             self.trace("start", work, None)
+
+    def planned(self, call: bytes, plan: str) -> None:
+        """Whenever `call` is done within its call, `plan` is its algorithm."""
+        plans = self._recorder.plans
+        if self._recorder.observers and len(plans) < MOST_PLANS:
+            plans[self.scope.id, call] = plan
 
     def last(self) -> str:
         """What became of the last collective of this group; safe to call from any thread."""

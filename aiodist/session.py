@@ -26,7 +26,7 @@ from aiodist.errors import CoordinatorLostError, JoinTimeoutError
 from aiodist.group import Group
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.greeting import Identity
-from aiodist.rank import flight_recorder
+from aiodist.rank import flight_recorder, tracing
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
 from aiodist.rank.doings import RankDoings
@@ -102,7 +102,7 @@ def connect(
     AIODIST_ADDRESS, …, or MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, or what Slurm, Open MPI,
     MPICH and Kubernetes set (docs/launchers.md). Then rank 0 serves the address itself if nobody
     else does: at what it names on its host, and at nothing else; with a token on all interfaces,
-    unless it is AIODIST_ADDRESS.
+    but AIODIST_ADDRESS only where its name means a loopback address on that host.
 
     `group`: the name of the group ("world"). `rank`: the wanted one (None: assigned). `size`: how
     many ranks make it complete; or `min_size` and `max_size`: complete with `max_size`, or with
@@ -262,6 +262,10 @@ class Connecting:
         """The same, asking for no rank in particular."""
         return Connecting(replace(self._options, ask=replace(self._options.ask, rank=None)))
 
+    def with_store(self, name: str) -> Connecting:
+        """The same, for a group whose store is that of all groups that name it."""
+        return Connecting(replace(self._options, ask=replace(self._options.ask, store=name)))
+
     def __await__(self) -> Generator[Any, None, Group]:
         return _connect(self._options).__await__()
 
@@ -282,8 +286,8 @@ async def _connect(options: _Options) -> Group:
     try:
         return await _met(options)
     except JoinTimeoutError as error:
-        if options.coordinator.hint:
-            error.add_note(options.coordinator.hint)
+        if hint := await finding.hint(options.coordinator):
+            error.add_note(hint)
         raise
 
 
@@ -380,6 +384,7 @@ async def _join(
     )
     control.doings = RankDoings(actor)
     flight_recorder.watch(actor)
+    tracing.watch(actor)
     return actor
 
 

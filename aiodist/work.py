@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from aiodist.trace import Trace
@@ -20,6 +20,8 @@ _OWN = f"{Path(__file__).parent}/"
 
 class Record(Protocol):
     """What is noted of an operation, see `aiodist.recorder`."""
+
+    plans: list[str]
 
     def end(self, state: str, error: BaseException | None = None) -> None: ...
 
@@ -64,8 +66,8 @@ class Work(asyncio.Future[T], Generic[T]):
     _on_cancel: Callable[[Work[Any]], None] | None
     _started: float
     _ended: float | None
-    _made_at: tuple[str, int]
-    """File and line of the call, where its Work is the user's to look at, and had to wait."""
+    _made_at: tuple[CodeType, int]
+    """Code and line of the call, where its Work is the user's to look at, and had to wait."""
 
     @classmethod
     def begin(
@@ -123,7 +125,7 @@ class Work(asyncio.Future[T], Generic[T]):
             while frame is not None and frame.f_code.co_filename.startswith(_OWN):
                 frame = frame.f_back
             if frame is not None:
-                self._made_at = frame.f_code.co_filename, frame.f_lineno
+                self._made_at = frame.f_code, frame.f_lineno
         return self
 
     def fail(self, error: BaseException) -> None:
@@ -222,7 +224,8 @@ class _Unseen(Work[T]):
         self._seen().add_done_callback(fn, **options)
 
     def __del__(self) -> None:
-        file, line = self._made_at
+        code, line = self._made_at
+        file = code.co_filename
         text = (
             f"the Work of {self.op} was dropped before anybody looked at it: await it, or keep it "
             "and look at its result"
@@ -253,9 +256,11 @@ def together(
     tag: object,
     works: Sequence[Work[Any]],
     result: Callable[[Work[T]], T],
+    why: Callable[[BaseException], BaseException] = lambda error: error,
 ) -> Work[T]:
     """A Work that is done when all of `works` are, with what `result` makes. It fails with the
-    first that does, or with what `result` raises, and the others are withdrawn."""
+    first that does (`why` may know a better error), or with what `result` raises, and the others
+    are withdrawn."""
 
     def withdraw(_: object) -> None:
         for work in works:
@@ -273,7 +278,7 @@ def together(
             whole.cancel()
         elif (error := work.exception()) is not None:
             withdraw(None)
-            whole.fail(error)
+            whole.fail(why(error))
         elif all(one.done() for one in works):
             try:
                 whole.finish(result(whole))

@@ -29,10 +29,25 @@ class Asked:
     column: str = OWN
 
 
+def _filled(nbytes: int, gloo: tuple[float, float], mpi: float | None = None) -> list[Asked]:
+    """An all_reduce of what has just been computed, for 2 and for 4 ranks; `mpi`: for 2."""
+    cases = (Case("all_reduce", nbytes, ranks, fill=True) for ranks in (2, 4))
+    return [Asked(case, gloo[i], (mpi, None)[i]) for i, case in enumerate(cases)]
+
+
+def _beside_neighbours(op: str) -> list[Asked]:
+    sizes = {8 * B: 4, 64 * KIB: 4, 1 * MIB: 4, 16 * MIB: 2}
+    return [Asked(Case(op, nbytes, 2), gloo) for nbytes, gloo in sizes.items()]
+
+
 def _both(op: str, nbytes: int, gloo: tuple[float, float], mpi: tuple[float, float]) -> list[Asked]:
     """For 2 and for 4 ranks."""
     return [Asked(Case(op, nbytes, n), gloo[i], mpi[i]) for i, n in enumerate((2, 4))]
 
+
+HOSTS = [(2, 1), (4, 1), (8, 1), (4, 2)]
+"""How many hosts, and ranks on each."""
+HOSTS_SIZES = [8 * B, 64 * KIB, 1 * MIB, 64 * MIB]
 
 ASKED: Mapping[str, Sequence[Asked]] = {
     "all_reduce": [
@@ -44,6 +59,17 @@ ASKED: Mapping[str, Sequence[Asked]] = {
         Asked(Case("all_reduce", 16 * MIB, 2), None, 2.5, SHARED),
         Asked(Case("all_reduce", 16 * MIB, 4), None),
         *_both("all_reduce", 64 * MIB, (10, 4.5), (1.8, 1.3)),
+    ],
+    "filled": [
+        *_filled(8 * B, (25, 15)),
+        *_filled(64 * KIB, (25, 40)),
+        *_filled(1 * MIB, (12, 8), 1),
+        *_filled(64 * MIB, (8, 4.5), 1),
+    ],
+    "neighbours": [
+        each
+        for op in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+        for each in _beside_neighbours(op)
     ],
     "collectives": [
         *_both("broadcast", 64 * MIB, (3, 3), (0.9, 0.9)),
@@ -72,6 +98,12 @@ ASKED: Mapping[str, Sequence[Asked]] = {
         for case in (Case("ping_pong", 8 * B, 2), Case("all_reduce", 64 * MIB, 2))
         for link in ("tcp link", "unix link")
     ],
+    "hosts": [
+        Asked(Case(op, nbytes, ranks), None)
+        for ranks in sorted({count * each for count, each in HOSTS})
+        for op in ("all_reduce", "broadcast", "all_gather")
+        for nbytes in HOSTS_SIZES
+    ],
     "two_by_two": [Asked(Case("all_reduce", 64 * MIB, 4), 2.5)],
 }
 """By name of the benchmark; these are also the cases that it measures."""
@@ -79,6 +111,7 @@ ASKED: Mapping[str, Sequence[Asked]] = {
 PLACES = {
     "namespaces": " over TCP",
     "two_by_two": " on 2 hosts",
+    "neighbours": ", busy cores",
     "torch": " of torch",
     "links": ", a bare link",
 }

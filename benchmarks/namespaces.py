@@ -1,4 +1,4 @@
-"""Two "hosts" on this machine: network namespaces with a virtual wire between them."""
+"""Some "hosts" on this machine: network namespaces with virtual wires between them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,30 @@ def _ip(*arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def namespaces() -> Iterator[tuple[Site, Site]]:
-    """A site in each of two namespaces, gone afterwards. Raises PeerMissing where they cannot be
-    made: that needs root and iproute2."""
+def namespaces(count: int = 2) -> Iterator[list[Site]]:
+    """A site in each of so many namespaces, gone afterwards. Two have a wire between them, more are
+    joined by a bridge in a namespace of its own. Raises PeerMissing where they cannot be made: that
+    needs root and iproute2."""
     program = shutil.which("ip")
     if program is None or os.geteuid() != 0:
         raise PeerMissing("network namespaces need root, and `ip` of the package iproute2")
-    names = [f"aiodist-bench-{os.getpid()}-{side}" for side in "ab"]
-    devices = [f"adb{os.getpid() % 1_000_000}{side}" for side in "ab"]
+    own = os.getpid()
+    names = [f"aiodist-bench-{own}-{number}" for number in range(count)]
+    devices = [f"ad{own % 1_000_000}x{number}" for number in range(count)]
+    switch = f"aiodist-bench-{own}-switch"
     try:
         try:
-            for name in names:
+            for name in names if count == 2 else [*names, switch]:
                 _ip("netns", "add", name)
-            _ip("link", "add", devices[0], "netns", names[0], "type", "veth", "peer", "name",
-                devices[1], "netns", names[1])  # fmt: skip
+            if count == 2:
+                _wire(names[0], devices[0], names[1], devices[1])
+            else:
+                _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+                _ip("-n", switch, "link", "set", "bridge", "up")
+                for name, device in zip(names, devices, strict=True):
+                    port = f"{device}p"
+                    _wire(name, device, switch, port)
+                    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
             for number, (name, device) in enumerate(zip(names, devices, strict=True), 1):
                 _ip("-n", name, "addr", "add", f"{_NETWORK}.{number}/24", "dev", device)
                 _ip("-n", name, "link", "set", device, "up")
@@ -41,14 +51,19 @@ def namespaces() -> Iterator[tuple[Site, Site]]:
             raise PeerMissing(
                 f"network namespaces cannot be made: {error.stderr.strip()}"
             ) from error
-        first, second = (
+        yield [
             Site((program, "netns", "exec", name), f"{_NETWORK}.{number}", device)
             for number, (name, device) in enumerate(zip(names, devices, strict=True), 1)
-        )
-        yield first, second
+        ]
     finally:
-        for name in names:
+        for name in [*names, switch]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _wire(first: str, device: str, second: str, peer: str) -> None:
+    """A pair of devices, one in each of two namespaces."""
+    _ip("link", "add", device, "netns", first, "type", "veth", "peer", "name", peer,
+        "netns", second)  # fmt: skip
 
 
 def iperf3(first: Site, second: Site, *, runs: int = 3, seconds: int = 1) -> float:

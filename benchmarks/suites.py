@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from aiodist.launching import spawn, tether
 from aiodist_cli.bench_cases import (
     Case,
+    Result,
     Summary,
     format_bandwidth,
     format_seconds,
@@ -39,6 +43,24 @@ async def one_host(report: Report, progress: Progress) -> None:
     await _on_one_host(report, [AIODIST, *peers], progress)
 
 
+async def neighbours(report: Report, progress: Progress) -> None:
+    """Cases between processes of this host while another program is busy on each of its cores."""
+    peers, report.notes = find_peers(["gloo"], [])
+    with busy_cores():
+        await _on_one_host(report, [AIODIST, *peers], progress)
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """For each core a process that computes all the time, to the scheduler one like any other."""
+    program = tether.command([sys.executable, "-c", "while True: pass"])
+    with ExitStack() as started:
+        for _ in range(spawn.cores()):
+            process = started.enter_context(subprocess.Popen(program))
+            started.callback(process.kill)  # called before the process is waited for
+        yield
+
+
 async def torch_backends(report: Report, progress: Progress) -> None:
     """The public calls of torch.distributed with aiodist's backend, beside Gloo."""
     peers, report.notes = find_peers(["gloo"], [])
@@ -66,6 +88,42 @@ async def two_hosts(report: Report, progress: Progress) -> None:
             await report_on(report, cases, contenders, sites, progress)
             if size == 2:
                 _add_shares(report, cases[-1], first, second, progress)
+
+
+async def hosts(report: Report, progress: Progress) -> None:
+    """Collectives of ranks on 2 to 8 hosts, over TCP, beside Gloo: times, and processor time of the
+    largest."""
+    peers, report.notes = find_peers(["gloo"], [])
+    for count, each in asked.HOSTS:
+        with namespaces(count) as sites:
+            cases = asked.cases_by_ranks(report.name)[count * each]
+            start = len(report.results)
+            await report_on(
+                report, cases, [AIODIST, *peers], [s for s in sites for _ in range(each)], progress
+            )
+        # The cases of 8 x 1 and of 4 x 2 are the same to the tables, which go by number of ranks.
+        found = report.results[start:]
+        del report.results[start:]
+        report.facts += [_beside_gloo(f"{count} × {each}: {case}", found, case) for case in cases]
+
+
+def _beside_gloo(name: str, found: Sequence[Result], case: Case) -> Fact:
+    """How many times as long, and as much processor time, Gloo took."""
+    by_column = {result.column: result for result in found if result.case == case}
+    own, gloo = by_column[asked.OWN], by_column.get("gloo")
+    if own.summary is None or gloo is None or gloo.summary is None:
+        why = own.error or (gloo.error if gloo else "there is no Gloo")
+        return Fact(name, f"failed: {(why or '').splitlines()[0]}", met=False)
+    assert own.processor and gloo.processor
+    times, work = gloo.summary.median / own.summary.median, gloo.processor / own.processor
+    large = case.nbytes == max(asked.HOSTS_SIZES)
+    return Fact(
+        name,
+        f"{format_seconds(own.summary.median)}, Gloo {times:.2f} ×; "
+        f"processor {format_seconds(own.processor)}, Gloo {work:.2f} ×",
+        "at least 1 ×, and in processor time" if large else "at least 1 ×",
+        times >= 1 and (work >= 1 or not large),
+    )
 
 
 def _add_shares(report: Report, case: Case, first: Site, second: Site, progress: Progress) -> None:
@@ -113,7 +171,7 @@ async def citizen(report: Report, progress: Progress) -> None:
         report.facts.append(Fact("2 ms ticker, idle: late at p99", format_seconds(idle)))
         for case in busy:
             progress(f"ticker beside {case}")
-            once = Summary.of(await team.run(case.op, case.nbytes, 5)).median
+            once = Summary.of((await team.run(case, 5)).ns).median
             # A block of many short operations is no less a block: no upper limit but time.
             count = max(iterations_for(seconds, once), int(seconds / once))
             late = await _ticker(team, case, seconds, count)
@@ -200,10 +258,13 @@ async def run(report: Report, progress: Progress) -> None:
 
 SUITES: Mapping[str, Callable[[Report, Progress], Awaitable[None]]] = {
     "all_reduce": one_host,
+    "filled": one_host,
     "collectives": one_host,
+    "neighbours": neighbours,
     "ping_pong": one_host,
     "namespaces": two_hosts,
     "two_by_two": two_hosts,
+    "hosts": hosts,
     "torch": torch_backends,
     "ddp": ddp_steps,
     "resharding": resharded,

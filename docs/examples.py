@@ -63,7 +63,7 @@ class Example(NamedTuple):
 
 def public() -> dict[str, Any]:
     """The functions and classes that are to have an example, and the methods of `Group`. Those of
-    other classes are in the example of the class."""
+    other classes are in the example of the class, or of the function that makes it."""
     found: dict[str, Any] = {
         "aiodist.Store": Store,
         "aiodist.Simulation": aiodist.testing.Simulation,
@@ -74,7 +74,12 @@ def public() -> dict[str, Any]:
             issubclass(value, (BaseException, Wildcard))
             or name in ("Group", "Member", "View", "Envelope")
         )
-        if callable(value) and not is_small and name not in ("BlockingStore", "lifespan"):
+        is_made = "Made by `" in (value.__doc__ or "")
+        if (
+            callable(value)
+            and not (is_small or is_made)
+            and name not in ("BlockingStore", "lifespan")
+        ):
             found[f"aiodist.{name}"] = value
     found["aiodist.Lifespan"] = aiodist.lifespan
     for cls in (Operations, aiodist.Group):

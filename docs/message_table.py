@@ -1,8 +1,9 @@
 """The table in architecture.md of the messages that the two actors take.
 
-The coordinator's are those for which its state machine has a handler, and the two of its greeting;
-all other control messages are for a rank. What peers tell each other is in the docstring of
-`aiodist.wire.kinds`. What a message is for is the first sentence of its docstring.
+The coordinator's are those for which its state machine has a handler, the two of its greeting, and
+those that its actor answers itself; all other control messages are for a rank. What peers tell each
+other is in the docstring of `aiodist.wire.kinds`. What a message is for is the first sentence of
+its docstring.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 from aiodist.membership.machine import Membership
-from aiodist.wire import kinds, messages
+from aiodist.wire import counts, kinds, messages
 from aiodist.wire.returning import Rejoin
 
 Kind = type[messages.Message]
 
 GREETING: frozenset[Kind] = frozenset({messages.Hello, messages.Proof})
 """What the coordinator takes before its state machine sees a connection."""
+
+STATELESS: frozenset[Kind] = frozenset({messages.ClockRequest, counts.Counts})
+"""What its actor sees to: no state of groups hangs on these."""
 
 _EVERYBODY = "a member, or a rank that waits to join"
 SENDERS: dict[Kind, str] = {
@@ -93,7 +97,7 @@ def by_code() -> list[Kind]:
 
 def coordinator_kinds() -> frozenset[Kind]:
     """The control messages that the coordinator takes."""
-    return GREETING | frozenset(Membership()._handlers)
+    return GREETING | STATELESS | frozenset(Membership()._handlers)
 
 
 def unasked_kinds(root: Path) -> set[str]:

@@ -4,6 +4,7 @@ was left behind."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
@@ -13,7 +14,7 @@ import threading
 import traceback
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,11 +185,31 @@ def covering(rows: list[dict[str, int]], strength: int) -> set[int]:
     return kept
 
 
+class _Mapped:
+    """Shared memory that is mapped, by where it lies. To have the system list all that is mapped
+    takes milliseconds once torch is there. So it is asked only where the size of it all has
+    changed, as it does when anything more is mapped."""
+
+    def __init__(self) -> None:
+        self._size = b""
+        self._found: dict[str, str] = {}
+
+    def now(self) -> dict[str, str]:
+        size = Path("/proc/self/statm").read_bytes().partition(b" ")[0]
+        if size != self._size:
+            maps = Path("/proc/self/maps").read_text().splitlines()
+            self._found = {one.split()[0]: one.split()[5] for one in maps if " /memfd:" in one}
+            self._size = size
+        return self._found
+
+
+_mapped = _Mapped()
+
+
 def _held() -> dict[str, str]:
     """Sockets and other files that are open, by number, and shared memory that is mapped, by where
     it lies: what they are."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    found = {line.split()[0]: line.split()[5] for line in maps if " /memfd:" in line}
+    found = {**_mapped.now()}
     for fd in os.listdir("/proc/self/fd"):
         try:
             name = os.readlink(f"/proc/self/fd/{fd}")
@@ -243,11 +264,36 @@ def no_leaks() -> Iterator[None]:
         thread.join(5)
     alive = [thread for thread in late if thread.is_alive()]
     assert not alive, f"threads left over: {alive}"
-    if _held() != files:
+    if (held := _held()) != files:
         gc.collect()  # what only a cycle kept open is no leak
-    left = {fd: name for fd, name in _held().items() if files.get(fd) != name}
+        held = _held()
+    left = {fd: name for fd, name in held.items() if files.get(fd) != name}
     assert not left, f"files or memory left over: {left}"
-    assert not _children() - children, f"processes left over: {_children() - children}"
+    orphans = _children() - children
+    _end(orphans)
+    assert not orphans, f"processes left over, which were killed: {orphans}"
+
+
+def _end(processes: set[str]) -> None:
+    """They may hold what the run waits for: its pipes, or a lock that the next test needs."""
+    for pid in map(int, processes):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            os.waitpid(pid, 0)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """What a forked child raises ends the child: else two would go on with the run."""
+    process = os.getpid()
+    try:
+        return (yield)
+    finally:
+        if os.getpid() != process:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
 
 
 def _pooled(thread: threading.Thread) -> bool:

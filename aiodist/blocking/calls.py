@@ -18,8 +18,9 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from aiodist.errors import GroupClosedError
 from aiodist.threads.engine import Engine, Resident, engine_of
@@ -27,6 +28,8 @@ from aiodist.threads.loop import Until, at_once
 from aiodist.work import Work
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LONGEST = threading.TIMEOUT_MAX
 """Seconds for who waits without a deadline."""
@@ -248,3 +251,24 @@ class BlockingWork(Generic[T]):
 
     def _as_work(self) -> Work[T]:
         return cast("Work[T]", self._work)
+
+
+class Blocking(Generic[T]):
+    """Something that lives on a loop, for threads."""
+
+    def __init__(self, home: Home, behind: T) -> None:
+        self._home = home
+        self._behind = behind
+
+
+def waiting(
+    operation: Callable[Concatenate[T, P], Awaitable[R]],
+) -> Callable[Concatenate[Blocking[T], P], R]:
+    """The method of a `Blocking` that calls `operation` and waits for its result."""
+
+    @wraps(operation)
+    def method(self: Blocking[T], /, *args: P.args, **options: P.kwargs) -> R:
+        call = partial(operation, self._behind, *args, **options)
+        return BlockingWork[R](self._home, call).run()
+
+    return method

@@ -73,8 +73,8 @@ _SEAL_FUTURE_WRITE = 0x10
 class Segment:
     """A mapping of `nbytes` bytes: `create` one of your own, or `attach` that of a peer.
 
-    `fd` is the descriptor of an owned segment, to be passed to peers, -1 for an attached or closed
-    one: memory that is mapped needs none.
+    `fd` is the descriptor of an owned segment, to be passed to peers, -1 for a closed one, and for
+    an attached one that does not `keep` it: memory that is mapped needs none.
     """
 
     __slots__ = ("_memory", "fd", "nbytes")
@@ -119,9 +119,9 @@ class Segment:
             raise
 
     @classmethod
-    def attach(cls, fd: int, nbytes: int, *, writes: bool = False) -> Self:
+    def attach(cls, fd: int, nbytes: int, *, writes: bool = False, keep: bool = False) -> Self:
         """Map a peer's segment of `nbytes` bytes to read it, or to write as well. Takes `fd` over:
-        it is closed here whatever happens.
+        it is closed here whatever happens, unless all goes well and it is to be kept.
 
         Raises ProtocolError for what is no sealed memory of that size, OSError where it cannot be
         mapped."""
@@ -145,9 +145,12 @@ class Segment:
                 raise ProtocolError(
                     f"a peer passed on a segment of {size} bytes: expected {nbytes}"
                 )
-            return cls(_map(fd, nbytes, writes=writes), -1)
+            memory = _map(fd, nbytes, writes=writes)
+            fd, kept = -1 if keep else fd, fd if keep else -1
+            return cls(memory, kept)
         finally:
-            os.close(fd)
+            if fd != -1:
+                os.close(fd)
 
     @property
     def memory(self) -> memoryview:

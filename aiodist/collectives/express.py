@@ -1,6 +1,6 @@
 """Prepared collectives: calls of kinds that were seen before, done within the call where they can.
 What is in here holds for all of them; `lane_express` and `link_express` have those of ranks that
-share memory, and of ranks that are joined by links.
+share memory, and of ranks that are joined by links. Those with a tag are in `post_express`.
 
 Everything about a call that is the same each time is made once and kept as a `Recipe`: its words,
 which the others compare with theirs, and its one phase, that the ordinary way has chosen. What is
@@ -62,11 +62,11 @@ from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.reductions import phases_of_all_reduce
 from aiodist.engine.calls import Calls
-from aiodist.engine.operation import Program
+from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
-from aiodist.shared_memory.board import digest_of
+from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.types import ReduceOp
 from aiodist.work import Work
 
@@ -123,7 +123,9 @@ class Express(ABC, Generic[G, R]):
         self._weight = 0  # of all of them
 
     @abstractmethod
-    def _run(self, recipe: R, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
+    def _run(
+        self, recipe: R, x: Any, flat: Flat, seconds: float, tag: object = None
+    ) -> Work[Any] | None:
         """Do `recipe` with `x`, whose memory is `flat`. None: nothing has happened."""
 
     @abstractmethod
@@ -135,7 +137,7 @@ class Express(ABC, Generic[G, R]):
 
     # -- finding recipes --------------------------------------------------------------------------
 
-    def all_reduce(self, x: Any, op: Any, seconds: float) -> Work[Any] | None:
+    def all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
         """Reduce `x` in place. None: the fast path does not apply, nothing has happened."""
         cls = type(x)
         if cls is not np.ndarray and cls is not tensors.plain_type():
@@ -157,7 +159,7 @@ class Express(ABC, Generic[G, R]):
             flat = x.reshape(-1) if x.flags.carray else None
         else:
             flat = arrays.flat(x, recipe.vector.dtype, recipe.vector.length)
-        return None if flat is None else self._run(recipe, x, flat, seconds)
+        return None if flat is None else self._run(recipe, x, flat, seconds, tag)
 
     def _learn(self, x: Any, op: Any) -> R | None:
         """Prepare an all_reduce of arrays like `x`, if that is one phase."""
@@ -193,11 +195,20 @@ class Express(ABC, Generic[G, R]):
         nothing has happened."""
         return None
 
+    def _may_begin(self, call: Call, args: tuple[Any, ...]) -> bool:
+        """Whether the program of a call may run within it: if nothing of the user's does, which
+        could call the next collective before this one has taken its number."""
+        if call.place == ON_DEVICE or self._context.allow_pickle or self._records.trace:
+            return False
+        return not any(map(_is_function, args))
+
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> R | None:
         # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
         # if another operator gets the id, it takes the ordinary way, and that is all.
         self._recipes[key] = recipe
         self._weight += 1 if recipe is None else recipe.weight
+        if recipe is not None:
+            self._records.planned(recipe.call, recipe.phase.prepared.plan.name)
         while self._weight > KEPT and len(self._recipes) > 1:
             oldest = self._recipes.pop(next(iter(self._recipes)))
             self._weight -= 1 if oldest is None else oldest.weight
@@ -237,7 +248,24 @@ def rest_of(recipe: Recipe, x: Any) -> Program:
     return x if recipe.finish is None else recipe.finish(x)
 
 
+def before(phase: Phase | Running, program: Program) -> Program:
+    """`phase`, and then what is left of the program that gave it."""
+    yield phase
+    return (yield from program)
+
+
+def returning(result: Any) -> Program:
+    """What follows where all is done but to return."""
+    yield from ()
+    return result
+
+
 def failing(error: Exception) -> Program:
     """What follows an `error` in the phase."""
     yield from ()
     raise error
+
+
+def _is_function(x: Any) -> bool:
+    """Whether it is an operator of the user."""
+    return x.function is not None if type(x) is ReduceOp else callable(x)

@@ -29,16 +29,18 @@ from aiodist.collectives.express import (
     ExpressGroup,
     Flat,
     Recipe,
+    before,
     failing,
     marked,
     rest_of,
+    returning,
 )
 from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, area_of, in_steps
-from aiodist.engine.operation import Failure, Program, Running
+from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
-from aiodist.shared_memory.board import ON_DEVICE, digest_of
+from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
 from aiodist.types import ReduceOp
 from aiodist.work import Work
@@ -119,7 +121,12 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         return LaneRecipe(op, call, phase, vector, keeps) if phase.shared is not None else None
 
     def _run(
-        self, recipe: LaneRecipe | lane_values.ValueRecipe, x: Any, flat: Any, seconds: float
+        self,
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        x: Any,
+        flat: Any,
+        seconds: float,
+        tag: object = None,
     ) -> Work[Any] | None:
         calls = self._calls
         lane = self._lane
@@ -191,10 +198,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
         lane, calls = self._lane, self._calls
         arrivals = calls.arrivals
-        if arrivals.early or arrivals.verdicts or calls.deferred or self._records.trace:
-            return None
-        # Nothing of the user's may run in here, which could call the next collective.
-        if call.place == ON_DEVICE or self._context.allow_pickle or any(map(_is_function, args)):
+        if arrivals.early or arrivals.verdicts or calls.deferred or not self._may_begin(call, args):
             return None
         seq, text = calls.tags.upcoming(None), call.text.encode()
         if not lane.try_enter(seq, seq & 1, digest_of(text), text, call.place):
@@ -213,13 +217,13 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 executor, phase = None, next(program)
                 if isinstance(phase, Phase) and phase.shared is not None:
                     number = lane.next_phase()
-            rest = _before(phase, program)
+            rest = before(phase, program)
         except StopIteration as stop:
             if not isinstance(stop.value, Failure):
                 lane.finish_inline()
                 self._finish(work, call.op, text, call.nbytes, stop.value)
                 return work
-            rest = _returning(stop.value)
+            rest = returning(stop.value)
         except Exception as error:
             if executor is not None:
                 executor.close()
@@ -238,22 +242,6 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return (_reduce if op == "reduce" else _reduce_scatter)(context, call, *args)
         except (TypeError, ValueError):
             return None  # and the ordinary way raises it
-
-
-def _is_function(x: Any) -> bool:
-    """Whether it is an operator of the user."""
-    return x.function is not None if type(x) is ReduceOp else callable(x)
-
-
-def _before(phase: Phase | Running, program: Program) -> Program:
-    """`phase`, and then what is left of the program that gave it."""
-    yield phase
-    return (yield from program)
-
-
-def _returning(result: Any) -> Program:
-    yield from ()
-    return result
 
 
 def _reduce(

@@ -1,10 +1,11 @@
 """How ranks of one host come to share memory, and agree from which collective on.
 
-It begins with a group's first collective without a tag, beside it: everyone makes a segment and
-tells the others where to fetch it, then whether it has those of its host. Only if all have, on
-whatever host, all use them. In that second round each says how many untagged collectives it has
-called, and holds further ones back until it knows the answers: those with numbers from the highest
-on run in shared memory.
+It begins with a group's first collective, beside it: everyone makes a segment and tells the others
+where to fetch it, then whether it has those of its host. Only if all have, on whatever host, all
+use them. In that second round each says how many untagged collectives it has called, and holds
+further ones back until it knows the answers: those with numbers from the highest on run in shared
+memory. What has a tag needs no such number: a rank that shares memory may post for
+any call, and the others read that as soon as they do (`post_express`).
 
 A segment is a sealed memfd, and its descriptor is passed on by ``SCM_RIGHTS``: it has no name in a
 file system, so nothing is left behind, however ranks die. If one rank cannot share memory, none

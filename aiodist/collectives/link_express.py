@@ -9,15 +9,26 @@ there on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.buffers.kernels import quietly
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import Express, ExpressGroup, Flat, Recipe, failing, rest_of
+from aiodist.collectives.express import (
+    Express,
+    ExpressGroup,
+    Flat,
+    Recipe,
+    before,
+    failing,
+    rest_of,
+    returning,
+)
 from aiodist.engine.executor import ALL, Executor
+from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase, Spans
-from aiodist.phases.memories import SmallReductions
-from aiodist.schedules.plan import Recv, Reduce, Send, Step
+from aiodist.phases.base import Call
+from aiodist.phases.memories import Blobs, SmallReductions
+from aiodist.schedules.plan import Plan, Recv, Reduce, Send, Step
 from aiodist.transports.base import Link
 from aiodist.transports.polling import cores
 from aiodist.transports.stream import StreamLink
@@ -41,42 +52,124 @@ class LinkGroup(ExpressGroup, Protocol):
         ...
 
 
+KEPT_KINDS = 64
+"""Most kinds of calls whose frames are kept: those that were called last."""
+
 Round = tuple[int, int, int, Flat, memoryview, bool]
 """In a round two ranks exchange what they have, and each of them reduces both. The peer; the number
 of the step that receives; the cell with what this rank has then; where the other's comes, as an
 array and as bytes; and whether that one is the first operand."""
 
 
-class LinkRecipe(Recipe):
-    """A recipe of ranks that are joined by links, and the frames of its calls, one after the other:
-    `executor.Links` within a call. Between two ranks there is one frame each way at most."""
+class Expecting(Protocol):
+    """The memory of a phase, where it is known how long the frames are that come."""
+
+    def due(self, spans: Spans) -> memoryview | None:
+        """Returns where the frame for `spans` goes, with its length; None if that is not known."""
+        ...
+
+    def arrived(self, spans: Spans) -> None:
+        """The frame for `spans` is there."""
+        ...
+
+
+class Frames:
+    """The frames of the calls of one kind, one call after the other: `executor.Links` within a
+    call, for the eager `plan`. Between two ranks it has one frame each way at most."""
 
     __slots__ = (
-        "_arrivals", "_context", "_crowded", "_links", "_memory", "_peers", "_plain", "_prefixes",
-        "_progress", "_quietly", "_rounds", "_seq", "_stencils",
+        "_arrivals", "_call", "_context", "_crowded", "_peers", "_prefixes", "_progress", "_seq",
+        "_stencils", "links", "memory",
     )  # fmt: skip
+
+    def __init__(self, context: LinkGroup, call: bytes, plan: Plan) -> None:
+        self._context = context
+        self._call = call  # what was called, in words, as all its frames say
+        self._arrivals = context.calls.arrivals  # frames of peers that are ahead
+        self._progress = context.endpoint.progress  # looks for frames within the call
+        self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
+        # The ranks that the plan is about, whose links have to be there, and free.
+        self._peers = sorted({step.peer for step in plan.steps if isinstance(step, (Send, Recv))})
+        self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
+        self.memory: Any = None  # an `Expecting`: where what comes goes, in the present call
+        # Of one call:
+        self._seq = 0  # its number
+        self.links: dict[int, StreamLink] = {}  # by peer
+        self._prefixes: dict[int, bytes] = {}  # by the bytes of payload
+
+    def begin(self, seq: int) -> bool:
+        """The collective `seq` is called. Whether all links are free for it."""
+        for peer in self._peers:
+            link = self._context.link(peer)
+            if type(link) is not StreamLink or not link.is_clear:
+                return False
+            self.links[peer] = link
+        self._seq = seq
+        self._prefixes.clear()
+        return True
+
+    def prefix(self, nbytes: int) -> bytes:
+        """What comes before so many bytes of payload."""
+        prefix = self._prefixes.get(nbytes)
+        if prefix is None:
+            stencil = self._stencils.get(nbytes)
+            if stencil is None:
+                begins = kinds.MESSAGE, self._context.id, None
+                stencil = self._stencils[nbytes] = Stencil(begins, (0, self._call), nbytes)
+            prefix = self._prefixes[nbytes] = stencil.fill(self._seq)
+        return prefix
+
+    def may_send(self, peer: int) -> bool:
+        return False  # an eager plan does not ask
+
+    def send(self, peer: int, views: Sequence[memoryview]) -> bool:
+        (view,) = views
+        self.links[peer].send_copy(self.prefix(len(view)), view)
+        return True
+
+    def take(self, peer: int, spans: Spans) -> bool:
+        memory = self.memory
+        into = memory.due(spans)
+        if into is None or not self.has_come(peer, self.prefix(len(into)), into):
+            return False
+        memory.arrived(spans)
+        return True
+
+    def has_come(self, peer: int, prefix: bytes, into: memoryview) -> bool:
+        """Whether the frame of `peer` has: its payload is `into` then."""
+        arrivals = self._arrivals
+        if arrivals.early and arrivals.take_early((None, self._seq), peer, self._call, into):
+            return True
+        found = self._progress.look(self.links[peer], prefix, into, crowded=self._crowded)
+        return found is True
+
+    def grant(self, peer: int, count: int) -> None:
+        raise AssertionError("an eager plan grants nothing")
+
+    def check(self, peer: int) -> None:
+        """Who is lost is for the operation to hear of, that what is left becomes."""
+
+    def waiting(self, peer: int) -> int:
+        return 0
+
+
+class LinkRecipe(Recipe):
+    """A recipe of ranks that are joined by links."""
+
+    __slots__ = ("_memory", "_plain", "_quietly", "_rounds", "frames")
 
     def __init__(
         self, context: LinkGroup, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
     ) -> None:
         super().__init__(op, call, phase, vector, keeps)
         assert isinstance(phase.memory, SmallReductions)
-        self._context = context
-        self._arrivals = context.calls.arrivals  # frames of peers that are ahead
-        self._progress = context.endpoint.progress  # looks for frames within the call
-        self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._memory = phase.memory  # the cells with the partial results of the plan
-        # The ranks that the plan sends to, whose links have to be free.
-        self._peers = sorted({s.peer for s in phase.prepared.plan.steps if isinstance(s, Send)})
-        self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
+        self.frames = Frames(context, call, phase.prepared.plan)
+        self.frames.memory = phase.memory
         self._quietly = quietly()  # calls a function without warnings of numpy
         self._plain = phase.memory.plain  # reduces two arrays; None: no one function does
         # Where partial results are of the user's dtype: see `at_once`.
         self._rounds = [] if self._plain is None else self._rounds_of(phase.prepared.plan.steps)
-        # Of one call:
-        self._seq = 0  # its number
-        self._links: dict[int, StreamLink] = {}  # by peer
-        self._prefixes: dict[int, bytes] = {}  # by the bytes of payload
 
     def _rounds_of(self, steps: Sequence[Step]) -> list[Round]:
         """The rounds of a plan that is nothing but a Copy and rounds; else none."""
@@ -101,53 +194,7 @@ class LinkRecipe(Recipe):
     def executor(self, flat: Flat, done: int = 0) -> Executor:
         """What does it with `flat`. The first steps are `done`."""
         self.vector.lend(flat)
-        return Executor(self.phase, self, done=done)
-
-    def begin(self, seq: int) -> bool:
-        """The collective `seq` is called. Whether all links are free for it."""
-        for peer in self._peers:
-            link = self._context.link(peer)
-            if type(link) is not StreamLink or not link.is_clear:
-                return False
-            self._links[peer] = link
-        self._seq = seq
-        self._prefixes.clear()
-        return True
-
-    def _prefix(self, nbytes: int) -> bytes:
-        """What comes before so many bytes of payload."""
-        prefix = self._prefixes.get(nbytes)
-        if prefix is None:
-            stencil = self._stencils.get(nbytes)
-            if stencil is None:
-                begins = kinds.MESSAGE, self._context.id, None
-                stencil = self._stencils[nbytes] = Stencil(begins, (0, self.call), nbytes)
-            prefix = self._prefixes[nbytes] = stencil.fill(self._seq)
-        return prefix
-
-    def may_send(self, peer: int) -> bool:
-        return False  # an eager plan does not ask
-
-    def send(self, peer: int, views: Sequence[memoryview]) -> bool:
-        (view,) = views
-        self._links[peer].send_copy(self._prefix(len(view)), view)
-        return True
-
-    def take(self, peer: int, spans: Spans) -> bool:
-        memory = self._memory
-        into = memory.due(spans)
-        if not self._has_come(peer, self._prefix(len(into)), into):
-            return False
-        memory.arrived(spans)
-        return True
-
-    def _has_come(self, peer: int, prefix: bytes, into: memoryview) -> bool:
-        """Whether the frame of `peer` has: its payload is `into` then."""
-        arrivals = self._arrivals
-        if arrivals.early and arrivals.take_early((None, self._seq), peer, self.call, into):
-            return True
-        found = self._progress.look(self._links[peer], prefix, into, crowded=self._crowded)
-        return found is True
+        return Executor(self.phase, self.frames, done=done)
 
     def at_once(self, flat: Flat) -> int:
         """What the executor does with `flat`, where the plan is one of rounds: how many steps are
@@ -158,11 +205,12 @@ class LinkRecipe(Recipe):
         two ranks: the executor takes about a tenth longer. What it leaves undone an executor does,
         in whose memory the partial result is then.
         """
-        prefix, quietly = self._prefix(self.nbytes), self._quietly
+        frames, quietly = self.frames, self._quietly
+        links, prefix = frames.links, frames.prefix(self.nbytes)
         for peer, number, cell, other, into, comes_first in self._rounds:
             # Copied, for the array is reduced into as soon as the frame of the peer is here.
-            self._links[peer].send_copy(prefix, flat.data)
-            if not self._has_come(peer, prefix, into):
+            links[peer].send_copy(prefix, flat.data)
+            if not frames.has_come(peer, prefix, into):
                 self._memory.hold(cell, flat)
                 return number
             if comes_first:
@@ -171,20 +219,23 @@ class LinkRecipe(Recipe):
                 quietly(self._plain, flat, other, out=flat)
         return ALL
 
-    def grant(self, peer: int, count: int) -> None:
-        raise AssertionError("an eager plan grants nothing")
 
-    def check(self, peer: int) -> None:
-        """Who is lost is for the operation to hear of, that what is left becomes."""
+class Known(NamedTuple):
+    """What is kept of one kind of calls that share small blobs: their frames, and how many bytes
+    each rank had to share in the last one."""
 
-    def waiting(self, peer: int) -> int:
-        return 0
+    frames: Frames
+    lengths: list[int]
 
 
 class LinkExpress(Express[LinkGroup, LinkRecipe]):
     """The recipes of a group whose ranks are joined by links."""
 
     _on_lane = False
+
+    def __init__(self, context: LinkGroup) -> None:
+        super().__init__(context)
+        self._known: dict[tuple[bytes, int], Known] = {}  # by call, and bytes that this rank shares
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -194,13 +245,15 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
             return None
         return LinkRecipe(self._context, op, call, phase, vector, keeps)
 
-    def _run(self, recipe: LinkRecipe, x: Any, flat: Flat, seconds: float) -> Work[Any] | None:
+    def _run(
+        self, recipe: LinkRecipe, x: Any, flat: Flat, seconds: float, tag: object = None
+    ) -> Work[Any] | None:
         context, calls = self._context, self._calls
         if calls.arrivals.early:
             # If a peer has given it up already, its word may have arrived, behind its contribution.
             context.endpoint.poll()
         seq = calls.tags.upcoming(None)
-        if not (context.is_idle and recipe.begin(seq)):
+        if not (context.is_idle and recipe.frames.begin(seq)):
             return None
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
         executor = None
@@ -226,3 +279,69 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
                 executor = recipe.executor(flat, recipe.weight if done == ALL else done)
             calls.take_over(work, recipe.call, executor, rest_of(recipe, x), seconds)
         return work
+
+    # Broadcast, gather, barrier and their like share small blobs first of all, and where values are
+    # small that is all there is to them. How long the blobs are is known from the last call of the
+    # kind; so the frames can be looked for within the call, like those of a reduction. The rest of
+    # the program, which says what the blobs mean, runs in the call, too.
+    def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
+        context, calls = self._context, self._calls
+        if not self._may_begin(call, args):
+            return None
+        if calls.arrivals.early:
+            context.endpoint.poll()  # as in `_run`
+        if not context.is_idle:
+            return None
+        program, text = call.start(False), call.text.encode()
+        phase = next(program)
+        if not (isinstance(phase, Phase) and isinstance(phase.memory, Blobs)):
+            return None
+        memory = phase.memory
+        known = self._known_of(text, memory, phase)
+        seq = calls.tags.upcoming(None)
+        if not known.frames.begin(seq):
+            return None
+        work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
+        memory.expect(known.lengths)
+        known.frames.memory = memory
+        executor = Executor(phase, known.frames)
+        learning = self._learning(known, memory, program)
+        try:
+            if not executor.run() or not calls.arrivals.is_quiet((None, seq)):
+                calls.take_over(work, text, executor, learning, seconds)
+                return work
+            following = next(program)
+            # Over links a phase may be for others alone: here there is nothing to do in it.
+            while isinstance(following, Phase) and not following.prepared.plan.steps:
+                following = next(program)
+            rest = before(following, program)
+        except StopIteration as stop:
+            if not isinstance(stop.value, Failure):
+                executor.close()
+                self._finish(work, call.op, text, call.nbytes, stop.value)
+                return work
+            rest = returning(stop.value)
+        except Exception as error:
+            executor.close()
+            calls.take_over(work, text, None, failing(error), seconds)
+            return work
+        finally:
+            known.frames.memory = None
+        calls.take_over(work, text, executor, rest, seconds)
+        return work
+
+    def _known_of(self, call: bytes, memory: Blobs, phase: Phase) -> Known:
+        key = call, len(memory.blobs[self._context.rank])
+        known = self._known.pop(key, None)
+        if known is None:
+            known = Known(Frames(self._context, call, phase.prepared.plan), [])
+            if len(self._known) >= KEPT_KINDS:
+                del self._known[next(iter(self._known))]
+        self._known[key] = known  # the last one: it was called last
+        return known
+
+    def _learning(self, known: Known, memory: Blobs, program: Program) -> Program:
+        """`program`, which goes on the ordinary way; after it, what the others had to share."""
+        result = yield from program
+        known.lengths[:] = map(len, memory.blobs)
+        return result

@@ -7,12 +7,13 @@ preceded by a phase that does. Numbers are shared and reduced by everyone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
 import numpy as np
 
+from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group, Operand
 from aiodist.buffers.scalars import Scalar, reduce_scalars
 from aiodist.buffers.vector import align
@@ -23,7 +24,7 @@ from aiodist.errors import ProtocolError
 from aiodist.phases import lanes
 from aiodist.phases.base import Call, Part, Place, check_root, share
 from aiodist.phases.memories import Partials, Reductions, SmallReductions
-from aiodist.schedules import recursive_doubling
+from aiodist.schedules import direct_exchange, recursive_doubling
 from aiodist.schedules.choose_reductions import (
     Shape,
     choose_all_reduce,
@@ -33,8 +34,12 @@ from aiodist.schedules.choose_reductions import (
     goes_whole,
     is_gathered,
 )
-from aiodist.schedules.selection import Choice
+from aiodist.schedules.plan import Plan
+from aiodist.schedules.selection import EAGER_LIMIT, Choice
 from aiodist.types import ReduceOp
+
+MAX_RANKS_POSTING = 16
+"""With more ranks, a value that goes from each to each in a frame of its own is too many frames."""
 
 MAX_RANKS_LISTING_NUMBERS = 128
 """With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
@@ -64,11 +69,24 @@ def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -
         return
     # Over links from here on, also where the ranks share memory and have no plan there for such
     # arrays and operators.
+    if not on_lane and is_posted(place, groups):
+        yield _small(place, groups, direct_exchange.all_reduce)
+        return
     if goes_whole(_nbytes(groups), place.size, _sliceable(groups)):
         yield _small(place, groups)
         return
     chosen = [choose_all_reduce(_shape(group), place.size) for group in groups]
     yield from _run(place, groups, chosen, on_lane)
+
+
+def is_posted(place: Place, groups: Sequence[Group]) -> bool:
+    """Whether an all_reduce that is on no lane is one in which everyone shows its value to all: so
+    it can be posted (see `post_express`), by some ranks or by all of them."""
+    if not place.shares_memory or not 1 < place.size <= MAX_RANKS_POSTING or len(groups) != 1:
+        return False
+    (group,) = groups
+    kernel = group.kernel
+    return isinstance(kernel, Kernel) and not kernel.loads and 0 < group.x.nbytes <= EAGER_LIMIT
 
 
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
@@ -208,8 +226,12 @@ def _run(
         yield Phase(plan, memory(group.x, group.out, plan.plan.scratch, group.kernel, place.size))
 
 
-def _small(place: Place, groups: Sequence[Group]) -> Phase:
-    plan = prepared(recursive_doubling.all_reduce, place.rank, place.size)
+def _small(
+    place: Place,
+    groups: Sequence[Group],
+    algorithm: Callable[[int, int], Plan] = recursive_doubling.all_reduce,
+) -> Phase:
+    plan = prepared(algorithm, place.rank, place.size)
     return Phase(
         plan, SmallReductions([(group.kernel, group.x, group.out) for group in groups], place.size)
     )

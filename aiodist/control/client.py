@@ -156,6 +156,8 @@ class ControlClient(Line):
         if self._group is None or not self.is_open or (aborts is not None and self.is_away):
             return False
         self._group = None
+        if self.doings is not None and not self.is_away:  # the last that is heard of them
+            self._sock.send(encode_message(self.doings.counts(measure=False)))
         try:
             await self.request(Leave() if aborts is None else Abort(aborts[:MAX_TEXT]), timeout)
         except (TimeoutError, CoordinatorLostError, GroupClosedError):  # the last: evicted

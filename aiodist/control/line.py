@@ -48,6 +48,7 @@ from aiodist.errors import (
 from aiodist.transports.surroundings import chooser_on, closed_on_error
 from aiodist.wire.activity import Activity, Inquire
 from aiodist.wire.codec import decode_message, encode_message
+from aiodist.wire.counts import Counts, CountsRequest
 from aiodist.wire.frames import Frame
 from aiodist.wire.limits import MAX_REPLY
 from aiodist.wire.messages import (
@@ -84,6 +85,10 @@ class Doings(Protocol):
 
     def now(self) -> Activity:
         """From the thread of its loop."""
+        ...
+
+    def counts(self, *, measure: bool) -> Counts:
+        """From the thread of its loop; and whether to `measure` from now on what takes time."""
         ...
 
     def busy(self, seconds: float, ident: int) -> Activity:
@@ -187,6 +192,9 @@ class Line:
             case Inquire():
                 if self.doings is not None:
                     self._sock.send(encode_message(self.doings.now()))
+            case CountsRequest():
+                if self.doings is not None:
+                    self._sock.send(encode_message(self.doings.counts(measure=True)))
             case Goodbye():
                 self._gone = CoordinatorGone("it was shut down", orderly=True)
             case Evicted(reason):

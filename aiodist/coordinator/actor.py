@@ -13,7 +13,7 @@ import os
 import secrets
 import ssl as tls
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from aiodist.coordinator.encoding import Encoder
 from aiodist.coordinator.entrance import Entrance
 from aiodist.coordinator.journal import Journal
 from aiodist.coordinator.state_file import StateFile
+from aiodist.coordinator.totals import Totals
 from aiodist.errors import CoordinatorLostError
 from aiodist.membership.effects import (
     Close,
@@ -38,17 +39,20 @@ from aiodist.membership.effects import (
 )
 from aiodist.membership.machine import Membership
 from aiodist.transports.sparing import Sparing
-from aiodist.transports.surroundings import closed_on_error
+from aiodist.transports.surroundings import closed_on_error, exact_time
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import encode_message
-from aiodist.wire.messages import Goodbye, Message, Status, StatusRequest
+from aiodist.wire.counts import Counts, CountsRequest
+from aiodist.wire.messages import Clock, ClockRequest, Goodbye, Message, Status, StatusRequest
 from aiodist.wire.proof import secret_of
-from aiodist.wire.returning import ViewWanted
+from aiodist.wire.returning import Rejoin, ViewWanted
 
 logger = logging.getLogger("aiodist.coordinator")
 
 GOODBYE_SECONDS = 1.0
 """How long `stop` waits for members to read the goodbye."""
+
+_COUNTS_REQUEST = encode_message(CountsRequest())
 
 _LEVELS = {
     "lost": logging.WARNING,
@@ -120,7 +124,10 @@ class Coordinator:
         self._journal: Journal | None = None  # writes the state file; None: there is none
         self._failure: asyncio.Future[OSError]  # done, with the error, once that cannot be written
         self._stopping = False  # events are not told to the machine any more
+        self.totals = totals = Totals()  # since it was made, for who watches it over time
         self.sparing = Sparing(logger)  # warns of what strangers do, but not each time
+        # They hear what is worth a line in a log.
+        self.observers: list[Callable[[Note], None]] = [_log, totals.note]
         self._machine: Membership  # decides all; this and the next three are made by `start`
         self._loop: asyncio.AbstractEventLoop  # the loop of `start`, on which all is done
         self._entrance: Entrance  # listens
@@ -252,16 +259,23 @@ class Coordinator:
         """
         return {"address": self.address, **self._machine.status()}
 
-    async def survey(self) -> dict[str, Any]:
+    async def survey(self, *, counts: bool = False) -> dict[str, Any]:
         """What `status` tells, and what the members are doing: each has a second to answer.
 
         Every member has "silent" and "doing", and every group "findings", as in ``aiodist status
-        --json``. Raises CoordinatorLostError where the coordinator stops meanwhile.
+        --json``. `counts`: have them say as well what they have counted, for `totals`, and measure
+        their operations from the first such time on. Raises CoordinatorLostError where the
+        coordinator stops meanwhile.
         """
         if self._address is None or self._stopping:
             raise CoordinatorLostError("the coordinator does not listen: nobody can be asked")
         # To the state machine this is one more connection that asks, and then goes: the limits of
         # others are its limits, and it is forgotten as they are.
+        if counts:
+            # Before they are asked what they do: so who has said that has said this, too.
+            for connection in list(self._connections.values()):
+                if connection.is_welcome:
+                    connection.send(_COUNTS_REQUEST)
         number = next(self._numbers)
         answer = self._surveys[number] = self._loop.create_future()
         try:
@@ -270,6 +284,14 @@ class Coordinator:
         finally:
             del self._surveys[number]
             self._step(Disconnected(number, "it has its answer"))
+
+    @property
+    def state_health(self) -> tuple[float, int] | None:
+        """Seconds since the state file was written last, and how often it could not be made
+        shorter for want of files; None: there is none. (Where it cannot be written: `failed`.)"""
+        if self._journal is None:
+            return None
+        return max(0.0, self._loop.time() - self._journal.written_at), self._journal.failures
 
     def close_fds_after_fork(self) -> None:
         """To be called in a forked child: gives up the child's copies of all sockets, so that
@@ -292,6 +314,14 @@ class Coordinator:
         self._entrance.let_in(connection)
 
     def received(self, connection: Connection, request: int, message: Message) -> None:
+        if isinstance(message, ClockRequest):  # the time is no state, nor does it wait for the disk
+            connection.send(encode_message(Clock(exact_time(self._loop)), request))
+            return
+        if isinstance(message, Counts):
+            self.totals.heard(connection.number, message)
+            return
+        if isinstance(message, Rejoin):
+            self.totals.returns(connection.number)
         self._step(Received(connection.number, request, message))
 
     def closed(self, connection: Connection, reason: str) -> None:
@@ -299,6 +329,7 @@ class Coordinator:
         if self._connections.pop(connection.number, None) is None:
             return
         self._entrance.let_in(connection)
+        self.totals.gone(connection.number)
         self._step(Disconnected(connection.number, reason))
 
     # Inside.
@@ -339,7 +370,8 @@ class Coordinator:
         encoder = Encoder()
         for effect in effects:
             if isinstance(effect, Note):
-                _log(effect)
+                for observe in self.observers:
+                    observe(effect)
                 continue
             if isinstance(effect, Keep):
                 continue

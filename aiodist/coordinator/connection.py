@@ -9,6 +9,7 @@ import secrets
 import socket
 from typing import Protocol, cast
 
+from aiodist.coordinator.totals import Totals
 from aiodist.errors import AuthenticationError, ProtocolError
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.codec import decode_message, encode_message
@@ -56,6 +57,7 @@ class Owner(Protocol):
     incarnation: int
     returns: bool
     sparing: Sparing
+    totals: Totals
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -91,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._hello: Hello | None = None  # what it said first; None: nothing yet
         # What its proof must be made of: fresh, so that no old proof will do.
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._welcomed = False  # it has shown that it may ask
+        self.is_welcome = False  # it has shown that it may ask
         self._reason = ""  # why it ends, by whoever ends it first; "": nobody here has
         self._transport: asyncio.Transport  # from `connection_made` on
         # Ends a greeting, and later a close, that takes too long.
@@ -166,8 +168,10 @@ class Connection(asyncio.Protocol):
     def fail(self, reason: str, answer: bytes = b"") -> None:
         """Close, at once or with a last `answer`, and say why in the log."""
         self._reason = self._reason or reason
+        if not self.is_welcome:
+            self._owner.totals.refused["protocol"] += 1
         self._owner.sparing.warning(
-            "of a member" if self._welcomed else "of a stranger",
+            "of a member" if self.is_welcome else "of a stranger",
             "closing the connection from %s: %s",
             self.peer,
             reason,
@@ -191,7 +195,7 @@ class Connection(asyncio.Protocol):
         request, message = decode_message(frame, rows=False)
         if isinstance(message, Rejoin):  # with the view, if it was to bring one
             self._decoder.max_payload = MAX_BODY
-        if self._welcomed:
+        if self.is_welcome:
             self._owner.received(self, request, message)
         elif self._hello is None:
             self._on_hello(message)
@@ -207,6 +211,7 @@ class Connection(asyncio.Protocol):
                 f"{message.version}: install the same aiodist on both sides"
             )
             self.send(encode_message(Failed(Failure.VERSION, text)))
+            self._owner.totals.refused["version"] += 1
             self.close(f"it speaks version {message.version} of the protocol")
             return
         self._hello = message
@@ -234,11 +239,12 @@ class Connection(asyncio.Protocol):
                     reason,
                     extra={"event": "authentication failed", "peer": self.peer, "reason": reason},
                 )
+                self._owner.totals.refused["token"] += 1
                 self.close(reason)
                 return
             mac = make_proof(token, "coordinator", hello.nonce, self._nonce)
         # Only now may it say more than 1 KiB at a time.
-        self._welcomed = True
+        self.is_welcome = True
         self._deadline.cancel()
         self._decoder.max_payload = MAX_BODY
         owner = self._owner

@@ -105,6 +105,7 @@ class Entrance:
         sock.setblocking(False)
         connection = Connection(self._owner, next(self._numbers), sock)
         if not self._unproven.add(connection, self._loop.time()):
+            self._owner.totals.refused["crowded"] += 1
             turn_away(sock, encrypted=self._ssl is not None)
             return
         task = self._loop.create_task(self._adopt(connection, sock), name="aiodist adopt")
@@ -114,22 +115,24 @@ class Entrance:
 
     async def _adopt(self, connection: Connection, sock: socket.socket) -> None:
         limit = None if self._ssl is None else HANDSHAKE_SECONDS
-        try:
-            await self._loop.connect_accepted_socket(
-                lambda: connection, sock, ssl=self._ssl, ssl_handshake_timeout=limit
-            )
-        except OSError as error:
-            logger.debug("no connection with %s: %s", connection.peer, error)
-            self._unproven.discard(connection)
-            sock.close()
+        await self._loop.connect_accepted_socket(
+            lambda: connection, sock, ssl=self._ssl, ssl_handshake_timeout=limit
+        )
 
     def _adopted(
         self, connection: Connection, sock: socket.socket, task: asyncio.Task[None]
     ) -> None:
         del self._adopting[task]
-        if task.cancelled():  # dropped, or the coordinator stops; maybe before it began
-            self._unproven.discard(connection)
-            sock.close()
-            if connection.adopting is None:
-                # It was made just then. uvloop closes it, too, and tells nobody.
-                connection.connection_lost(None)
+        error = None if task.cancelled() else task.exception()
+        if not task.cancelled() and error is None:
+            return
+        self._unproven.discard(connection)
+        sock.close()
+        if isinstance(error, OSError):
+            logger.debug("no connection with %s: %s", connection.peer, error)
+        elif error is not None:
+            raise error  # nobody foresaw that: the loop tells of it
+        elif connection.adopting is None:
+            # It was dropped, or the coordinator stops, and it was made just then. uvloop closes it,
+            # too, and tells nobody.
+            connection.connection_lost(None)

@@ -50,6 +50,16 @@ class Guard:
             )
 
 
+def elsewhere_hint(named: Address) -> str:
+    """What may be wrong where rank 0 was to serve `named`, and that is not on its host."""
+    return (
+        f"{named.host} is no address of the host that rank 0 is on. Unless a coordinator runs "
+        "there, or a proxy leads from there to rank 0, nobody serves that address: start rank 0 on "
+        f"{named.host}, or give all ranks an address of rank 0's host (MASTER_ADDR and "
+        "MASTER_PORT, or AIODIST_ADDRESS), or the address of a coordinator (aiodist coordinator)"
+    )
+
+
 def narrow_hint(named: Address) -> str:
     """What may be wrong where nobody comes to `named`, an address of the environment that rank 0
     serves itself, without a token. "": that is not it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import ssl as tls
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from aiodist.coordinator import agent_store
 from aiodist.coordinator.actor import Coordinator
-from aiodist.coordinator.exposure import Guard
+from aiodist.coordinator.exposure import Guard, elsewhere_hint
 from aiodist.coordinator.listening import own_address
 from aiodist.errors import JoinError, JoinTimeoutError
 from aiodist.wire.address import Address, parse_address
@@ -23,6 +24,10 @@ _NOT_OURS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 _PAUSE = 0.2
 """Seconds before a name that is not known is looked up again: that of a container that has just
 started may become known a moment later."""
+
+
+_LOOK_UP = 2.0
+"""Seconds for looking up a name, of which only the text of an error depends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | 
             log.info("not serving %s, which is no address of this host", address)
             return None
         here = found
+        if here.is_loopback and not named.is_loopback:
+            here = _for_others(named, here, wanted.guard)
     wanted.guard.check(str(here))
     # It ends with this process: nobody is to look for another one.
     coordinator = Coordinator(str(here), token=wanted.token, ssl=wanted.ssl, returns=False)
@@ -112,6 +119,33 @@ async def _serve(address: str, wanted: Wanted, timeout: float) -> Coordinator | 
         return None
     wanted.guard.warn(coordinator.address)
     return coordinator
+
+
+def _for_others(named: Address, here: Address, guard: Guard) -> Address:
+    """Where to serve `named`, a name that means the loopback address `here` on its own host, as in
+    Debian's /etc/hosts, and the address of that host elsewhere."""
+    if guard.keeps_out:
+        return Address(here.scheme, "::" if ":" in here.host else "0.0.0.0", here.port)
+    log.warning(
+        "rank 0 serves the coordinator at %s, which is what %s means on its host: other hosts do "
+        "not reach it. Give all ranks the same AIODIST_TOKEN, so that rank 0 listens on all "
+        "interfaces, or name it by an address that other hosts reach; or by 127.0.0.1, if all "
+        "ranks are on this host",
+        here,
+        named.host,
+    )
+    return here
+
+
+async def hint(wanted: Wanted) -> str:
+    """What to look at where the ranks did not meet."""
+    named = parse_address(wanted.address)
+    if wanted.serve and named.scheme == "tcp" and not wanted.through_agent:
+        with contextlib.suppress(OSError):  # the name is not known, or not in time
+            async with asyncio.timeout(_LOOK_UP):
+                if await own_address(named) is None:
+                    return elsewhere_hint(named)
+    return wanted.hint
 
 
 async def _own(named: Address, timeout: float) -> Address | None:

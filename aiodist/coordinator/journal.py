@@ -47,6 +47,8 @@ class Journal:
         self._idle = asyncio.Event()  # nothing is under way, and nothing waits
         self._idle.set()
         self._broken = False  # no effect is carried out any more
+        self.written_at = self._loop.time()  # when the file was written last
+        self.failures = 0  # how often it could not be made shorter
         self._thread = _started_thread()  # the one that writes
         try:
             file.write_snapshot(*self._who, records())
@@ -114,6 +116,7 @@ class Journal:
         try:
             self._file.write_snapshot(*self._who, snapshot)
         except NoFilesError as error:
+            self.failures += 1
             log.warning("the state file is not made shorter for now: %s", error)
             self._file.append(kept)
 
@@ -128,6 +131,7 @@ class Journal:
             self._idle.set()
             self._failed(error if isinstance(error, OSError) else OSError(errno.EIO, repr(error)))
             return
+        self.written_at = self._loop.time()
         # To carry out what waited may bring new effects, and begin the next write by itself.
         self._carry_out(effects)
         if self._writing is None:

@@ -45,6 +45,10 @@ class Calling(Called, Protocol):
     @property
     def ends(self) -> Ends: ...
 
+    def find(self, key: Key) -> Operation | None:
+        """The collective that is pending with this tag and number."""
+        ...
+
 
 class Arrivals:
     """The arrivals of one group.
@@ -120,7 +124,7 @@ class Arrivals:
         calls = self._calls
         calls.tags.contributed(*key)
         slot, call = slot_and_call(fields)
-        op = calls.ops.get(key)
+        op = calls.find(key)
         if op is not None:
             return op.message(src, slot, nbytes) if self._agrees(op, src, call) else None
         if not calls.tags.is_ahead(*key) or key in self.verdicts:
@@ -134,7 +138,7 @@ class Arrivals:
         calls = self._calls
         calls.tags.contributed(*key)
         upto, call = slot_and_call(fields)
-        op = calls.ops.get(key)
+        op = calls.find(key)
         if op is not None:
             return op.granted(src, upto) if self._agrees(op, src, call) else None
         if calls.tags.is_ahead(*key) and key not in self.verdicts:
@@ -149,7 +153,7 @@ class Arrivals:
         key = key_of(fields)
         calls = self._calls
         # What is neither pending nor ahead has ended here, so it was entered.
-        entered = key in calls.ops or not calls.tags.is_ahead(*key)
+        entered = calls.find(key) is not None or not calls.tags.is_ahead(*key)
         self._answer(src, key, entered=entered)
         # The answer is on its way from here on, and must not meet a new collective of this number
         # at the one who asked.
@@ -163,7 +167,7 @@ class Arrivals:
         key = key_of(fields)
         calls = self._calls
         calls.tags.contributed(*key)
-        if key in calls.ops:
+        if calls.find(key) is not None:
             self._admit(src, key)
         elif calls.tags.is_ahead(*key):
             early = self._ahead(key, src)
@@ -171,11 +175,11 @@ class Arrivals:
                 early.knockers += (src,)
 
     def admit(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
-        op = self._calls.ops.get(key_of(fields))
+        op = self._calls.find(key_of(fields))
         return None if op is None else op.admitted(src)
 
     def status(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
-        op = self._calls.ops.get(key_of(fields))
+        op = self._calls.find(key_of(fields))
         entered, text = entered_and_text(fields)
         if op is not None and entered:
             op.heard.add(src)
@@ -187,7 +191,7 @@ class Arrivals:
         """A frame is here whose collective was not called when it began to come. Raises
         ProtocolError."""
         calls = self._calls
-        op = calls.ops.get(frame.key)
+        op = calls.find(frame.key)
         if op is not None:  # called here while the payload was coming
             if self._agrees(op, frame.src, frame.call):
                 self._hand_over(op, frame)
@@ -267,7 +271,7 @@ class Arrivals:
             self._calls.ends.blame(op, frame.src, error)
 
     def _aborted(self, src: int, key: Key, verdict: failures.Verdict) -> None:
-        op = self._calls.ops.get(key)
+        op = self._calls.find(key)
         tags = self._calls.tags
         if op is not None:
             self._calls.ends.end(op, verdict)

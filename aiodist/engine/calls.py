@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from aiodist.schedules.plan import Send
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
-from aiodist.transports.base import Link
+from aiodist.transports.base import Link, deliver
 from aiodist.wire import kinds
 from aiodist.work import Work
 
@@ -48,6 +48,36 @@ class Setup(Protocol):
         ...
 
 
+class Posting(Protocol):
+    """What has small collectives posted in shared memory. They are calls of this group, too, but
+    become operations only where something is out of the ordinary.
+
+    `works`: those of the calls that wait."""
+
+    @property
+    def works(self) -> list[Work[Any]]: ...
+
+    def operation(self, key: Key) -> Operation | None:
+        """The call with this tag and number, as an operation from here on; None: none waits."""
+        ...
+
+    def rest(self) -> None:
+        """Takes all that was posted, and has this rank woken by what comes."""
+        ...
+
+    def settle(self) -> None:
+        """All that waits goes on as operations."""
+        ...
+
+    def end(self) -> None:
+        """Posts nothing more. All that waits goes on as operations."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of all memory."""
+        ...
+
+
 class Calls:
     """The collectives of one group: the `Host` of its operations."""
 
@@ -62,6 +92,7 @@ class Calls:
         """The collectives that wait for a number, in the order of their calls."""
         self.lane: Lane | None = None  # where they share memory, once that is agreed on
         self.setup: Setup | None = None  # has that made, beside the first of them; None: nothing
+        self.posting: Posting | None = None  # has those with a tag posted there
         self.ends = Ends(self)  # how they end, here and elsewhere
         self.arrivals = Arrivals(self)  # takes what comes for them
         self._op_timeout = op_timeout  # seconds for one that was given no timeout
@@ -86,7 +117,7 @@ class Calls:
     ) -> Work[Any]:
         """Start a collective; `call` says, in words, what all ranks must agree on."""
         party = self.party
-        if tag is None and self.setup is not None:
+        if self.setup is not None and not isinstance(tag, bytes):  # such are aiodist's own
             self.setup.begin()
         if tag is not None or self.lane is None or spans_hosts(self.teams):
             # If a peer has given it up already, its word may have arrived, behind its contribution.
@@ -102,6 +133,8 @@ class Calls:
             if self._enter(operation):
                 operation.advance()
                 self.ends.review(operation)
+            if tag is not None and self.posting is not None and not operation.done:
+                self.posting.rest()  # what is missing may be posted
             if not operation.done:
                 party.endpoint.progress.inline(
                     lambda: operation.done, lambda: self._link_of(operation.waiting_for)
@@ -114,7 +147,7 @@ class Calls:
         """The collective `op` was called with what it cannot take, and the call raises `error`. It
         uses up its number, and the others hear at once that it will not be."""
         party = self.party
-        if tag is None and self.setup is not None:
+        if self.setup is not None and not isinstance(tag, bytes):  # such are aiodist's own
             self.setup.begin()
         work: Work[Any] = Work.begin(party.loop, op, tag)
         operation = Operation(self, work, tag, f"{op}(?)".encode(), refused, party.size)
@@ -161,30 +194,39 @@ class Calls:
         executor: Executor | None,
         rest: Program,
         seconds: float,
-    ) -> None:
-        """A collective without a tag that was begun within its call is an operation from here on.
-        Its first phase is under way in `executor`, and `rest` is what comes after that; without an
-        executor, it is all there is."""
-        operation = Operation(self, work, None, call, lambda _: rest, self.party.size)
-        self._begun(operation)
+        *,
+        came: Mapping[int, memoryview] | None = None,
+    ) -> Operation | None:
+        """A collective that was begun within its call is an operation from here on. Its first phase
+        is under way in `executor`, and `rest` is what comes after that; without an executor, it is
+        all there is.
+
+        `came`: of one that was posted, which has its number, the first frames of others, by rank.
+        """
+        operation = Operation(self, work, work.tag, call, lambda _: rest, self.party.size)
+        if work.record is None:
+            self._begun(operation)
         if self.party.ended is not None:  # by what came while we looked for a frame
             work.fail(copy.copy(self.party.ended))
-            return
+            return None
         work._on_cancel = partial(self.ends.cancelled, operation)
         if executor is not None:
             operation.carry_on(executor)
             for step in executor.done:
                 if isinstance(step, Send) and step.peer not in operation.heard:
                     self.may_send(operation, step.peer, work.nbytes)  # it has been sent
-        if self._enter(operation):
+        for src, data in (came or {}).items():
+            deliver(operation.message(src, 0, len(data)), (data,), len(data))
+        if self._enter(operation, has_number=came is not None):
             operation.advance()
             self.ends.review(operation)
-        self._arm(operation, seconds)
+        self._arm(operation, seconds, 0.0 if came is None else work.elapsed)
         work.pending_for_user()
+        return operation
 
-    def _arm(self, operation: Operation, seconds: float) -> None:
+    def _arm(self, operation: Operation, seconds: float, passed: float = 0.0) -> None:
         if not operation.done and seconds != math.inf:
-            deadlines.arm(self, operation, seconds)
+            deadlines.arm(self, operation, seconds, passed)
 
     def _begun(self, op: Operation) -> None:
         if op.tag != SETUP_TAG:
@@ -202,11 +244,14 @@ class Calls:
             return self.setup is not None and self.setup.settling
         return tag in self.tags.frozen
 
-    def _enter(self, operation: Operation) -> bool:
-        """Give `operation` its number, and what came before it. True: it is at its first step, and
-        the caller is to have it go on, and reviewed. (So it does not run below this.)"""
+    def _enter(self, operation: Operation, *, has_number: bool = False) -> bool:
+        """Give `operation` its number, unless its Work has one, and what came before it. True: it
+        is at its first step, and the caller is to have it go on, and reviewed. (So it does not run
+        below this.)"""
         tag = operation.tag
-        operation.seq = operation.work.seq = seq = self.tags.take(tag)
+        seq = operation.work.seq if has_number else self.tags.take(tag)
+        assert seq is not None
+        operation.seq = operation.work.seq = seq
         if operation.work.trace is not None:
             operation.work.trace("entered", operation.work, None)
         key = (tag, seq)
@@ -257,6 +302,15 @@ class Calls:
             elif self._enter(operation):
                 operation.advance()
                 self.ends.review(operation)
+        if self.posting is not None and self.ops:
+            self.posting.rest()
+
+    def find(self, key: Key) -> Operation | None:
+        """The collective that is pending with this tag and number."""
+        found = self.ops.get(key)
+        if found is None and self.posting is not None:
+            found = self.posting.operation(key)
+        return found
 
     def forget(self, op: Operation, *, failed: bool) -> None:
         """`op` has ended."""
@@ -264,12 +318,16 @@ class Calls:
             for peer in list(op.unsolicited):
                 self.refund(op, peer)
         if self.ops.pop((op.tag, op.seq), None) is not None:
-            self.tags.release(op.tag, failed=failed)
+            self.ended(op.tag, failed=failed)
             if op.lane is not None:
                 op.lane.leave(op, failed=failed)
         if op.timer is not None:
             op.timer.cancel()
             op.timer = None
+
+    def ended(self, tag: object, *, failed: bool = False) -> None:
+        """A collective with `tag` has ended."""
+        self.tags.release(tag, failed=failed)
         if self.tags.many:
             self._send_about_tags(self.tags.propose())
 
@@ -321,6 +379,8 @@ class Calls:
         # rank had written is still there, and may be all that an operation needs.
         self.tags.disband()
         self._thaw()
+        if self.posting is not None:
+            self.posting.end()
         if self.lane is not None:
             self.lane.hurry()  # what it has left in shared memory can still be taken
         self.ends.lose(src)
@@ -332,6 +392,8 @@ class Calls:
         """Fail all that is pending. With `abort`, tell the others."""
         self.tags.disband()
         self._thaw()
+        if self.posting is not None:
+            self.posting.end()
         for op in list(self.ops.values()):
             if abort:
                 verdict = failures.Verdict("aborted", error.message, self.party.rank)
@@ -343,6 +405,9 @@ class Calls:
 
     def clear(self) -> None:
         """The group has ended here: let go of everything."""
+        if self.posting is not None:
+            self.posting.close()
+            self.posting = None
         if self.lane is not None:
             self.lane.close()
             self.lane = None
@@ -359,4 +424,5 @@ class Calls:
         """Works that are not done, but for aiodist's own, of which the user knows nothing."""
         operations = [*self.ops.values(), *self.deferred]
         works = [op.work for op in operations if op.tag != SETUP_TAG]
-        return works + self.ends.hearsay.held
+        posted = [] if self.posting is None else self.posting.works
+        return works + posted + self.ends.hearsay.held

@@ -61,10 +61,11 @@ class Failing(Protocol):
         ...
 
 
-def arm(calls: Collectives, op: Operation, seconds: float) -> None:
-    """`op` is to fail in `seconds`."""
+def arm(calls: Collectives, op: Operation, seconds: float, passed: float = 0.0) -> None:
+    """`op` is to fail `seconds` after its call; some have `passed`."""
     ask = _ask_after(seconds)
-    op.timer = calls.party.loop.call_later(ask, _ask, calls, op, seconds - ask, seconds)
+    after = max(0.0, ask - passed)
+    op.timer = calls.party.loop.call_later(after, _ask, calls, op, seconds - ask, seconds)
 
 
 def _ask_after(seconds: float) -> float:

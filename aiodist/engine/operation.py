@@ -139,6 +139,7 @@ class Operation:
         """Before it starts: its first phase is under way already, and its program is what comes
         after that."""
         self._phase = executor
+        self._note_plan(executor.phase)
         self.exchange.begin(executor.phase)
         self.exchange.catch_up(executor.done)
         executor.hand_over(self.exchange)
@@ -284,9 +285,14 @@ class Operation:
             self._host.failed(self, error)
             return
         if isinstance(phase, Phase):
+            self._note_plan(phase)
             self.exchange.begin(phase)
             if (blamed := self.exchange.deliver_early()) is not None:
                 self._host.blame(self, *blamed)
+
+    def _note_plan(self, phase: Phase) -> None:
+        if self.work.record is not None:
+            self.work.record.plans.append(phase.prepared.plan.name)
 
     def _tell_phase(self) -> None:
         if self.work.trace is not None:

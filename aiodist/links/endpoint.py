@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ from aiodist.links.draining import Draining
 from aiodist.links.entrance import Entrance
 from aiodist.links.greeting import Identity
 from aiodist.links.moved import Moved
-from aiodist.links.peer import CLOSED, LOOKS, Inbox, Peer, Stray
+from aiodist.links.peer import CLOSED, LEFT, LOOKS, Inbox, Peer, Stray
 from aiodist.links.strays import Strays
 from aiodist.recorder import Recorder
 from aiodist.transports.base import Link, deliver
@@ -60,11 +60,14 @@ class Endpoint:
         self.lease = min(lease, LONGEST_SILENCE)
         self.progress = Progress(loop)  # polls within calls
         self.recorder = Recorder()  # the flight recorder of all groups of this membership
-        self.moved = Moved()  # bytes of payload
+        self.moved = Moved()  # bytes of payload through shared memory
+        self._past: defaultdict[str, Moved] = defaultdict(Moved)
+        """Those of links to peers that are forgotten, by transport."""
         self.called = 0
         """Collectives that were called in contexts that have ended."""
         self.contexts: dict[bytes, Inbox] = {}  # those that take frames, by the id in frames
-        self.closed_contexts: OrderedDict[bytes, None] = OrderedDict()  # the last MAX_CLOSED
+        self.closed_contexts: OrderedDict[bytes, str] = OrderedDict()
+        """The last MAX_CLOSED that have ended, and what was said of that."""
         self.lost: dict[int, str] = {}  # peers that are gone for this rank, and why
         self.doubted: set[int] = set()
         """Those of them that may live: there is no link to them any more, and that is all that is
@@ -78,6 +81,8 @@ class Endpoint:
         self.on_broken: Callable[[int, str, bool], None] = lambda root, reason, ended: None
         """Called for a peer to whom there is no link any more, though it did not take its leave;
         and whether its process is known to have ended."""
+        self.on_failed: Callable[[BaseException], None] = lambda error: None
+        """Called with what nobody foresaw that something has failed with which was done beside."""
         self.expects_ruling: Callable[[], bool] = lambda: False
         """Whether there is a coordinator to say who is lost where a link is broken."""
         self.ask: Ask = lambda roots, tell, seconds: None
@@ -148,7 +153,7 @@ class Endpoint:
         if peer.dialing is not None:
             peer.dialing.cancel()
         if peer.link is not None:
-            self.moved.add(peer.link.sent_bytes, peer.link.received_bytes)
+            self._past[peer.link.kind].add(peer.link.sent_bytes, peer.link.received_bytes)
         self._strays.forget(root)
 
     # -- for contexts -----------------------------------------------------------------------------
@@ -164,12 +169,13 @@ class Endpoint:
 
     def remove(self, context: Inbox, reason: str = CLOSED) -> None:
         """Drop further frames for `context`, and tell those who may wait for some of ours."""
-        farewell = pack_fields(kinds.FAREWELL, context.id, reason[:1000])
+        reason = reason[:1000]
+        farewell = pack_fields(kinds.FAREWELL, context.id, reason)
         for peer in self._peers.values():
             if peer.link is not None:
                 peer.link.send(farewell)  # behind all that was sent before
         self.contexts.pop(context.id, None)
-        self.closed_contexts[context.id] = None
+        self.closed_contexts[context.id] = reason
         if len(self.closed_contexts) > MAX_CLOSED:
             self.closed_contexts.popitem(last=False)
 
@@ -203,12 +209,19 @@ class Endpoint:
     def payload_bytes(self) -> tuple[int, int]:
         """Payload bytes sent and received so far, over all links and through shared memory. Any
         thread may ask."""
-        peers = list(self._peers.values())
-        links = [link for peer in peers if (link := peer.link) is not None]
-        return (
-            sum([link.sent_bytes for link in links], self.moved.sent),
-            sum([link.received_bytes for link in links], self.moved.received),
-        )
+        moved = self.payload_by.values()
+        return sum([sent for sent, _ in moved]), sum([received for _, received in moved])
+
+    @property
+    def payload_by(self) -> dict[str, tuple[int, int]]:
+        """The same by transport; "memory" is shared memory."""
+        found = {"memory": (self.moved.sent, self.moved.received)}
+        found |= {kind: (past.sent, past.received) for kind, past in list(self._past.items())}
+        for peer in list(self._peers.values()):
+            if (link := peer.link) is not None:
+                sent, received = found.get(link.kind, (0, 0))
+                found[link.kind] = sent + link.sent_bytes, received + link.received_bytes
+        return found
 
     # -- making links -----------------------------------------------------------------------------
 
@@ -225,11 +238,18 @@ class Endpoint:
         return self.spawn(self._caller.connect(peer), f"aiodist dial rank {peer.rank}")
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something beside; it is cancelled when the endpoint closes."""
+        """Run something beside; it is cancelled when the endpoint closes. It deals itself with all
+        that is to be expected: what it raises ends this rank's membership."""
         task = self.loop.create_task(coroutine, name=name)
         self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._spawned)
         return task
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
+            self.on_failed(error)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -300,7 +320,7 @@ class Endpoint:
         # Over a link what it sent may still be on its way, and the end of the link comes behind
         # that: the link says then that it is gone.
         if not peer.is_linked or (peer.link is not None and peer.link.is_closed):
-            self.lose(rank, "it left the group")
+            self.lose(rank, LEFT)
 
     async def delivered(self, seconds: float) -> dict[int, int]:
         """Wait until all that was sent is with those it is for, `seconds` at most: how many bytes

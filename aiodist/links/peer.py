@@ -66,13 +66,22 @@ QUESTIONS = frozenset(
     {kinds.INQUIRE, kinds.KNOCK, kinds.TAGS, kinds.P2P, kinds.REGION, kinds.DEVICE}
 )
 """Kinds of frames that may be answered, whatever the program of this rank does."""
-CLOSED = "it closed the group"
 SHORT_LIFE = 1.0
 """Seconds: a connection that breaks before that, without having brought anything, was in vain."""
 LOOKS = 4
 """How often one looks, within a lease, whether a peer's host answers."""
 IN_VAIN = 4
 """So many of those, one after the other: then the link is given up."""
+
+
+class InOrder(str):
+    """Why a rank is gone that took its leave: it sends no more, and all that it sent has come."""
+
+    __slots__ = ()
+
+
+LEFT = InOrder("it left the group")
+CLOSED = InOrder("it closed the group")
 
 
 class Inbox(Protocol):
@@ -122,7 +131,7 @@ class Home(Protocol):
     closing: bool
     lost: dict[int, str]
     contexts: dict[bytes, Inbox]
-    closed_contexts: OrderedDict[bytes, None]
+    closed_contexts: OrderedDict[bytes, str]
 
     def start_dialing(self, peer: Peer) -> asyncio.Task[None]:
         """Begins to connect to `peer`. The task ends with a link that `peer` has attached, or with
@@ -347,7 +356,8 @@ class Peer:
             # Nobody takes it here any more, and the peer may not know.
             if fields[0] != kinds.REVOKE:
                 self._check_unheard(link)
-                link.send(pack_fields(kinds.FAREWELL, fields[1], CLOSED))
+                reason = endpoint.closed_contexts[fields[1]]
+                link.send(pack_fields(kinds.FAREWELL, fields[1], reason))
             return None
         cost = nbytes + len(header) + STRAY_COST
         self._early_bytes += cost
@@ -371,14 +381,15 @@ class Peer:
             return
         context = self._endpoint.contexts.get(fields[1])
         if context is not None:
-            context.rank_lost(self.rank, fields[2])
+            reason = CLOSED if fields[2] == CLOSED else fields[2]
+            context.rank_lost(self.rank, reason)
 
     def closed(self, link: Link, error: BaseException | None) -> None:
         if self.link is link:
             if self._process_watch is not None:
                 self._process_watch.close()
             if error is None:
-                self._endpoint.lose(self.rank, "it left the group")
+                self._endpoint.lose(self.rank, LEFT)
             else:
                 self._endpoint.cut(self.rank, f"connection lost ({error})")
 

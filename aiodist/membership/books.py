@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
+from aiodist.membership.effects import Send
 from aiodist.membership.epochs import Epochs
 from aiodist.membership.group import Group, GroupKey, Size
 from aiodist.membership.records import (
@@ -64,10 +66,19 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """A key of the store has lived its time."""
+    """A key of a store has lived its time: of that of `group`, or of the `shared` one of that name
+    and run id."""
 
     group: GroupKey
     key: str
+    shared: bool = False
+
+
+class _Shared(NamedTuple):
+    """A store that groups have in common, and which they are."""
+
+    store: KeyValueStore
+    users: set[GroupKey]
 
 
 class Books:
@@ -79,6 +90,8 @@ class Books:
         self.epochs = Epochs()  # the last epoch of each name of a group
         # Those that wait for members, and those that are formed.
         self.groups: dict[GroupKey, Group] = {}
+        # Stores that groups have in common, by their name and the run id of those groups.
+        self._shared: dict[GroupKey, _Shared] = {}
         # The last epoch of groups that have ended, the longest ended first.
         self.ended: dict[GroupKey, int] = {}
         # What is due when; each kind says of whom.
@@ -93,12 +106,33 @@ class Books:
 
     def open(self, key: GroupKey, size: Size, opener: str) -> Group:
         """A new group, that forms."""
-        store = KeyValueStore(partial(self._set_ttl, key), now=lambda: self.now)
+        store = self._new_store(partial(Ttl, key))
         if self._keep is not None:
             store.changed = partial(self._on_stored, key)
             store.answered = partial(self._on_answered, key)
         group = self.groups[key] = Group(*key, size, opener, store)
         return group
+
+    def share(self, group: Group, name: str) -> None:
+        """From now on the group has the store `name` in common with all that ask for it, instead of
+        one of its own ("": it has its own). It lives as long as one of them does."""
+        # It is not written down: what is in it tells of members that live, who say it again to a
+        # coordinator that comes back, and who may be others by then. Which store a group shares is
+        # not written down, either: each of its members says it when it comes back.
+        if group.shares == name:
+            return
+        key = (name, group.run_id)
+        if key not in self._shared:
+            self._shared[key] = _Shared(self._new_store(partial(Ttl, key, shared=True)), set())
+        group.shares = name
+        group.store, users = self._shared[key]
+        users.add(group.key)
+
+    def expire(self, ttl: Ttl) -> list[Send]:
+        """A key has lived its time: who is told."""
+        # The last that had the store may have been lost by the same tick of the clock.
+        stores = self._shared if ttl.shared else self.groups
+        return stores[ttl.group].store.expire(ttl.key) if ttl.group in stores else []
 
     def formed(self, group: Group, view: View) -> None:
         """The group has a view that it did not have before."""
@@ -116,12 +150,24 @@ class Books:
     def end(self, group: Group) -> None:
         """Delete a group, and its store."""
         del self.groups[group.key]
-        # That the group ended says that its keys are gone: a record of each would say it again.
-        group.store.changed = lambda key, value: None
-        group.store.clear()
+        if group.shares:
+            self._unshare(group)
+        else:
+            # That the group ended says that its keys are gone: a record of each would say it again.
+            group.store.changed = lambda key, value: None
+            group.store.clear()
         if group.view is not None:
             self._remember_end(group.key, group.view.epoch)
             self._write(Ended(*group.key, group.view.epoch))
+
+    def _unshare(self, group: Group) -> None:
+        """The group has ended. Who was the last to have a store in common leaves nothing of it."""
+        key = (group.shares, group.run_id)
+        store, users = self._shared[key]
+        users.discard(group.key)
+        if not users:
+            store.clear()
+            del self._shared[key]
 
     def expect(self, group: Group, view: View) -> None:
         """`view` is that of the group, and its members are to come back."""
@@ -186,6 +232,8 @@ class Books:
             yield Gone(*key, (rank,), reason[:MAX_TEXT])
         if group.left:
             yield Gone(*key, tuple(sorted(group.left)), None)
+        if group.shares:
+            return
         for name, value in group.store.values.items():
             yield Stored(*key, name, value, self._expiry(key, name))
         for member, answers in group.store.answers.items():
@@ -261,11 +309,16 @@ class Books:
         due = self.timers.get(Ttl(group, key))
         return None if due is None else max(0.0, due + self._wall_offset)
 
-    def _set_ttl(self, group: GroupKey, key: str, seconds: float | None) -> None:
-        if seconds is None:
-            self.timers.cancel(Ttl(group, key))
-        else:
-            self.timers.set(Ttl(group, key), self.now + seconds)
+    def _new_store(self, ttl: Callable[[str], Ttl]) -> KeyValueStore:
+        """`ttl(key)`: the timer of a key."""
+
+        def set_ttl(key: str, seconds: float | None) -> None:
+            if seconds is None:
+                self.timers.cancel(ttl(key))
+            else:
+                self.timers.set(ttl(key), self.now + seconds)
+
+        return KeyValueStore(set_ttl, now=lambda: self.now)
 
     def _remember_end(self, key: GroupKey, epoch: int) -> None:
         self.ended.pop(key, None)

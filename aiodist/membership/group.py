@@ -88,6 +88,7 @@ class Group:
     `absent`, by rank: members of the view that have not come back since the coordinator started,
     or since the whole group fell silent: then it is `cut_off` until the first of them is heard.
     `gathering`: the ballot of a rendezvous that all have called, and that waits for joiners.
+    `shares`: the name of its store, where other groups have it, too.
     `broken`: pairs of members, by id, without a link between them, and why. `watchers`: the
     requests of those who are told how many joiners wait, by connection. `ranks`: those of the view,
     by id.
@@ -112,6 +113,7 @@ class Group:
     watchers: dict[int, set[int]] = field(default_factory=dict)
     ranks: Mapping[str, int] = field(default_factory=dict)
     cut_off: bool = False
+    shares: str = ""
 
     @property
     def key(self) -> GroupKey:
@@ -124,6 +126,12 @@ class Group:
                 Failure.SIZE_MISMATCH,
                 f"asked to join with {size}, but the group was opened with {self.size} by "
                 f"{self.opener}; {self._progress()}: ask for the same on all ranks",
+            )
+        if ask.store != self.shares:
+            return refusal(
+                Failure.INVALID,
+                f"asked for the store {ask.store!r} ('': that of the group alone), but the group "
+                f"has {self.shares!r}: ask for the same on all ranks",
             )
         if ask.rank is not None and ask.rank >= size.most:
             return refusal(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any, get_args
 
-from aiodist.membership.books import Answers, Lease, Return, Ruling, Window
+from aiodist.membership.books import Answers, Lease, Return, Ttl, Window
 from aiodist.membership.effects import (
     Close,
     Disconnected,
@@ -195,6 +195,9 @@ class Membership:
             if isinstance(timer, Answers):
                 self._survey.over()
                 continue
+            if isinstance(timer, Ttl):
+                self._seating.effects += self._books.expire(timer)
+                continue
             if isinstance(timer, (Lease, Return)) or timer.group not in self._groups:
                 continue
             group = self._groups[timer.group]
@@ -203,10 +206,8 @@ class Membership:
                     self._seating.form(group)
                 case Window():
                     self._recovery.window_over(group)
-                case Ruling():
+                case _:  # Ruling
                     self._recovery.rule(group)
-                case _:  # Ttl
-                    self._seating.effects += group.store.expire(timer.key)
 
     def _on_drain(self) -> None:
         self._seating.draining = True

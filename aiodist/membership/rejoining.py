@@ -67,6 +67,7 @@ class Rejoining:
             assert claim.view is not None
             group = self._adopt(key, size, claim.view, claim.ask)
         assert group is not None and group.view is not None
+        self._books.share(group, claim.ask.store)
         rank = group.place_of(claim.ask.id)
         assert rank is not None
         # The seat comes before all that can be said to a member, and what it has heard before the
@@ -155,7 +156,7 @@ class Rejoining:
         # address in another part of a network that was cut, went on with it. Those who were in both
         # carry their seats over. But the store here was written by those who stayed behind.
         # Nobody of the newer view was here: what is in the store was written by others.
-        if not stay:
+        if not stay and not group.shares:
             group.store.clear()
         return stay
 

@@ -79,6 +79,7 @@ class Seating:
         else:
             if group is None:
                 group = self.books.open(key, size, describe(ask))
+                self.books.share(group, ask.store)
             elif self._joins_again(group, joiner):
                 return
             failed = group.refuse(ask, size)

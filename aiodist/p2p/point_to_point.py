@@ -53,6 +53,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError
+from aiodist.links.peer import InOrder
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import MAX_TAG, Key, MessageTag
 from aiodist.p2p.frames import Channel
@@ -158,7 +159,7 @@ class PointToPoint:
         arrays as `nbytes`. It fails with MismatchError where `out` does not fit the message, which
         stays queued, MessageTooLargeError or ProtocolError where the message cannot be taken, which
         drops it, and PeerLostError when no more can come from `src`: from any source, as soon as
-        one rank is lost.
+        one rank is lost, or all others have left.
         """
         if self._closed is not None:
             raise self._closed
@@ -243,13 +244,15 @@ class PointToPoint:
         if self._closed is not None or src in self._gone:
             return
         self._gone.add(src)
-        failing = self._sender.lose(src)
+        failing = {work: self._peer_lost(work, text, (src,)) for work in self._sender.lose(src)}
         for receiving in self._receiver.lose(src):
             receiving.let_go()
-            failing.append(receiving.work)
-        for work in failing:
+            # One that had no message yet may have waited for more ranks than this one.
+            why = None if receiving.message is not None else self._lost_for(receiving)
+            failing[receiving.work] = why or self._peer_lost(receiving.work, text, (src,))
+        for work, error in failing.items():
             self._pending.pop(work, None)
-            work.fail(self._peer_lost(work, text, (src,)))
+            work.fail(error)
         self._wire.flush()
 
     def close(self, error: AiodistError) -> None:
@@ -317,14 +320,20 @@ class PointToPoint:
 
     def _lost_for(self, receiving: Receiving) -> AiodistError | None:
         """Why nothing can come for a receive any more."""
-        lost = self._channel.lost()
-        if receiving.source is not None:
-            if receiving.source not in lost:
-                return None
-            lost = {receiving.source: lost[receiving.source]}
+        lost, src, text = self._channel.lost(), receiving.source, ""
+        if src is not None:
+            lost = {src: lost[src]} if src in lost else {}
+        else:
+            # What a lost rank would have sent is missing, and nobody says so but this error. Who
+            # has taken its leave had no more to say: the others may still send.
+            failed = {rank: why for rank, why in lost.items() if not isinstance(why, InOrder)}
+            if failed or len(lost) < self._size - 1:
+                lost = failed
+            else:
+                text = "no other rank is left that could send: "
         if not lost:
             return None
-        text = "; ".join(_loss_text(rank, reason) for rank, reason in lost.items())
+        text += "; ".join(_loss_text(rank, reason) for rank, reason in lost.items())
         return self._peer_lost(receiving.work, text, lost)
 
     def _peer_lost(self, work: Work[Any], text: str, ranks: Iterable[int]) -> AiodistError:

@@ -53,8 +53,9 @@ class Receiver:
         self._mailbox: Mailbox[Message] = Mailbox(channel.size)
         self._receives: Posted[Receiving] = Posted()  # receives that wait for a message
         self._probes: Posted[Probing] = Posted()  # probes that wait for one
+        self._waiting: tuple[Posted[Any], ...] = (self._receives, self._probes)
         # The credit of all senders.
-        self._flow = Flow(out, loop, channel.size, (self._receives, self._probes))
+        self._flow = Flow(out, loop, channel.size, self._waiting)
         # Brings messages that were matched to their receives.
         self._delivery = Delivery(out, channel, ended, self._consumed, self._offer, device_memory)
         self._number = 0  # of the last message or receive, in the order in which they came to be
@@ -167,18 +168,20 @@ class Receiver:
             message.gone = True
             if message.pieces is not None:
                 message.pieces.memory = None  # what is under way is written nowhere
-        for receiving in self._receives.concerning(src):
-            self._receives.remove(receiving)
-            failing.append(receiving)
-        for probing in self._probes.concerning(src):
-            self._probes.remove(probing)
-            failing.append(probing)
+        for waiting in self._waiting:
+            for receiving in waiting.concerning(src):
+                if self._lost(receiving) is not None:
+                    waiting.remove(receiving)
+                    failing.append(receiving)
         for receiving in failing:
             self._flow.review(receiving.source, receiving.tag)
         return failing
 
     def close(self) -> None:
         """Let go of everything."""
+        for waiting in self._waiting:
+            for receiving in waiting:
+                waiting.remove(receiving)
         for src in range(len(self._origins)):
             self.lose(src)
         self._flow.close()

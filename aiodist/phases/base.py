@@ -56,6 +56,8 @@ class Place(Protocol):
 
     max_message_bytes: int
     allow_pickle: bool
+    shares_memory: bool
+    """Whether all ranks are of one host and are to share memory, once that is agreed on."""
 
     def call_roll(self, op: Operation) -> None:
         """Tells all others that the array of this rank is on a device, and asks for theirs."""

@@ -36,6 +36,7 @@ class Blobs:
         self.blobs[rank] = own
         self._rank = rank
         self._inbox: dict[Spans, bytearray] = {}
+        self._expected: Sequence[int] = ()
         self._areas: dict[int, memoryview] = {}
         self._wrong: list[int] = []
 
@@ -49,6 +50,17 @@ class Blobs:
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
         data = self._inbox[spans] = bytearray(nbytes)
         return memoryview(data)
+
+    def expect(self, lengths: Sequence[int]) -> None:
+        """The blobs are as long as that, by rank, in all likelihood. Empty: nobody knows."""
+        self._expected = lengths
+
+    def due(self, spans: Spans) -> memoryview | None:
+        """Where the frame for `spans` goes, if it is as long as expected."""
+        if not self._expected:
+            return None
+        lengths = [length for s in spans for length in self._expected[s.start : s.stop]]
+        return self.incoming(spans, 4 * len(lengths) + sum(lengths))
 
     def arrived(self, spans: Spans) -> None:
         data = bytes(self._inbox.pop(spans))
@@ -336,7 +348,8 @@ class _Cells(dict[int, tuple[memoryview, list[Array]]]):
 
 
 class SmallReductions:
-    """Small values, reduced whole by `recursive_doubling.all_reduce`.
+    """Small values, reduced whole by `recursive_doubling.all_reduce`, or in one round by
+    `direct_exchange.all_reduce`.
 
     X and OUT are vectors of users' arrays, one a group. TMP are cells, each of one partial result
     of all groups, in the kernels' accumulator dtypes, one behind the other as they travel. Each
@@ -344,7 +357,7 @@ class SmallReductions:
     """
 
     def __init__(self, groups: Sequence[tuple[AnyKernel, Vector, Vector]], size: int) -> None:
-        self._groups = groups
+        self.groups = groups  # kernel, input and result of each
         self._size = size
         # Partial results, by the number that the plan gives them.
         self._cells = _Cells([kernel for kernel, *_ in groups], [x.length for _, x, _ in groups])
@@ -371,7 +384,7 @@ class SmallReductions:
         if span.buffer == TMP:
             return self._cells[span.start][0]
         if self._result is None:
-            self._result = memoryview(bytearray(sum(out.nbytes for _, _, out in self._groups)))
+            self._result = memoryview(bytearray(sum(out.nbytes for _, _, out in self.groups)))
         return self._result
 
     def outgoing(self, spans: Spans) -> Sequence[memoryview]:
@@ -379,7 +392,7 @@ class SmallReductions:
         if span.buffer == TMP:
             return (self._cells[span.start][0],)
         # The result: small, and the user may alter it as soon as the operation is done.
-        views = [view for group in self._groups for view in group[2].views(0, group[2].length)]
+        views = [view for group in self.groups for view in group[2].views(0, group[2].length)]
         return (memoryview(b"".join(views)),)
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
@@ -392,17 +405,17 @@ class SmallReductions:
         if spans[0].buffer == TMP:
             return
         data, at = self.due(spans), 0
-        for _, _, out in self._groups:
+        for _, _, out in self.groups:
             for view in out.views(0, out.length):
                 view[:] = data[at : at + view.nbytes]
                 at += view.nbytes
 
     def copy(self, step: Copy) -> None:
         if self.plain is not None:
-            self._cells[step.into.start][1][0][:] = self._groups[0][1].arrays[0]
+            self._cells[step.into.start][1][0][:] = self.groups[0][1].arrays[0]
             return
         for (kernel, x, _), partial in zip(
-            self._groups, self._cells[step.into.start][1], strict=True
+            self.groups, self._cells[step.into.start][1], strict=True
         ):
             _load(kernel, x, partial)
 
@@ -410,13 +423,13 @@ class SmallReductions:
         """Of the input alone, or of two cells."""
         into, operands = step.into, step.operands
         if self.plain is not None and len(operands) == 2:
-            arrays = self._cells[into.start][1] if into.buffer == TMP else self._groups[0][2].arrays
+            arrays = self._cells[into.start][1] if into.buffer == TMP else self.groups[0][2].arrays
             one, two = operands
             a, b = self._cells[one.start][1][0], self._cells[two.start][1][0]
             self._quietly(self.plain, a, b, out=arrays[0])
             return
         cells = [self._cells[span.start][1] for span in operands if span.buffer == TMP]
-        for index, (kernel, x, out) in enumerate(self._groups):
+        for index, (kernel, x, out) in enumerate(self.groups):
             direct = into.buffer != TMP and len(out.arrays) == 1 and not kernel.stores
             # Where accumulators are what is stored, there is no detour.
             cell = into.start if into.buffer == TMP else _TOTAL

@@ -111,6 +111,7 @@ class RankActor:
             self._on_event(event)
         control.on_event = self._on_event
         endpoint.on_broken = self._on_broken
+        endpoint.on_failed = self._on_failed
         endpoint.ask = self._ask
         endpoint.expects_ruling = self._expects_ruling
         self.thread = threading.get_ident()
@@ -254,17 +255,24 @@ class RankActor:
             group=self.view.group,
             epoch=self.view.epoch,
         )
-        # First, so that what is pending fails with this reason. `abort` would have them fail as
-        # closed.
-        self._close_contexts(error)
-        self.abort("evicted")
+        self.abort("evicted", error)
+
+    def _on_failed(self, error: BaseException) -> None:
+        """Nobody knows what else is wrong here, and others may wait for what never comes."""
+        if self._leaving is None:
+            self.abort(f"something failed on it that nobody foresaw: {error!r}"[:MAX_TEXT])
 
     def _close_contexts(self, error: GroupClosedError) -> None:
         for context in self.contexts:
             context.close(error)
 
-    def _end_with(self) -> GroupClosedError:
-        return GroupClosedError("the group that it was made of was closed", group=self.view.group)
+    def _end_with(self, why: str = "closed") -> GroupClosedError:
+        return GroupClosedError(f"the group that it was made of was {why}", group=self.view.group)
+
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Call this once all is closed: this rank has begun to leave."""
+        assert self._leaving is not None
+        self._leaving.add_done_callback(lambda _: call())
 
     async def leave(self) -> None:
         """Say goodbye to peers and coordinator, and close everything. Idempotent.
@@ -329,16 +337,18 @@ class RankActor:
         told.cancel()
         return {}
 
-    def abort(self, reason: str) -> None:
-        """Close everything at once; `gone` waits for what takes a turn of the loop."""
+    def abort(self, reason: str, error: GroupClosedError | None = None) -> None:
+        """Close everything at once; `gone` waits for what takes a turn of the loop. `error`: what
+        is pending fails with."""
         if self._leaving is not None:
             self._hurries = True
             self.endpoint.hurry()
             return
         self.endpoint.abort(reason)
-        self._close_contexts(self._end_with())
+        self._close_contexts(error or self._end_with(f"aborted: {reason}"))
         self._close_listeners()
         self._leaving = self.loop.create_task(self._stop(reason), name="aiodist abort")
+        self._leaving.add_done_callback(_stopped)  # not all who abort wait for it
         self._tell_changed()
 
     async def _stop(self, reason: str) -> None:
@@ -374,6 +384,11 @@ class RankActor:
             listener.close_in_child()
         self.endpoint.close_in_child()
         self.control.close_fds_after_fork()
+
+
+def _stopped(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a rank that aborted could not close everything", exc_info=error)
 
 
 def as_member(info: MemberInfo, rank: int | None = None) -> Member:

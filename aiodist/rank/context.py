@@ -16,6 +16,7 @@ from aiodist.collectives.express import Express
 from aiodist.collectives.lane_express import LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
+from aiodist.collectives.post_express import PostExpress
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Operation
@@ -62,17 +63,19 @@ class Context(Party):
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
         sharing, self.teams = layout  # the ranks of each host
+        # Whether all are of one host, and are to share memory once that is agreed on.
+        self.shares_memory = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         # Its collectives.
         self.calls = Calls(self, teams=self.teams, records=self.records, op_timeout=op_timeout)
         self.on_end: Callable[[], None] | None = None  # called once it has ended, by whatever
         self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
+        self.post_express: PostExpress | None = None  # and of those with a tag
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Its messages.
         self.p2p = PointToPoint(self, self.loop, self.records, self.device_memory)
         self.p2p_express = P2PExpress(self)  # the fast path of point to point
         # Arrays in memory that all ranks see.
-        shares = sharing is not Sharing.NONE and not spans_hosts(self.teams)
-        self.heap = Heap(self, shares=shares)
+        self.heap = Heap(self, shares=self.shares_memory)
         arrivals = self.calls.arrivals
         self._takes: dict[int, Take] = {
             kinds.MESSAGE: arrivals.message,
@@ -117,6 +120,8 @@ class Context(Party):
         if kind == kinds.KICK:
             if self.lane is not None:
                 self.lane.kicked()
+            if self.post_express is not None:
+                self.post_express.kicked()
         elif kind == kinds.TAGS:
             self.calls.about_tags(src, fields[2:])
         elif kind == kinds.DEVICE:
@@ -154,8 +159,12 @@ class Context(Party):
         self.calls.lane = lane
         if not spans_hosts(self.teams):
             self.express = LaneExpress(self, lane)
+            self.post_express = self.calls.posting = PostExpress(self, lane)
+            self.post_express.rest()  # others may have begun to post
         if self.lost():
             lane.break_off()
+            if self.post_express is not None:
+                self.post_express.end()
 
     def use_links(self) -> None:
         """There will be no lane: collectives go over links."""
@@ -233,7 +242,7 @@ class Context(Party):
         self.endpoint.called += self.calls.called
         self.end(error)
         self.heap.close()
-        self.express = None
+        self.express = self.post_express = None
         self.calls.clear()
         self.p2p.close(error)
         if abort:

@@ -12,8 +12,10 @@ from aiodist.engine.tags import SETUP_TAG
 from aiodist.rank import whereabouts
 from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
+from aiodist.rank.counting import Counting
 from aiodist.recorder import Record
 from aiodist.wire.activity import Activity, Wait, packed, shortened
+from aiodist.wire.counts import Counts
 from aiodist.wire.limits import MAX_PLACES, MAX_WAITS
 from aiodist.work import Work
 
@@ -23,6 +25,12 @@ class RankDoings:
 
     def __init__(self, actor: RankActor) -> None:
         self._actor = actor
+        self._counting = Counting(actor)
+
+    def counts(self, *, measure: bool) -> Counts:
+        if measure:
+            self._counting.measure()
+        return self._counting.now()
 
     def now(self) -> Activity:
         pending = [
@@ -34,7 +42,7 @@ class RankDoings:
         pending.sort(key=lambda one: -one.work.elapsed)
         ranks = {root: rank for rank, root in enumerate(self._actor.roots)}
         return self._activity(
-            places=_places(whereabouts.of_tasks(self._actor.loop)),
+            places=_places(whereabouts.of_tasks(self._actor.loop, [one.work for one in pending])),
             waits=tuple([_wait(one, ranks) for one in pending[:MAX_WAITS]]),
         )
 
@@ -65,6 +73,8 @@ class _Pending(NamedTuple):
 
 
 def _pending(context: Context) -> Iterator[_Pending]:
+    if context.calls.posting is not None:
+        context.calls.posting.settle()
     for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield _Pending(op.work, context, op, op.seq)

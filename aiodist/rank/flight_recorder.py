@@ -245,7 +245,8 @@ def _waiting(actor: RankActor) -> dict[tuple[bytes, str], list[int]]:
 def _places(actor: RankActor) -> list[tuple[str, tuple[str, ...]]]:
     places = [("its event loop is at", whereabouts.of_thread(actor.thread))]
     with contextlib.suppress(RuntimeError):
-        places.append(("a task waits at", whereabouts.of_tasks(actor.loop)))
+        found = whereabouts.of_tasks(actor.loop, _pending(actor))
+        places.append(("a task waits at", found))
     return places
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import bdb
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from aiodist.work import Work
 
 MOST_LINES = 4
 """So many places are told of one thread, or of the tasks of one loop."""
@@ -40,30 +42,58 @@ def of_thread(ident: int) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def of_tasks(loop: asyncio.AbstractEventLoop) -> tuple[str, ...]:
+def of_tasks(loop: asyncio.AbstractEventLoop, pending: Sequence[Work[Any]] = ()) -> tuple[str, ...]:
     """What the tasks of a loop wait for: the innermost line of the user's in each. To be called
-    from the thread of the loop."""
+    from the thread of the loop.
+
+    First come those who wait for the operations `pending`, in that order: beside the main loop of a
+    web server, they are what one looks for. Where no task awaits an operation itself (it is
+    shielded, say, or a thread waits for it), it is told by the line that has called it. Then come
+    those who wait for anything else of aiodist, and then all others.
+    """
+    lines: list[str] = []
+    waiting: dict[int, str] = {}  # places, by the id of the Work that is awaited there
+    inside: list[str] = []
+    outside: list[str] = []
     tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
-    lines = []
     # The main task is the oldest; names like "Task-12" count.
     for task in sorted(tasks, key=lambda task: (len(task.get_name()), task.get_name())):
-        places = [place for place in _awaited(task.get_coro()) if place is not None]
-        if places:
-            lines.append(places[-1])
-    distinct = list(dict.fromkeys(lines))
+        place, is_inside = _waits_at(task.get_coro())
+        if place is not None:
+            awaited = getattr(task, "_fut_waiter", None)
+            for future in getattr(awaited, "_children", (awaited,)):  # of asyncio.gather
+                waiting.setdefault(id(future), place)
+            (inside if is_inside else outside).append(place)
+    for work in pending:
+        called = getattr(work, "_made_at", None)
+        if id(work) in waiting:
+            lines.append(waiting[id(work)])
+        elif called is not None and not _is_ours(called[0]):
+            lines.append(_place(*called))
+    distinct = list(dict.fromkeys([*lines, *inside, *outside]))
     if len(distinct) > MOST_LINES:
         distinct[MOST_LINES - 1 :] = [f"and {len(distinct) - MOST_LINES + 1} other places"]
     return tuple(distinct)
 
 
-def _awaited(coroutine: Any) -> Iterator[str | None]:
-    """The places of a coroutine and of what it awaits, outermost first; None for ours."""
+def _waits_at(coroutine: Any) -> tuple[str | None, bool]:
+    """The innermost place of the user's in a task, and whether it waits there for aiodist."""
+    place, is_inside = None, False
+    for code, line in _awaited(coroutine):
+        if not _is_ours(code):
+            place, is_inside = _place(code, line), False
+        elif code.co_filename.startswith(_OWN):
+            is_inside = True
+    return place, is_inside
+
+
+def _awaited(coroutine: Any) -> Iterator[tuple[CodeType, int]]:
+    """The places of a coroutine and of what it awaits, outermost first."""
     for _ in range(100):
         for kind in ("cr", "gi", "ag"):
             frame: FrameType | None = getattr(coroutine, f"{kind}_frame", None)
             if frame is not None:
-                code = frame.f_code
-                yield None if _is_ours(code) else _place(code, frame.f_lineno)
+                yield frame.f_code, frame.f_lineno
                 coroutine = getattr(coroutine, f"{kind}_await" if kind != "gi" else "gi_yieldfrom")
                 break
         else:

@@ -1,4 +1,5 @@
-"""Everyone sends to everyone directly: all-to-all, and gather and scatter as cases of it.
+"""Everyone sends to everyone directly: all-to-all, and gather and scatter as cases of it; and the
+all-reduce of small values that everyone shows to all.
 
 Source: the pairwise exchange of Thakur, Rabenseifner, Gropp, "Optimization of collective
 communication operations in MPICH", 2005, without its barriers between the steps: in step d rank r
@@ -11,7 +12,10 @@ from collections.abc import Sequence
 
 from aiodist.schedules.cuts import AHEAD, pieces
 from aiodist.schedules.parts import parts_of
-from aiodist.schedules.plan import OUT, Copy, Grant, Plan, Recv, Send, Span, Step, X
+from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+
+ALL_REDUCE = "direct_exchange.all_reduce"
+"""The name of that plan: what has it may be posted."""
 
 
 def exchange(
@@ -49,6 +53,33 @@ def exchange(
 def spans(buffer: int, start: int, stop: int, segment: int) -> list[Span]:
     """Units `start` to `stop` of `buffer`, in segments."""
     return [Span(buffer, *cut) for cut in pieces(start, stop, segment)]
+
+
+def all_reduce(rank: int, size: int) -> Plan:
+    """Reduce one whole value a rank; the result is on every rank. Eager.
+
+    Unit: the whole value, and X, OUT and TMP are those of `recursive_doubling.all_reduce`. Everyone
+    sends the same frame to all others, so it may as well be shown to them: see
+    `aiodist.shared_memory.posts`. All reduce in rank order, and evaluate the same expression.
+
+    Rounds: 1, of P - 1 messages. On the wire per rank: the own value to all others. Scratch: P + 1
+    values, of two ranks 2. No rank completes before all have entered.
+    """
+    name = ALL_REDUCE
+    whole, result = Span(X, 0, 1), Span(OUT, 0, 1)
+    if size == 1:
+        return Plan(name, rank, size, (Reduce(result, (whole,)),), eager=True)
+    values = [Span(TMP, src, src + 1) for src in range(size)]
+    others = [(rank + distance) % size for distance in range(1, size)]
+    steps: list[Step] = [Copy(values[rank], whole)]
+    steps += [Send(peer, (values[rank],)) for peer in others]
+    steps += [Recv(peer, (values[peer],)) for peer in others]
+    total = Span(TMP, size, size + 1)
+    for src in range(1, size):
+        last = src == size - 1
+        operands = (values[0] if src == 1 else total, values[src])
+        steps.append(Reduce(result if last else total, operands, last))
+    return Plan(name, rank, size, tuple(steps), eager=True, scratch=size + (size > 2))
 
 
 def all_to_all(
@@ -90,14 +121,7 @@ def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int
 
     Rounds: 1, of P - 1 messages to `root`. Connections: there P - 1. Scratch: none.
     """
-    outgoing: list[list[Span]] = [[] for _ in range(size)]
-    incoming = [*outgoing]
-    if rank == root:
-        parts = parts_of(rank, lengths, OUT)
-        incoming = [_cut(parts.around(p, 1), segment) for p in range(size)]
-    else:
-        outgoing[root] = _cut([Span(X, 0, lengths[rank])], segment)
-    return _plan("direct_exchange.gather", rank, size, outgoing, incoming)
+    return _with_root(rank, size, root, lengths, segment, gathers=True)
 
 
 def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
@@ -107,14 +131,7 @@ def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: in
 
     Rounds: 1, of P - 1 messages of `root`. Connections: there P - 1. Scratch: none.
     """
-    outgoing: list[list[Span]] = [[] for _ in range(size)]
-    incoming = [*outgoing]
-    if rank == root:
-        parts = parts_of(rank, lengths, X)
-        outgoing = [_cut(parts.around(p, 1), segment) for p in range(size)]
-    else:
-        incoming[root] = _cut([Span(OUT, 0, lengths[rank])], segment)
-    return _plan("direct_exchange.scatter", rank, size, outgoing, incoming)
+    return _with_root(rank, size, root, lengths, segment, gathers=False)
 
 
 def uniform(rank: int, size: int, length: int, segment: int) -> Plan:
@@ -129,6 +146,22 @@ def uniform(rank: int, size: int, length: int, segment: int) -> Plan:
     outgoing = [_cut(going.around(p, 1), segment) for p in range(size)]
     incoming = [_cut(coming.around(p, 1), segment) for p in range(size)]
     return _plan("direct_exchange.uniform", rank, size, outgoing, incoming)
+
+
+def _with_root(
+    rank: int, size: int, root: int, lengths: Sequence[int], segment: int, *, gathers: bool
+) -> Plan:
+    """A part of each rank goes to `root`, or comes from there: the two differ in the direction."""
+    name, whole, part = ("gather", OUT, X) if gathers else ("scatter", X, OUT)
+    none: list[list[Span]] = [[] for _ in range(size)]
+    ours = [*none]
+    if rank == root:
+        parts = parts_of(rank, lengths, whole)
+        ours = [_cut(parts.around(p, 1), segment) for p in range(size)]
+    else:
+        ours[root] = _cut([Span(part, 0, lengths[rank])], segment)
+    outgoing, incoming = (none, ours) if gathers == (rank == root) else (ours, none)
+    return _plan(f"direct_exchange.{name}", rank, size, outgoing, incoming)
 
 
 def _cut(parts: Sequence[Span], segment: int) -> list[Span]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 
 from aiodist.errors import (
+    AiodistError,
     CollectiveAbortedError,
     CollectiveTimeoutError,
     CoordinatorLostError,
@@ -73,10 +74,13 @@ class Keeper:
         """The group of the next epoch; None if this rank has left by `Group.close` or `abort`.
 
         Raises what `connect` does, and CollectiveTimeoutError if the next epoch has not formed
-        within the deadline of `connect`: then it can be called again.
+        within the deadline of `connect`: then it can be called again. What has kept it from hearing
+        who comes and goes, for which this rank has left, is raised as it is.
         """
         group = self.group
         if group is not None and group._actor.is_over and not group._actor.is_evicted:
+            if self._watch is not None and self._watch.done() and not self._watch.cancelled():
+                self._watch.result()
             return None
         if group is not None:
             try:
@@ -88,8 +92,14 @@ class Keeper:
 
     async def end(self) -> None:
         """Leave, if this rank is still a member."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._calling is not None:
+            self._calling.cancel()
         if self.group is not None and not self.group._actor.is_over:
             await self.group.close()
+        if self._watch is not None and not self._watch.done():
+            await asyncio.wait({self._watch})
 
     async def _gone_on(self, group: Group) -> Group:
         """What becomes of `group`."""
@@ -125,7 +135,9 @@ class Keeper:
             self._view = None
             if self._watch is not None:
                 self._watch.cancel()
-            self._watch = asyncio.ensure_future(self._heed(group))
+            loop = asyncio.get_running_loop()
+            self._watch = loop.create_task(self._heed(group), name="aiodist keeper")
+            self._watch.add_done_callback(self._heeded)
         self.group = group
         self.over = asyncio.Event()
         group._line.keeper = self
@@ -182,8 +194,20 @@ class Keeper:
     # Who comes, and who goes.
 
     async def _heed(self, group: Group) -> None:
-        async for self._view in group.views():
-            self._judge()
+        try:
+            async for self._view in group.views():
+                self._judge()
+        except AiodistError as error:
+            # A member no more, or there is no coordinator for good: `next` sees to it.
+            log.debug("group %r: no news of its members: %s", group.name, error)
+
+    def _heeded(self, watch: asyncio.Task[None]) -> None:
+        """Nobody tells any more who comes and who goes. If nobody foresaw why, this rank leaves:
+        else the epoch would go on, and whoever waits to join would wait for ever."""
+        if watch.cancelled() or (error := watch.exception()) is None or self.group is None:
+            return
+        log.error("group %r: no news of its members any more", self.group.name, exc_info=error)
+        self.group.abort(f"it hears no more who comes and who goes: {error!r}")
 
     def _judge(self) -> None:
         """Have all ranks come to a rendezvous, if there is a reason for one. The view and the group

@@ -46,7 +46,8 @@ class Lifespan:
 
     `address`, `min_size` (how many workers each epoch takes), `max_size` and `options` are those of
     `aiodist.connect`, whose errors the start of the worker raises. If later on no group forms
-    within `timeout`, that is logged, and tried again until the worker ends.
+    within `timeout`, that is logged, every `call` that waits for it raises why, and it is tried
+    again until the worker ends.
     """
 
     def __init__(
@@ -84,7 +85,11 @@ class Lifespan:
         **kwargs: P.kwargs,
     ) -> T:
         """``await function(group, *args)``, again in the next epoch where one ends before it is
-        done. What else it raises is raised, `CollectiveAbortedError` as well."""
+        done. What else it raises is raised, `CollectiveAbortedError` as well.
+
+        Waits for the next epoch no longer than the worker tries to have one: if that fails, as with
+        CollectiveTimeoutError after `timeout`, this raises it, and the request can answer that.
+        """
         keeper = self._started()
         while True:
             while keeper.over.is_set() or keeper.group is None:
@@ -162,7 +167,8 @@ class Lifespan:
             await keeper.end()
 
     def _fail(self, error: Exception) -> None:
-        """There is no next epoch: whoever waits for it, or will, hears why."""
+        """The next epoch has not come: whoever waits for it hears why. (Where there will be none,
+        whoever comes later does, too, for `_next` stays as it is.)"""
         if not self._next.done():
             self._next.set_exception(error)
             self._next.exception()  # nobody has to wait for it
@@ -176,6 +182,8 @@ class Lifespan:
                 if not self._has_begun:
                     raise
                 log.warning("the workers have no group, and meet again: %s", error)
+                self._fail(error)
+                self._next = asyncio.get_running_loop().create_future()
                 await asyncio.sleep(_PAUSE)
                 continue
             if group is not None:

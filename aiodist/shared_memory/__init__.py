@@ -5,13 +5,14 @@ A `Lane` runs the collectives of a group one after the other, by words on a `Boa
 has for itself to write. The `Heap` has the arrays that users ask for with `Group.empty`.
 
 Where the ranks of a group are processes of one host, its collectives without a tag run in memory
-that every rank has for itself to write and that the others map to read.
+that every rank has for itself to write and that the others map to read. Collectives with a tag have
+no common order, which a lane needs: what is small of them is posted there (`Posts`).
 
-**What there is.** Each rank has, for each group, a page of 64-bit words and three areas of staging
-memory: 2 MiB in all, however large the arrays are. The *stamp*, one of the words, says how far a
-rank is. Whoever waits looks at the stamps of the others for some ten microseconds. Then it says
-that it sleeps, and lets the event loop go on. A rank that reaches the stamp that a sleeper waits
-for sends it a frame.
+**What there is.** Each rank has, for each group, a page of 64-bit words, three areas of staging
+memory and a ring of posts: 2.5 MiB in all, however large the arrays are. The *stamp*, one of the
+words, says how far a rank is. Whoever waits looks at the stamps of the others for some ten
+microseconds. Then it says that it sleeps, and lets the event loop go on. A rank that reaches the
+stamp that a sleeper waits for sends it a frame.
 
 **Nobody writes the memory of another rank.** So a rank that is cancelled, or fails, only has to say
 so by its *abort word* before it lets go of its buffers. A rank that has read from it looks at that

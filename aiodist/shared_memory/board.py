@@ -68,7 +68,9 @@ BULK: Final = 1536 * 1024
 """Bytes of the area for what is passed on in pieces."""
 AREAS: Final = ((PAGE, SMALL), (PAGE + SMALL, SMALL), (PAGE + 2 * SMALL, BULK))
 """Where each area begins, and its size."""
-SEGMENT: Final = PAGE + 2 * SMALL + BULK
+POSTS: Final = (PAGE + 2 * SMALL + BULK, 512 * 1024)
+"""Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
+SEGMENT: Final = sum(POSTS)
 """Bytes of memory that a group takes for each rank of a host."""
 
 MAX_PHASES: Final = 15
@@ -82,6 +84,7 @@ _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in 
 SLEEP: Final = 8
 WANTED: Final = 9
 _TEXT: Final = 1024  # bytes; and 1024 further, by parity: what was called, in words
+# What comes behind these, from byte 3072 on, is of `aiodist.shared_memory.posts`.
 _TEXT_ROOM: Final = 1016
 
 _fence = threading.Lock()
@@ -123,6 +126,10 @@ class Board:
         """The bytes of an area of `rank`."""
         start, size = AREAS[index]
         return self._bytes[rank][start : start + size]
+
+    def memory(self, rank: int) -> memoryview:
+        """The whole segment of `rank`."""
+        return self._bytes[rank]
 
     def close(self) -> None:
         """Let go of all memory."""

@@ -134,6 +134,7 @@ class Lane:
         self.moved = moved  # bytes that were shown to others, or read of them
         self.others: Sequence[int] = tuple(board.words)  # the other ranks of this host
         self.is_broken = False  # a rank is lost, see `break_off`
+        self.polls = polls  # whether waiting begins with a look at memory, again and again
         self._kick = kick  # wakes a rank that sleeps
         self._turns = Turns(loop)  # whose turn it is
         here = len(self.others) + 1

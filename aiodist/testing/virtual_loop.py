@@ -20,6 +20,9 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+MOST_LAST_WORDS = 16
+"""How often a coroutine of a process that has ended is closed, where it goes on after that."""
+
 SLOWEST_DISK = 0.01
 """Most seconds that a write to a disk takes, or whatever else is done by threads."""
 
@@ -376,8 +379,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while left := asyncio.all_tasks(self) - buried:  # the last words of some are new tasks
             for task in left:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with suppress(Exception):  # whatever it thinks of that
-                    task.get_coro().close()
+                coroutine: Any = task.get_coro()
+                # Each of its `finally` that waits for something has it stay, and be closed anew.
+                for _ in range(MOST_LAST_WORDS):
+                    with suppress(Exception):  # whatever it thinks of that
+                        coroutine.close()
+                    if getattr(coroutine, "cr_frame", None) is None:
+                        break
             buried |= left
 
     # What a real loop does by threads and files of its own.

@@ -36,6 +36,9 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, TypeVarTuple
 
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
 Ts = TypeVarTuple("Ts")
 Until = Callable[[], bool]
 Events = list[tuple[selectors.SelectorKey, int]]
@@ -94,6 +97,8 @@ class Selector(selectors.DefaultSelector):
         # Set to have the loop's own thread look, where it stands by.
         self._called = threading.Event()
         self._driver: Until | None = None  # what the driver waits for, while it waits for events
+        self._registered = 0  # how often a file was registered so far
+        self._numbers: dict[int, int] = {}  # the number of that registration, by file descriptor
         self._last_visit = -STANDBY  # when a thread of the program last worked in the loop
 
     # -- waiting ----------------------------------------------------------------------------------
@@ -122,6 +127,7 @@ class Selector(selectors.DefaultSelector):
         self.timers.clear()
         self._is_idle = timeout is None or timeout > 0
         self._stands_by = self._is_idle and self._is_driven()
+        registered = self._registered
         self._lock.release()
         try:
             if self._stands_by:
@@ -132,12 +138,12 @@ class Selector(selectors.DefaultSelector):
             self._lock.acquire()
             self._is_idle = self._stands_by = self._is_woken = False
             self._called.clear()
-        return self._still_watched(events)
+        return self._still_watched(events, registered)
 
     def _select_for(self, visit: Visit, timeout: float | None) -> Events:
         until = visit.until
         if until is None:
-            return self._still_watched(super().select(0))
+            return super().select(0)
         left = max(0.0, visit.limit - _now())
         timeout = left if timeout is None else min(timeout, left)
         # Both would wait on the same selector else, and an event would wake both: the loop's thread
@@ -148,6 +154,7 @@ class Selector(selectors.DefaultSelector):
             visit.is_known = True
             self.wake()  # and it will stand by from then on
         self._driver, self.visit, visit.is_waiting = until, None, True
+        registered = self._registered
         self._lock.release()
         try:
             events = super().select(timeout)
@@ -155,7 +162,7 @@ class Selector(selectors.DefaultSelector):
         finally:
             self._lock.acquire()
             self._driver, self.visit, self._is_woken = None, visit, False
-        return self._still_watched(events)
+        return self._still_watched(events, registered)
 
     def _stand_by(self) -> None:
         while not self._called.wait(STANDBY) and _now() - self._last_visit < STANDBY:
@@ -166,12 +173,33 @@ class Selector(selectors.DefaultSelector):
             return self.pending <= 1  # there is more than what the driver waits for otherwise
         return self.pending == 0 and _now() - self._last_visit < STANDBY
 
-    def _still_watched(self, events: Events) -> Events:
-        # Somebody may have changed what is watched between the event and the lock. The key says so:
-        # one that was unregistered, or registered anew for a file of the same number, is another
-        # object.
-        known = self.get_map()
-        return [(key, mask) for key, mask in events if known.get(key.fileobj) is key]
+    # Others may unregister a file, close it, and register another one that gets the same number,
+    # while somebody waits::
+    #
+    #     who waits   ──> epoll_wait: 9 ────────────────────> key of 9 ───────────> lock ──> event
+    #     a visitor           removes 9, opens another 9                changes 9
+    #
+    # What has happened to the old file must not be told of the new one: who watches whether a
+    # process ends, or waits for one answer, would believe it. So an event counts if its file was
+    # registered before the wait began, and its key is still the one that the wait has found. What
+    # is dropped although it is true comes again with the next wait.
+    def _still_watched(self, events: Events, registered: int) -> Events:
+        """Those of `events` that are of files as they are watched now, and were when only so many
+        had been registered."""
+        known, numbers = self.get_map(), self._numbers
+        return [
+            (key, mask)
+            for key, mask in events
+            if known.get(key.fileobj) is key and numbers[key.fd] <= registered
+        ]
+
+    def register(
+        self, fileobj: FileDescriptorLike, events: int, data: object = None
+    ) -> selectors.SelectorKey:
+        key = super().register(fileobj, events, data)
+        self._registered += 1
+        self._numbers[key.fd] = self._registered
+        return key
 
     # -- who is to wait, and who is to go on ------------------------------------------------------
 

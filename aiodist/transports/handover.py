@@ -123,10 +123,17 @@ class Offer(Callers):
     """Memory of this process, for everybody who has the `words`, until it is closed."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, nbytes: int, name: str, *, all_write: bool = False
+        self,
+        loop: asyncio.AbstractEventLoop,
+        nbytes: int,
+        name: str,
+        segment: Segment | None = None,
+        *,
+        all_write: bool = False,
     ) -> None:
-        """New memory, see `Segment.create`. Raises OSError."""
-        self.segment = Segment.create(nbytes, name, all_write=all_write)
+        """New memory, see `Segment.create`, or `segment`, which is the Offer's from here on. Raises
+        OSError."""
+        self.segment = segment or Segment.create(nbytes, name, all_write=all_write)
         self._key = secrets.token_bytes(KEY_BYTES)
         with closed_on_error(self.segment):
             listening = bound_socket("aiodist-mem", SCHEME)
@@ -153,7 +160,15 @@ class Offer(Callers):
 
 async def take(words: object, nbytes: object, *, writes: bool = False) -> memoryview:
     """The memory of an `Offer` with these words, mapped: `nbytes` bytes, to be read, or to be
-    written as well. Waits for as long as the other side takes.
+    written as well. Waits for as long as the other side takes. Raises what `take_segment` does."""
+    with closing(await take_segment(words, nbytes, writes=writes)) as segment:
+        return segment.memory
+
+
+async def take_segment(
+    words: object, nbytes: object, *, writes: bool = False, keep: bool = False
+) -> Segment:
+    """The same, as a segment. `keep`: with its file, so that it can be offered to others again.
 
     Raises OSError where that side cannot be reached, is another user's, refuses or breaks off; and
     where the words, or what it passes on, make no sense.
@@ -168,8 +183,7 @@ async def take(words: object, nbytes: object, *, writes: bool = False) -> memory
         with await connected_socket(address, SCHEME) as sock:
             peer_pid(sock, os.geteuid())
             await loop.sock_sendall(sock, key)
-            with closing(await received(loop, sock, nbytes, writes=writes)) as segment:
-                return segment.memory
+            return await received(loop, sock, nbytes, writes=writes, keep=keep)
     except (OSError, ValueError, ProtocolError) as error:
         raise ConnectionError(f"{address} passed no memory on: {error}") from error
 
@@ -188,18 +202,25 @@ def pass_on(sock: socket.socket, segment: Segment) -> None:
 
 
 async def received(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, nbytes: int, *, writes: bool = False
+    loop: asyncio.AbstractEventLoop,
+    sock: socket.socket,
+    nbytes: int,
+    *,
+    writes: bool = False,
+    keep: bool = False,
 ) -> Segment:
     """Wait for a segment of the other side, and map it. Raises what `mapped` does."""
     await ready(sock, loop.add_reader, loop.remove_reader)
-    return mapped(*receive_fds(sock, GREETING_BYTES, 1), nbytes, writes=writes)
+    return mapped(*receive_fds(sock, GREETING_BYTES, 1), nbytes, writes=writes, keep=keep)
 
 
-def mapped(data: bytes, fds: list[int], nbytes: int, *, writes: bool = False) -> Segment:
-    """Map the segment of the other side that came with `data`; all of `fds` are closed. Raises
-    OSError, ProtocolError."""
+def mapped(
+    data: bytes, fds: list[int], nbytes: int, *, writes: bool = False, keep: bool = False
+) -> Segment:
+    """Map the segment of the other side that came with `data`; all of `fds` are closed, but for its
+    own where it is to `keep` that. Raises OSError, ProtocolError."""
     if data == greeting(nbytes) and len(fds) == 1:
-        return Segment.attach(fds[0], nbytes, writes=writes)
+        return Segment.attach(fds[0], nbytes, writes=writes, keep=keep)
     for fd in fds:
         os.close(fd)
     if not data:

@@ -161,6 +161,11 @@ class Progress:
             and self._spin(board.met, peers, stamp, spins, crowded=crowded) is True
         )
 
+    def until(self, look: Callable[[Any, None], bool | None], at: Any, *, crowded: bool) -> bool:
+        """Poll until ``look(at, None)``: True; or the budget is used up: False."""
+        spins = 1 if crowded else SPINS
+        return not self.is_due() and bool(self._spin(look, at, None, spins, crowded=crowded))
+
     def look(
         self, link: FramedLink, prefix: bytes, into: memoryview, *, crowded: bool
     ) -> bool | None:

@@ -13,6 +13,7 @@ import asyncio
 import os
 import random
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -33,6 +34,18 @@ def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
     """Whether the time of `loop` is simulated: then nothing is done by threads, and nothing polled
     for by the clock of the machine."""
     return getattr(loop, "is_virtual", False)
+
+
+def tell_time_exactly(loop: asyncio.AbstractEventLoop) -> None:
+    """Have `loop` tell the time as it is, for who measures with it: that of uvloop is the time at
+    which its present turn began, in milliseconds. By the same clock, so that timers stay right."""
+    if not is_virtual(loop):
+        loop.time = time.monotonic  # type: ignore[method-assign]
+
+
+def exact_time(loop: asyncio.AbstractEventLoop) -> float:
+    """The time as `tell_time_exactly` has it told."""
+    return loop.time() if is_virtual(loop) else time.monotonic()
 
 
 def call_in_thread(

@@ -1,12 +1,14 @@
 """Which part of exposed memory is meant, and what may be written there. No I/O in here.
 
 The rank that asks checks everything, against the dtype and shape that the owner has told: so it
-hears of a mistake at once, and the owner carries out what it is asked.
+hears of a mistake at once, and the owner carries out what it is asked. That may be wrong all the
+same, where the other rank is not what it should be: then the owner refuses that one request.
 """
 
 from __future__ import annotations
 
 import operator
+import reprlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,30 @@ from aiodist.types import Op, ReduceOp
 
 ALL = "..."
 """How an Ellipsis travels."""
+
+
+class Request(NamedTuple):
+    """What one rank asks of the memory of another. `number`: the tag of its answer, which is what
+    was read, None, or the reason in words why it was not carried out."""
+
+    op: str
+    number: int
+    where: list[Any]
+    value: Any
+    name: str
+    """Of the operator."""
+
+    @staticmethod
+    def read(message: Any) -> Request:
+        """A request that has come. Raises ValueError where it is none that could be answered; what
+        else may be wrong with it shows when it is carried out."""
+        match message:
+            case (op, int(number), where, value, name) if 0 < number < 1 << 63:
+                return Request(op, int(number), where, value, name)
+        raise ValueError(
+            "expected five values, of which the second is a number above 0, not "
+            + reprlib.repr(message)
+        )
 
 
 class Exposed(NamedTuple):
@@ -72,10 +98,9 @@ def memory_of(x: Any) -> tuple[Exposed, NDArray[Any]]:
 
 
 def index_of(plain: list[Any]) -> tuple[Any, ...]:
-    """The index that travelled."""
-    return tuple(
-        ... if item == ALL else slice(*item) if isinstance(item, tuple) else item for item in plain
-    )
+    """The index that travelled. Raises TypeError for what is none of ints and slices: numpy takes
+    more than these, such as lists, by which a small request could ask for any amount of memory."""
+    return tuple(map(_index, plain))
 
 
 def accumulate(into: NDArray[Any], value: NDArray[Any], op: str, name: str) -> NDArray[Any]:
@@ -88,6 +113,12 @@ def accumulate(into: NDArray[Any], value: NDArray[Any], op: str, name: str) -> N
     result = np.empty(into.size, kernel.dtype)
     kernel.reduce(operands, result, 1)
     return result.reshape(into.shape)
+
+
+def _index(plain: Any) -> Any:
+    if isinstance(plain, tuple):
+        return slice(*plain)
+    return ... if plain == ALL else operator.index(plain)
 
 
 def _plain(item: Any) -> Any:

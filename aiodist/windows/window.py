@@ -4,33 +4,49 @@ A window has a group of its own, so its messages match nobody else's. A request 
 one tag, in order; its answer has the number of the request as tag. On each rank a task for each
 other one takes requests and carries them out, one after the other. It is a task each, since a
 receive from any source fails as soon as one rank is lost, and these go on.
+
+A request that cannot be carried out is refused, and only who asked hears of it. What nobody foresaw
+ends the window on this rank, loudly: the others would wait until their deadlines for an owner that
+serves them no more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodist.engine.failures import sayable
 from aiodist.errors import (
+    AiodistError,
+    CollectiveAbortedError,
     GroupClosedError,
     GroupRevokedError,
     MessageTooLargeError,
+    MismatchError,
     PeerLostError,
     ProtocolError,
 )
 from aiodist.operations import Operations
+from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
-from aiodist.windows.places import Exposed, accumulate, index_of, memory_of
+from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
 from aiodist.work import Work, together
+
+log = logging.getLogger("aiodist.group")
 
 REQUESTS = "requests"
 """The tag of requests. Answers have ints."""
+
+MOST_WORDS = 1000
+"""Characters of a refusal, which is to be there with its frame (see `Window._why`)."""
 
 
 class Window:
@@ -48,21 +64,26 @@ class Window:
         self,
         group: Operations,
         close: Callable[[], Awaitable[None]],
+        abort: Callable[[str], None],
         exposed: list[Exposed | None],
         memory: NDArray[Any] | None,
     ) -> None:
-        """`group`: of this window alone, which `close` closes."""
+        """`group`: of this window alone, which `close` closes, and `abort` ends for a reason."""
         self._group = group
         self._close = close
+        self._abort = abort
         self._exposed = exposed  # by rank
         self._memory = memory  # of this rank; None: nothing, or closed
         self._number = 0  # of the last request
         self._pending: set[Work[Any]] = set()  # of this rank's requests
+        self._sparing = Sparing(log)  # warns of requests that are none
         loop = asyncio.get_running_loop()
         self._serving = [
             loop.create_task(self._serve(rank), name=f"aiodist window of rank {rank}")
             for rank in range(len(exposed) if memory is not None else 0)
         ]
+        for task in self._serving:
+            task.add_done_callback(self._served)
 
     # -- what a program calls ---------------------------------------------------------------------
 
@@ -160,55 +181,112 @@ class Window:
         seconds = group._context.op_timeout if timeout is None else timeout
         sending = group.send(request, rank, tag=REQUESTS, timeout=seconds)
         answer = group.recv(src=rank, tag=number, out=out, timeout=seconds)
-        answer.add_done_callback(partial(self._leave, rank, number, sending))
         work: Work[Any] = together(
-            answer.get_loop(), op, None, (sending, answer), lambda _: answer.result()
+            answer.get_loop(),
+            op,
+            None,
+            (sending, answer),
+            lambda _: self._given(rank, op, answer.result()),
+            partial(self._why, rank, op, number),
         )
+        answer.add_done_callback(partial(self._leave, rank, number, sending))
         self._pending.add(work)
         work.add_done_callback(self._pending.discard)
         return work
+
+    def _given(self, rank: int, op: str, answer: Any) -> Any:
+        """What `rank` has answered. Raises CollectiveAbortedError where it refuses."""
+        if isinstance(answer, str):
+            context = self._group._context
+            text = f"rank {rank} could not carry it out: {answer}"
+            raise context.error(CollectiveAbortedError, text, op=op, rank=rank, reason=answer)
+        return answer
+
+    def _why(self, rank: int, op: str, number: int, error: BaseException) -> BaseException:
+        """What a request has failed with. A refusal does not fit the `out` of a `get`, and stays
+        queued: there it says why."""
+        if isinstance(error, MismatchError) and not self._group.closed:
+            instead = self._group.recv(src=rank, tag=number)
+            instead.add_done_callback(_heard)
+            try:
+                self._given(rank, op, instead.result() if instead.done() else None)
+            except AiodistError as refusal:
+                return refusal
+        return error
 
     def _leave(
         self, rank: int, number: int, sending: Work[None], answer: asyncio.Future[Any]
     ) -> None:
         """Nobody waits for an answer any more. If one comes, it must not lie here for ever."""
-        answered = not answer.cancelled() and answer.exception() is None
+        came = not answer.cancelled() and isinstance(answer.exception(), (NoneType, MismatchError))
         asked = sending.done() and not sending.cancelled() and sending.exception() is None
-        if answered or not asked or self._group.closed or rank in self._group._context.lost():
+        if came or not asked or self._group.closed or rank in self._group._context.lost():
             return
-        self._group.recv(src=rank, tag=number).add_done_callback(
-            lambda work: work.cancelled() or work.exception()
-        )
+        self._group.recv(src=rank, tag=number).add_done_callback(_heard)
 
     async def _serve(self, origin: int) -> None:
         """Carry out what `origin` asks for, until it is gone, or this window."""
         while True:
             try:
-                op, number, where, value, name = await self._group.recv(src=origin, tag=REQUESTS)
+                message = await self._group.recv(src=origin, tag=REQUESTS)
+                try:
+                    request = Request.read(message)
+                except ValueError as error:
+                    text = "a window was asked for nonsense by rank %d, which was dropped: %s"
+                    self._sparing.warning("nonsense", text, origin, sayable(str(error)))
+                    continue
                 # No await in here: nobody sees it half done.
-                result = self._carry_out(op, index_of(where), value, name)
-                await self._group.send(result, origin, tag=number, timeout=math.inf)
+                answer = self._carried_out(request)
+                await self._group.send(answer, origin, tag=request.number, timeout=math.inf)
             except (MessageTooLargeError, ProtocolError):
                 continue  # it was dropped, and its sender has been told
             except (PeerLostError, GroupClosedError, GroupRevokedError):
                 return
 
-    def _carry_out(self, op: str, index: tuple[Any, ...], value: Any, name: str) -> Any:
+    def _served(self, task: asyncio.Task[None]) -> None:
+        """A task that serves has ended."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a window ends, as it failed to serve", exc_info=error)
+            self._abort(f"its window failed to serve: {error!r}")
+
+    def _carried_out(self, request: Request) -> Any:
+        """The answer to `request`. Who asks may ask for anything, so whatever that raises here is
+        for that rank to hear, and nobody else's harm."""
+        try:
+            return self._carry_out(*request)
+        except Exception as error:
+            return sayable(f"{type(error).__name__}: {error}")[:MOST_WORDS]
+
+    def _carry_out(self, op: str, number: int, where: list[Any], value: Any, name: str) -> Any:
         memory, exposed = self._memory, self._exposed[self._group._context.rank]
         assert memory is not None
         assert exposed is not None
-        if op == "get":
-            # A copy, since a large answer leaves piece by piece, and the next request may write.
-            return np.array(memory[index])
-        if op == "put":
-            memory[index] = value
-        else:
-            memory[index] = accumulate(memory[index], value, name, exposed.name)
+        index = index_of(where)
+        match op:
+            case "get":
+                # A copy, as a large answer leaves piece by piece, and the next request may write.
+                return np.array(memory[index])
+            case "put":
+                memory[index] = value
+            case "accumulate":
+                memory[index] = accumulate(memory[index], value, name, exposed.name)
+            case _:
+                raise ValueError(f"windows have no {op!r}")
         return None
 
 
+def _heard(work: asyncio.Future[Any]) -> None:
+    """Nobody waits for `work` any more: what it failed with is not to be reported."""
+    if not work.cancelled():
+        work.exception()
+
+
 async def opened(
-    group: Operations, close: Callable[[], Awaitable[None]], x: Any, timeout: float | None
+    group: Operations,
+    close: Callable[[], Awaitable[None]],
+    abort: Callable[[str], None],
+    x: Any,
+    timeout: float | None,
 ) -> Window:
     """The window that all ranks of `group` open, once each has told what its `x` is."""
     try:
@@ -223,4 +301,4 @@ async def opened(
         await close()
         raise
     exposed = [None if found is None else Exposed(*found) for found in told]
-    return Window(group, close, exposed, memory)
+    return Window(group, close, abort, exposed, memory)

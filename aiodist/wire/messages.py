@@ -164,7 +164,9 @@ class JoinRequest(Message, code=10, kw_only=True):
     Either `size` (a fixed group) or `min_size` and/or `max_size` (an elastic one). `id` is unique
     to this membership. `join_window` and `lease` are seconds. `host` is what peers are told,
     `host_id` equal for processes that can share memory, `addresses` where peers may dial.
-    Members with different `run_id` never meet: they are of different groups of one name.
+    Members with different `run_id` never meet: they are of different groups of one name. `store`:
+    the name of a store that the group has in common with all groups of its run that name it, for as
+    long as there is one of them ("": it has one of its own). It is not in the state file.
     """
 
     group: NonEmptyName
@@ -182,6 +184,7 @@ class JoinRequest(Message, code=10, kw_only=True):
     metadata: Metadata = field(default_factory=dict)
     addresses: Addresses = ()
     run_id: Name = ""
+    store: Name = ""
 
 
 class MemberInfo(schema.Struct):
@@ -307,6 +310,16 @@ class Abort(Message, code=28):
     sender is lost, and the others hear of no reason."""
 
     reason: Text
+
+
+class ClockRequest(Message, code=29):
+    """Asks what time it is at the coordinator. Reply: Clock, at once."""
+
+
+class Clock(Message, code=40):
+    """The answer to ClockRequest: `seconds` of a clock of the coordinator that only goes on."""
+
+    seconds: Annotated[float, schema.seconds(0.0)]
 
 
 # The store of the sender's group. Replies: Result or Failed.

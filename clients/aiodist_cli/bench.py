@@ -26,7 +26,8 @@ EPILOG = """Two operations beside Gloo and every MPI that is installed, as table
 
 Times are those of rank 0: the median of all rounds, the 99th percentile, and the mean (all time
 over all iterations). The bandwidth is a rank's input over the median. The libraries take turns,
-round by round, and those that wait sleep; results are checked once.
+round by round, and those that wait sleep; results are checked once. With --fill each operation
+has fresh input, and ranks arrive apart: the time is that of the call, without the writing.
 
 Exit status: 0 if all was measured, 1 if something failed, 2 for wrong usage, 130 after Ctrl-C.
 """
@@ -69,6 +70,12 @@ def bench(
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Iterations of a block, instead of a length.")
     ] = None,
+    fill: Annotated[
+        bool,
+        typer.Option(
+            "--fill", help="Write each rank's input before each operation, as programs do."
+        ),
+    ] = False,
     as_json: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write JSON; - for stdout, without tables."),
@@ -88,7 +95,7 @@ def bench(
         raise usage_error(why, option)
     own = _valid("--transports", lambda: [_own(name) for name in _items(transports)])
     peers, missing = _valid("--compare", lambda: find_peers(_items(compare), mpi or []))
-    cases = _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks))
+    cases = _valid("--ops / --sizes / --ranks", lambda: _cases(ops, sizes, ranks, fill))
     report = Report(Effort(rounds, seconds, iterations), notes=missing)
     run_to_end(_measure(report, cases, [*own, *peers]))
     if as_json != Path("-"):
@@ -115,7 +122,7 @@ def _valid(option: str, make: Callable[[], T]) -> T:
         raise usage_error(str(error), option) from error
 
 
-def _cases(ops: str, sizes: str, ranks: str) -> dict[int, list[Case]]:
+def _cases(ops: str, sizes: str, ranks: str, fill: bool) -> dict[int, list[Case]]:
     numbers: list[int] = []
     for item in _items(ranks):
         if not item.isdecimal():
@@ -123,7 +130,9 @@ def _cases(ops: str, sizes: str, ranks: str) -> dict[int, list[Case]]:
         numbers.append(int(item))
     if not (numbers and _items(ops)):
         raise ValueError("at least one operation and one number of ranks is needed")
-    return {number: cases_of(_items(ops), parse_sizes(sizes), number) for number in numbers}
+    return {
+        number: cases_of(_items(ops), parse_sizes(sizes), number, fill=fill) for number in numbers
+    }
 
 
 def _own(transport: str) -> Contender:

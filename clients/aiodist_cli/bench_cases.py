@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist_cli.bench_worker import FLOAT, OPS
+from aiodist_cli.bench_worker import FLOAT, OPS, Block
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]i)?B", re.IGNORECASE)
@@ -89,11 +89,13 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operation at one size. `nbytes`: of the input of each rank."""
+    """One operation at one size. `nbytes`: of the input of each rank. `fill`: that is written
+    before each operation, as by a program that has computed it; otherwise nobody touches it."""
 
     op: str
     nbytes: int
     ranks: int
+    fill: bool = False
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
@@ -110,12 +112,15 @@ class Case:
             )
 
     def __str__(self) -> str:
-        return f"{self.op} {format_size(self.nbytes)}, n={self.ranks}"
+        how = ", filled" if self.fill else ""
+        return f"{self.op} {format_size(self.nbytes)}, n={self.ranks}{how}"
 
 
-def cases_of(ops: Iterable[str], sizes: Sequence[int], ranks: int) -> list[Case]:
+def cases_of(
+    ops: Iterable[str], sizes: Sequence[int], ranks: int, *, fill: bool = False
+) -> list[Case]:
     """Each operation at each size."""
-    return [Case(op, nbytes, ranks) for op in ops for nbytes in sizes]
+    return [Case(op, nbytes, ranks, fill) for op in ops for nbytes in sizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +152,21 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one column showed in one case: a summary, or why there is none."""
+    """What one column showed in one case: a summary, or why there is none. `processor`: seconds of
+    processor time of all ranks together for one operation, and for filling where that was asked."""
 
     case: Case
     column: str
     summary: Summary | None
     error: str | None = None
+    processor: float | None = None
+
+    @classmethod
+    def of(cls, case: Case, column: str, blocks: Sequence[Block]) -> Result:
+        """That of some blocks of iterations."""
+        times = [ns for block in blocks for ns in block.ns]
+        processor = sum(block.cpu for block in blocks) / max(1, len(times))
+        return cls(case, column, Summary.of(times), None, processor)
 
     @property
     def bandwidth(self) -> float | None:
@@ -165,6 +179,7 @@ class Result:
             "op": self.case.op,
             "nbytes": self.case.nbytes,
             "ranks": self.case.ranks,
+            "fill": self.case.fill,
             "column": self.column,
         }
         if self.summary is None:
@@ -175,6 +190,7 @@ class Result:
             "p99": self.summary.p99,
             "mean": self.summary.mean,
             "bandwidth": self.bandwidth,
+            "processor": self.processor,
         }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import aiodist
 from aiodist.launching import spawn
 from aiodist_cli import bench_worker
-from aiodist_cli.bench_worker import Prepared, checked, differences, encode, fill
+from aiodist_cli.bench_worker import Block, Prepared, checked, differences, encode, fill
 
 OP_TIMEOUT = 60.0
 
@@ -107,13 +107,13 @@ class Rank:
             return {"error": f"{type(error).__name__}: {error}"}
 
     async def _run(
-        self, op: str, nbytes: int, iterations: int, memory: str, check: bool
+        self, op: str, nbytes: int, iterations: int, memory: str, fill: bool, check: bool
     ) -> dict[str, Any]:
         prepared = await self.prepare(op, nbytes, memory)
-        times = await self.repeat(prepared, iterations)
+        block = await self.repeat(prepared, iterations, fill)
         if check:
             checked(op, prepared)
-        return {"ns": times} if self.group.rank == 0 else {}
+        return block.answer(self.group.rank)
 
     async def prepare(self, op: str, nbytes: int, memory: str = "plain") -> Prepared:
         """The operation on its memory, filled; returns when all ranks have that."""
@@ -127,14 +127,23 @@ class Rank:
         await self.group.barrier()
         return self._prepared[memory]
 
-    async def repeat(self, prepared: Prepared, iterations: int) -> list[int]:
-        """Nanoseconds of each iteration."""
+    async def repeat(self, prepared: Prepared, iterations: int, refill: bool = False) -> Block:
+        """What `bench_worker.run` does."""
         call, clock = prepared.call, time.perf_counter_ns
+        cpu = time.process_time()
+        if refill:
+            times = []
+            for _ in range(iterations):
+                prepared.x.fill(self.group.rank + 1)
+                start = clock()
+                await call()
+                times.append(clock() - start)
+            return Block(times, time.process_time() - cpu)
         stamps = [clock()]
         for _ in range(iterations):
             await call()
             stamps.append(clock())
-        return differences(stamps)
+        return Block(differences(stamps), time.process_time() - cpu)
 
 
 async def main(control: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -110,7 +111,8 @@ def groups(results: Iterable[Result]) -> Iterator[tuple[str, int, list[Result]]]
     """(operation, ranks, results) in the order in which they appear."""
     found: dict[tuple[str, int], list[Result]] = {}
     for result in results:
-        found.setdefault((result.case.op, result.case.ranks), []).append(result)
+        op = f"{result.case.op}{', filled' if result.case.fill else ''}"
+        found.setdefault((op, result.case.ranks), []).append(result)
     for (op, ranks), members in found.items():
         yield op, ranks, members
 
@@ -120,7 +122,16 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
     for op, ranks, members in groups(results):
         table = Table(title=f"{op}, float32, {ranks} ranks", title_justify="left")
         reference = members[0].column
-        for column in ("size", "library", "median", "p99", "mean", "bandwidth", "relative"):
+        for column in (
+            "size",
+            "library",
+            "median",
+            "p99",
+            "mean",
+            "processor",
+            "bandwidth",
+            "relative",
+        ):
             table.add_column(column, justify="left" if column == "library" else "right")
         before: int | None = None
         for result in members:
@@ -134,8 +145,9 @@ def tables(results: Sequence[Result]) -> Iterator[Table]:
 
 def _cells(result: Result, members: Sequence[Result], reference: str) -> list[str | Text]:
     if result.summary is None or result.bandwidth is None:
-        return [Text("failed", style="red"), *[""] * 4]
-    times = (result.summary.median, result.summary.p99, result.summary.mean)
+        return [Text("failed", style="red"), *[""] * 5]
+    processor = math.nan if result.processor is None else result.processor
+    times = (result.summary.median, result.summary.p99, result.summary.mean, processor)
     share = ratio(members, result.case, result.column, reference)
     return [
         *map(format_seconds, times),

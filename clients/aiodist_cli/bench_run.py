@@ -22,13 +22,13 @@ from aiodist_cli.bench_cases import (
     Case,
     Effort,
     Result,
-    Summary,
     iterations_for,
     turn,
 )
 from aiodist_cli.bench_peers import Contender, Site
 from aiodist_cli.bench_report import Report
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
+from aiodist_cli.bench_worker import Block
 from aiodist_cli.errors import printable
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ async def measure(
 async def _case(case: Case, columns: Sequence[Column], effort: Effort) -> list[Result]:
     failed: dict[str, str] = {}
     counts: dict[str, int] = {}
-    samples: dict[str, list[int]] = {column.name: [] for column in columns}
+    blocks: dict[str, list[Block]] = {column.name: [] for column in columns}
     for column in columns:
         try:
             counts[column.name] = await _warm_up(case, column, effort)
@@ -102,26 +102,26 @@ async def _case(case: Case, columns: Sequence[Column], effort: Effort) -> list[R
         for column in turn(columns, number):
             if column.name not in failed:
                 try:
-                    samples[column.name] += await column.team.run(
-                        case.op, case.nbytes, counts[column.name], memory=column.memory
-                    )
+                    count = counts[column.name]
+                    block = await column.team.run(case, count, memory=column.memory)
+                    blocks[column.name].append(block)
                 except (OrderError, TeamError) as error:
                     failed[column.name] = str(error)
     return [
         Result(case, column.name, None, failed[column.name])
         if column.name in failed
-        else Result(case, column.name, Summary.of(samples[column.name]))
+        else Result.of(case, column.name, blocks[column.name])
         for column in columns
     ]
 
 
 async def _warm_up(case: Case, column: Column, effort: Effort) -> int:
     """Check the result once, and find out how many iterations make a block."""
-    run, op, nbytes, memory = column.team.run, case.op, case.nbytes, column.memory
-    await run(op, nbytes, 1, memory=memory, check=True)
+    run, memory = column.team.run, column.memory
+    await run(case, 1, memory=memory, check=True)
     count = effort.iterations or 1
     while True:
-        spent = sum(await run(op, nbytes, count, memory=memory)) / 1e9
+        spent = sum((await run(case, count, memory=memory)).ns) / 1e9
         if effort.iterations is not None:
             return effort.iterations
         if spent > effort.seconds / 4 or count >= MAX_ITERATIONS:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from aiodist.launching import spawn, tether
+from aiodist_cli.bench_cases import Case
 from aiodist_cli.bench_peers import Contender, Launch, Site, launches
-from aiodist_cli.bench_worker import encode
+from aiodist_cli.bench_worker import Block, encode
 
 START_TIMEOUT = 60.0
 ANSWER_TIMEOUT = 150.0
@@ -136,15 +137,20 @@ class Team:
         return answers
 
     async def run(
-        self, op: str, nbytes: int, iterations: int, *, memory: str = "plain", check: bool = False
-    ) -> list[int]:
-        """Nanoseconds of each iteration at rank 0; `check`: that the first one's result is right,
-        with one iteration. Raises TeamError, or OrderError."""
+        self, case: Case, iterations: int, *, memory: str = "plain", check: bool = False
+    ) -> Block:
+        """Nanoseconds of each iteration at rank 0, and processor time of all; `check`: that the
+        first one's result is right, with one iteration. Raises TeamError, or OrderError."""
         answers = await self.order(
-            "run", op=op, nbytes=nbytes, iterations=iterations, memory=memory, check=check
+            "run",
+            op=case.op,
+            nbytes=case.nbytes,
+            iterations=iterations,
+            memory=memory,
+            fill=case.fill,
+            check=check,
         )
-        times: list[int] = answers[0]["ns"]
-        return times
+        return Block(answers[0]["ns"], sum(answer["cpu"] for answer in answers))
 
     def _break(self, why: str, *, quiet: bool = False) -> None:
         self.broken = f"{self.contender.label}: {why}"

@@ -15,8 +15,9 @@ A worker dials the Unix socket CONTROL, says hello, and obeys. One JSON object a
 
     hello   {"rank": 0, "pid": 4711, "library": "Gloo of torch 2.13.0", "features": []}
     order   {"do": "run", "op": "all_reduce", "nbytes": 8, "iterations": 1000,
-             "memory": "plain", "check": false}
-    answer  {"ns": [1234, …]} of rank 0, {} of the others; {"error": "…"} if it failed
+             "memory": "plain", "fill": false, "check": false}
+    answer  {"ns": [1234, …], "cpu": 0.01}, without "ns" if it is not of rank 0; "cpu": seconds of
+            processor time; {"error": "…"} if it failed
 
 Where "do" is "MODULE:FUNCTION", that is called with the library and the rest of the order; it
 returns the answer.
@@ -92,6 +93,17 @@ class Prepared(NamedTuple):
     x: Any
     out: Any
     expected: tuple[float, ...]
+
+
+class Block(NamedTuple):
+    """Iterations in a row: nanoseconds of each at one rank, and all processor time, in seconds."""
+
+    ns: list[int]
+    cpu: float
+
+    def answer(self, rank: int) -> dict[str, Any]:
+        """What `rank` says of it."""
+        return {"ns": self.ns, "cpu": self.cpu} if rank == 0 else {"cpu": self.cpu}
 
 
 class Library(Protocol):
@@ -245,16 +257,26 @@ def fill(prepared: Prepared, rank: int) -> None:
         prepared.out.fill(0)
 
 
-def run(library: Library, prepared: Prepared, iterations: int) -> list[int]:
-    """Nanoseconds of each iteration; they add up to the time of the whole."""
+def run(library: Library, prepared: Prepared, iterations: int, refill: bool = False) -> Block:
+    """The times of the iterations add up to that of the whole. `refill`: before each one its input
+    is written anew, as programs do; that takes processor time alone."""
     call, clock = prepared.call, time.perf_counter_ns
     fill(prepared, library.rank)
     library.barrier()
+    cpu = time.process_time()
+    if refill:
+        times = []
+        for _ in range(iterations):
+            prepared.x.fill(library.rank + 1)
+            start = clock()
+            call()
+            times.append(clock() - start)
+        return Block(times, time.process_time() - cpu)
     stamps = [clock()]
     for _ in range(iterations):
         call()
         stamps.append(clock())
-    return differences(stamps)
+    return Block(differences(stamps), time.process_time() - cpu)
 
 
 def differences(stamps: Sequence[int]) -> list[int]:
@@ -302,16 +324,16 @@ class Worker:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _run(
-        self, op: str, nbytes: int, iterations: int, memory: str, check: bool
+        self, op: str, nbytes: int, iterations: int, memory: str, fill: bool, check: bool
     ) -> dict[str, Any]:
         if self._prepared is None or self._case != (op, nbytes):
             self._prepared = None  # frees its memory before the next is taken
             self._prepared = prepare(self._library, op, nbytes)
             self._case = (op, nbytes)
-        times = run(self._library, self._prepared, iterations)
+        block = run(self._library, self._prepared, iterations, fill)
         if check:
             checked(op, self._prepared)
-        return {"ns": times} if self._library.rank == 0 else {}
+        return block.answer(self._library.rank)
 
 
 def obey(library: Library, orders: Iterator[bytes], answer: Callable[[bytes], Any]) -> None:

@@ -20,6 +20,7 @@ from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
 from aiodist.rank.flight_recorder import VARIABLE
+from aiodist.wire.address import Address
 from aiodist_cli import status
 from aiodist_cli.elastic import Spare, keep
 from aiodist_cli.errors import CommandError
@@ -42,7 +43,7 @@ class Place:
     """Which ranks of which run this launcher starts.
 
     `coordinator`: the address of one that runs already; None makes one for this run. `spare`: for
-    an elastic group, which ranks may die.
+    an elastic group, which ranks may die. `http`: where the run's own coordinator has its page.
     """
 
     nprocs: int
@@ -52,6 +53,7 @@ class Place:
     group: str
     node_timeout: float
     spare: Spare | None = None
+    http: Address | None = None
 
 
 async def launch(program: list[str], place: Place, grace: float, stdin: int | None) -> int:
@@ -59,7 +61,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
     exit status of the run."""
     writer = Writer()
     async with contextlib.AsyncExitStack() as stack:
-        job, meeting = await _prepare(stack, place)
+        job, meeting = await _prepare(stack, place, writer)
         stops = stack.enter_context(_listening(writer, meeting))
         ranks = Ranks(writer, grace=grace, with_input=stdin)
         stack.enter_context(_dumping(ranks, writer, job))
@@ -104,7 +106,7 @@ async def launch(program: list[str], place: Place, grace: float, stdin: int | No
 
 
 async def _prepare(
-    stack: contextlib.AsyncExitStack, place: Place
+    stack: contextlib.AsyncExitStack, place: Place, writer: Writer
 ) -> tuple[spawn.Job, Meeting | None]:
     """What all ranks have in common, and the line to the other launchers if there are any."""
     group = None if place.group == "world" else place.group
@@ -115,6 +117,12 @@ async def _prepare(
             aiodist.Coordinator("tcp://127.0.0.1:0", token=token, returns=False)
         )
         address = embedded.address
+        if place.http is not None:
+            # Not for other runs: it needs the server extra.
+            from aiodist_server.http import serving
+
+            url = await stack.enter_async_context(serving(embedded, place.http))
+            await writer.write(_STDERR, f"aiodist run: http on {url}\n".encode())
     else:
         token, address = _token(), place.coordinator
     if place.nodes == 1:

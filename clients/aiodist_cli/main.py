@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aiodist_cli import bench, coordinator, doctor, run, status, top
+from aiodist_cli import bench, coordinator, doctor, run, status, top, trace
 
 app = typer.Typer(
     name="aiodist",
@@ -42,5 +42,6 @@ app.command(epilog=run.EPILOG, context_settings={"allow_interspersed_args": Fals
 app.command(epilog=coordinator.EPILOG)(coordinator.coordinator)
 app.command(epilog=status.EPILOG)(status.status)
 app.command(epilog=top.EPILOG)(top.top)
+app.command(epilog=trace.EPILOG)(trace.trace)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)

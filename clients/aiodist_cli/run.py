@@ -7,9 +7,12 @@ output of the ranks, so that a pager that stops reading does not stop the coordi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +21,11 @@ import typer
 from aiodist.errors import AiodistError
 from aiodist.launching import spawn
 from aiodist.rank.flight_recorder import VARIABLE
+from aiodist.rank.tracing import VARIABLE as TRACE
+from aiodist.wire.address import Address, parse_address
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError, usage_error
+from aiodist_cli.trace import joined
 
 EPILOG = """Four ranks of a script on this host; what stands behind the script belongs to it:
 
@@ -112,6 +118,14 @@ def run(
     tls_ca: tls.Ca = None,
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve a page with what the ranks do, and metrics, to this host: 127.0.0.1:8080; "
+            "port 0 takes a free one.",
+        ),
+    ] = None,
     flight_recorder: Annotated[
         str | None,
         typer.Option(
@@ -119,6 +133,13 @@ def run(
             envvar=VARIABLE,
             help="A directory, or 'stderr': where ranks write their last operations after an error "
             "and on SIGUSR1.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what all ranks did, in one clock, as a trace for https://ui.perfetto.dev.",
         ),
     ] = None,
     torch_backend_for: Annotated[
@@ -146,6 +167,14 @@ def run(
         raise usage_error("--stdin is for ranks that are started once")
     if nnodes > 1 and coordinator is None:
         raise usage_error("several nodes need a --coordinator that all of them can reach")
+    if http is not None and coordinator is not None:
+        raise usage_error("the page is the coordinator's: start `aiodist coordinator` with --http")
+    page = None if http is None else _page(http)
+    if trace is not None and nnodes > 1:
+        raise usage_error(
+            f"--trace is for one node: set {TRACE} to a directory on each, and join what is in "
+            "them with aiodist trace"
+        )
     node = _node(nnodes, node_rank)
     first = node * most
     if stdin is not None and stdin not in range(first, first + most):
@@ -161,15 +190,49 @@ def run(
         os.environ[VARIABLE] = flight_recorder  # which the ranks inherit
     tls.use(tls_ca, tls_cert, tls_key)
     spare = Spare(least, max_restarts) if elastic else None
-    place = Place(most, nnodes, node, coordinator, group, node_timeout, spare)
+    place = Place(most, nnodes, node, coordinator, group, node_timeout, spare, page)
     try:
-        with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
+        with _tracing(trace), asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
             status = runner.run(launch(program, place, grace, stdin))
     except KeyboardInterrupt:  # before the ranks were there to be stopped
         status = 128 + signal.SIGINT
     except (AiodistError, OSError, ValueError) as error:
         raise CommandError(f"aiodist run: {error}") from error
+    except ImportError as error:
+        if page is None:
+            raise
+        text = f"aiodist run --http: {error}. Install what it needs: pip install 'aiodist[server]'"
+        raise CommandError(text) from error
     raise typer.Exit(status)
+
+
+def _page(given: str) -> Address:
+    """Where the page is served: on this host alone, for no token guards it. Raises a usage
+    error."""
+    try:
+        address = parse_address(f"tcp://{given.removeprefix('http://')}")
+    except ValueError as error:
+        raise usage_error(f"expected HOST:PORT ({error})", "--http") from error
+    if not address.is_loopback:
+        text = f"{given} can be reached from other hosts, and no token guards it: use 127.0.0.1"
+        raise usage_error(text, "--http")
+    return address
+
+
+@contextlib.contextmanager
+def _tracing(output: Path | None) -> Iterator[None]:
+    """Have the ranks write traces, and join them at the end, however the run ends."""
+    if output is None:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="aiodist-trace-") as parts:
+        os.environ[TRACE] = parts  # which the ranks inherit
+        try:
+            yield
+        finally:
+            with contextlib.suppress(CommandError):  # which is told: the run's own end counts
+                text = joined(sorted(Path(parts).glob("*.json")), output)
+                typer.echo(f"aiodist run: {text}", err=True)
 
 
 def _sizes(nprocs: str) -> tuple[int, int]:

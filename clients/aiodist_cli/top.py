@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -19,14 +19,15 @@ from aiodist.environment import token_in
 from aiodist.errors import AiodistError
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError
-from aiodist_cli.status import ask, doing_text, findings, headline, plain, title
+from aiodist_cli.keys import pressed
+from aiodist_cli.status import ask, doing_text, duration, findings, headline, plain, title
 
 EPILOG = """    aiodist top tcp://127.0.0.1:29500
 
     aiodist top tcp://10.0.0.1:29500 --interval 5 --count 12 > log.txt
 
-Exit status: 0 after Ctrl-C, or all tables; 1 if the coordinator did not answer the first time, or
-refused; 2 for wrong usage.
+Exit status: 0 after q, Ctrl-C, or all tables; 1 if the coordinator did not answer the first time,
+or refused; 2 for wrong usage.
 """
 
 
@@ -48,11 +49,11 @@ def top(
     tls_cert: tls.Cert = None,
     tls_key: tls.Key = None,
 ) -> None:
-    """Show what each rank is doing, and how many collectives and bytes a second, until Ctrl-C.
+    """Show what each rank is doing, and how many collectives and bytes a second, until q or Ctrl-C.
 
     Collectives are counted when they are called, bytes are payload, over all transports and through
     shared memory. Who holds up others is named below the table. On a terminal, each table takes the
-    place of the one before.
+    place of the one before: the arrows select a rank, Enter shows all that is known of it, q ends.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -66,36 +67,71 @@ def top(
         pass
 
 
+class Answer(NamedTuple):
+    """What a coordinator said last, how fast ranks were, and why it has said no more, if so."""
+
+    found: Mapping[str, Any]
+    rates: Mapping[str, Rate]
+    error: str = ""
+
+
 async def _watch(
     console: Console, address: str, interval: float, count: int | None, timeout: float
 ) -> None:
     """Show tables. Raises what `ask` does, if that is the first time."""
-    tables = aiter(_tables(address, interval, timeout))
-    numbers = itertools.count() if count is None else range(count)
+    answers = _answers(address, interval, timeout)
+    view = View()
+    left = itertools.count() if count is None else iter(range(count))
     if not console.is_terminal:
-        for _ in numbers:
-            console.print(await anext(tables))
+        for _ in left:
+            console.print(view.render(await anext(answers), None))
         return
-    with Live(await anext(tables), console=console, screen=True, auto_refresh=False) as live:
-        for _ in itertools.islice(numbers, 1, None):
-            live.update(await anext(tables), refresh=True)
+    answer = await anext(answers)
+    next(left)
+
+    def shown() -> Group:
+        return view.render(answer, console.height)
+
+    with pressed() as keys, Live(shown(), console=console, screen=True, auto_refresh=False) as live:
+        coming = asyncio.ensure_future(_next(answers)) if next(left, None) is not None else None
+        key = asyncio.ensure_future(keys.get())
+        try:
+            while coming is not None:
+                await asyncio.wait({coming, key}, return_when=asyncio.FIRST_COMPLETED)
+                if key.done():
+                    if not view.press(key.result(), answer.found):
+                        return
+                    key = asyncio.ensure_future(keys.get())
+                if coming.done():
+                    answer = coming.result()
+                    more = next(left, None) is not None
+                    coming = asyncio.ensure_future(_next(answers)) if more else None
+                live.update(shown(), refresh=True)
+        finally:
+            key.cancel()
+            if coming is not None:
+                coming.cancel()
 
 
-async def _tables(address: str, interval: float, timeout: float) -> AsyncIterator[Group]:
+async def _next(answers: AsyncIterator[Answer]) -> Answer:
+    return await anext(answers)
+
+
+async def _answers(address: str, interval: float, timeout: float) -> AsyncIterator[Answer]:
     """What is to be shown, every `interval`; the last answer stays where none comes."""
     token, rates = token_in(os.environ), Rates()
     found = await ask(address, token, timeout)
-    shown = render(found, rates.since_last(found, time.monotonic()))
-    yield shown
+    answer = Answer(found, rates.since_last(found, time.monotonic()))
+    yield answer
     while True:
         await asyncio.sleep(interval)
         try:
             found = await ask(address, token, timeout)
         except (AiodistError, TimeoutError) as error:
-            yield Group(shown, plain(f"{error}; asking again"))
+            yield answer._replace(error=f"{error}; asking again")
         else:
-            shown = render(found, rates.since_last(found, time.monotonic()))
-            yield shown
+            answer = Answer(found, rates.since_last(found, time.monotonic()))
+            yield answer
 
 
 _SHORTEST = 0.01
@@ -141,20 +177,145 @@ class Rates:
         return rates
 
 
-def render(found: Mapping[str, Any], rates: Mapping[str, Rate]) -> Group:
-    """The answer of a coordinator as tables."""
-    parts: list[RenderableType] = [headline(found)]
+class View:
+    """What of an answer is shown: all groups, with one rank selected once a key was pressed; or all
+    that is known of that rank."""
+
+    def __init__(self) -> None:
+        self._selected: tuple[int, str] | None = None  # by its place among all ranks, and its id
+        self._in_detail = False
+
+    def press(self, key: str, found: Mapping[str, Any]) -> bool:
+        """A key was pressed. False: it says that this is to end."""
+        at = self._at(found)
+        if key == "up" or key == "down":
+            step = -1 if key == "up" else 1
+            self._select(0 if at is None else at + step, found)
+        elif key == "right" and at is not None:
+            self._in_detail = True
+        elif key == "left":
+            if not self._in_detail:
+                self._selected = None
+            self._in_detail = False
+        return key != "quit"
+
+    def _select(self, at: int, found: Mapping[str, Any]) -> None:
+        ids = [member["id"] for member in _members(found)]
+        if ids:
+            at = min(max(at, 0), len(ids) - 1)
+            self._selected = at, ids[at]
+
+    def _at(self, found: Mapping[str, Any]) -> int | None:
+        """The place of the selected rank: of whoever is at its place, once it is gone."""
+        if self._selected is None:
+            return None
+        ids = [member["id"] for member in _members(found)]
+        at, selected = self._selected
+        if selected not in ids:
+            self._in_detail = False
+            self._select(at, found)
+            return None if not ids else self._selected[0]
+        return ids.index(selected)
+
+    def render(self, answer: Answer, height: int | None) -> Group:
+        """The answer as tables, of `height` lines at most if that is given: where not all ranks
+        have a place, those about the selected one are shown."""
+        found, rates = answer.found, answer.rates
+        at = self._at(found)
+        last = [plain(answer.error)] if answer.error else []
+        if self._in_detail and at is not None:
+            group, member = [
+                (group, member) for group in found["groups"] for member in group["members"]
+            ][at]
+            return Group(headline(found), *_detail(group, member, rates), *last)
+        parts: list[RenderableType] = [headline(found)]
+        rows = _rows(found, height)
+        shown = _window(len(_members(found)), at or 0, rows)
+        number = 0
+        for group in found["groups"]:
+            count = len(group["members"])
+            here = range(max(shown.start - number, 0), min(shown.stop - number, count))
+            if here or not count:
+                selected = None if at is None else at - number
+                parts += [_table(group, rates, here, selected), *findings(group)]
+            number += count
+        if height is not None:
+            parts.append(plain(HELP, style="dim"))
+        return Group(*parts, *last)
+
+
+HELP = "up, down: select a rank   right: all of it   left: back   q: quit"
+
+_AROUND_TABLE = 5
+"""Lines of a table beside its rows: title, and frame."""
+
+
+def _members(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [member for group in found["groups"] for member in group["members"]]
+
+
+def _rows(found: Mapping[str, Any], height: int | None) -> int:
+    """For how many ranks there is a place in so many lines."""
+    if height is None:
+        return len(_members(found))
+    lines = 3  # the headline, the help, and perhaps an error
     for group in found["groups"]:
-        parts += [_table(group, rates), *findings(group)]
-    return Group(*parts)
+        lines += _AROUND_TABLE + sum(len(text.plain.splitlines()) for text in findings(group))
+    return max(height - lines, 3)
 
 
-def _table(group: Mapping[str, Any], rates: Mapping[str, Rate]) -> Table:
-    table = Table(title=title(group), title_justify="left")
+def _window(count: int, at: int, rows: int) -> range:
+    """So many of `count` rows, with `at` in their middle if that can be."""
+    start = min(max(at - rows // 2, 0), max(count - rows, 0))
+    return range(start, min(start + rows, count))
+
+
+def _detail(
+    group: Mapping[str, Any], member: Mapping[str, Any], rates: Mapping[str, Rate]
+) -> Iterator[RenderableType]:
+    """All that is known of one rank."""
+    table = Table(title=title(group), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    doing = member["doing"] or {}
+    rate = rates.get(member["id"])
+    rows = [
+        ("rank", str(member["rank"])),
+        ("name", member["name"]),
+        ("host, pid", f"{member['host']}, {member['pid']}"),
+        ("doing", doing_text(member)),
+        *(("at", place) for place in doing.get("places", ())),
+        *(
+            ("waits", f"{duration(wait['seconds'])} in {wait['what']} of {wait['group']}, epoch "
+                      f"{wait['epoch']}{', for ' * bool(wait['missing'])}{wait['missing']}")
+            for wait in doing.get("waits", ())
+        ),
+        ("last", doing.get("last", "")),
+        ("calls/s, sent/s, recv/s", "" if rate is None else ", ".join(_rate_cells(rate))),
+        ("calls, sent, received", ", ".join(
+            [f"{doing['collectives']}", decimal(doing["sent"]), decimal(doing["received"])]
+            if doing else [])),
+    ]  # fmt: skip
+    for name, text in rows:
+        if text:
+            table.add_row(name, plain(text))
+    yield table
+    yield from findings(group)
+    yield plain("left: back   q: quit", style="dim")
+
+
+def _table(
+    group: Mapping[str, Any], rates: Mapping[str, Rate], here: range, selected: int | None
+) -> Table:
+    heading = title(group)
+    if len(here) < len(group["members"]):
+        heading.append(f" (here {here.start} to {here.stop - 1})")
+    table = Table(title=heading, title_justify="left")
     for column in ("rank", "name", "calls/s", "sent/s", "recv/s"):
         table.add_column(column, justify="left" if column == "name" else "right", no_wrap=True)
     table.add_column("doing")  # the one that gets narrower, and stays one line high
-    for member in group["members"]:
+    for number in here:
+        member = group["members"][number]
         rate = rates.get(member["id"])
         doing = plain(doing_text(member))
         doing.no_wrap, doing.overflow = True, "ellipsis"
@@ -163,6 +324,7 @@ def _table(group: Mapping[str, Any], rates: Mapping[str, Rate]) -> Table:
             plain(member["name"]),
             *([""] * 3 if rate is None else _rate_cells(rate)),
             doing,
+            style="reverse" if number == selected else "",
         )
     return table
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import aiodist
+from aiodist.environment import token_in
 from aiodist.threads.engine import Engine
 from aiodist.wire.address import Address, parse_address
 from aiodist_torch import rendezvous
@@ -57,24 +59,26 @@ class Membership:
         what `aiodist.connect` raises, and what the store raises when nobody publishes anything."""
         coordinator: aiodist.Coordinator | None = None
         if rank == 0:
-            listen, host = rendezvous.own_host(store)
-            token = rendezvous.new_token()
-            coordinator, port = engine.wait_for(_serve(listen, token))
-            address = str(Address("tcp", host, port))
-            rendezvous.publish(store, rank, address, token)
+            meeting = rendezvous.at_launcher(os.environ, "world" if is_default else name)
+            if meeting is None:
+                listen, host = rendezvous.own_host(store)
+                token = rendezvous.new_token()
+                coordinator, port = engine.wait_for(_serve(listen, token))
+                meeting = rendezvous.Meeting(str(Address("tcp", host, port)), token, name)
+            rendezvous.publish(store, rank, meeting)
         else:
-            address, token = rendezvous.look_up(store, rank)
+            meeting = rendezvous.look_up(store, rank)
 
         async def join() -> aiodist.Group:
             try:
                 return await aiodist.connect(
-                    address,
-                    group=name,
+                    meeting.address,
+                    group=meeting.group,
                     rank=rank,
                     size=size,
                     timeout=seconds,
                     op_timeout=seconds,
-                    token=token,
+                    token=token_in(os.environ) if meeting.token is None else meeting.token,
                 )
             except BaseException:
                 if coordinator is not None:

@@ -3,26 +3,50 @@
 Rank 0 has a coordinator beside it, and says in the store where it is and with which token it lets
 others in. So every way to rendezvous that torch has (``env://``, ``tcp://``, ``file://``, torchrun,
 a store of one's own) serves aiodist, too.
+
+Where the launcher has a coordinator, as `aiodist run` does, the group meets there: what its ranks
+do is then seen where the launcher's status is, and its members do not depend on rank 0.
 """
 
 from __future__ import annotations
 
 import secrets
 import socket
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from aiodist.wire.address import is_loopback
 
 
-def publish(store: Any, rank: int, address: str, token: str) -> None:
-    """Say in `store` where the coordinator is, and what it wants to be shown."""
-    store.set(_key(store, rank), f"{address} {token}")
+class Meeting(NamedTuple):
+    """Where a group meets: at which coordinator, under which name. `token`: what that wants to be
+    shown; None: what AIODIST_TOKEN says, which is nothing to be written into a store."""
+
+    address: str
+    token: str | None
+    group: str
 
 
-def look_up(store: Any, rank: int) -> tuple[str, str]:
-    """The address and token that rank 0 has published; waits for it as long as the store does."""
-    address, _, token = store.get(_key(store, rank)).decode().partition(" ")
-    return address, token
+def at_launcher(environ: Mapping[str, str], name: str) -> Meeting | None:
+    """A meeting at the coordinator of the launcher, which says where that is, and which run this
+    is. None: it has none."""
+    address = environ.get("AIODIST_ADDRESS")
+    if not address or not environ.get("AIODIST_RUN_ID"):
+        return None
+    # A name of its own: a program may make its default group again, and another run that uses that
+    # coordinator has one, too.
+    return Meeting(address, None, f"torch {name} {secrets.token_hex(4)}")
+
+
+def publish(store: Any, rank: int, meeting: Meeting) -> None:
+    """Say in `store` where the group meets."""
+    store.set(_key(store, rank), "\n".join([meeting.address, meeting.token or "", meeting.group]))
+
+
+def look_up(store: Any, rank: int) -> Meeting:
+    """What rank 0 has published; waits for it as long as the store does."""
+    address, token, group = store.get(_key(store, rank)).decode().split("\n", 2)
+    return Meeting(address, token or None, group)
 
 
 def _key(store: Any, rank: int) -> str:

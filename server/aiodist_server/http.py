@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from typing import Any
 
@@ -18,6 +18,8 @@ from aiodist.errors import CoordinatorLostError
 from aiodist.transports.sockets import Acceptor
 from aiodist.wire.address import Address
 from aiodist_server import metrics
+from aiodist_server.feed import Feed
+from aiodist_server.surveys import Surveys
 from aiodist_server.visits import Visits
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -25,26 +27,30 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CLOSE_SECONDS = 1.0
 """How long answers that are under way may take when the daemon ends."""
 
-ASK_SECONDS = 10.0
-"""How long an answer may take. Members have a second; the rest is for a coordinator that is busy,
-or whose disk is."""
-
 _HEADERS = {
     "Server": "aiodist",
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; script-src 'self'; "
-    "style-src 'self'; frame-ancestors 'none'",
+    "style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
 
-_FILES = {"/": "dashboard.html", "/dashboard.js": "dashboard.js", "/dashboard.css": "dashboard.css"}
-_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_TYPES = {
+    "html": "text/html",
+    "js": "text/javascript",
+    "css": "text/css",
+    "svg": "image/svg+xml",
+}
 
 
 @asynccontextmanager
 async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[str]:
     """Serve at `address` (of scheme tcp); gives the URL, with the port it got. Raises OSError."""
-    app = application(coordinator, address)
+    surveys = Surveys(coordinator)
+    feed = Feed(coordinator, surveys)
+    app = application(coordinator, address, surveys, feed)
     visits = Visits()
     app.middlewares.insert(0, visits.attend)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
@@ -55,20 +61,26 @@ async def serving(coordinator: Coordinator, address: Address) -> AsyncIterator[s
         sock = await bind_tcp(address)
         host, port = sock.getsockname()[:2]
         acceptor = Acceptor(asyncio.get_running_loop(), sock, f"http on {host}", visits.take)
+        asking = asyncio.create_task(feed.run(), name="aiodist feed")
         try:
             yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
         finally:
             acceptor.close()
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
             await visits.end()
     finally:
         await runner.cleanup()
 
 
-def application(coordinator: Coordinator, address: Address) -> web.Application:
+def application(
+    coordinator: Coordinator, address: Address, surveys: Surveys, feed: Feed
+) -> web.Application:
     """What is served at `address`. On the loopback interface, who asks by another name than that
     address, localhost or one in numbers is refused: in a browser it is a page of somebody else's
     that has its name point here."""
-    answers = Answers(coordinator)
+    answers = Answers(coordinator, surveys)
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -88,7 +100,9 @@ def application(coordinator: Coordinator, address: Address) -> web.Application:
             web.get("/healthz", answers.ready),
             web.get("/status", answers.status),
             web.get("/metrics", answers.metrics),
-            *(web.get(path, _file(name)) for path, name in _FILES.items()),
+            # Without HEAD: that would wait for news that it is not told.
+            web.get("/events", feed.stream, allow_head=False),
+            *_files(),
         ]
     )
     return app
@@ -106,19 +120,18 @@ def _is_ours(asked: str, host: str) -> bool:
     return True
 
 
-def _file(name: str) -> Handler:
-    text = (resources.files("aiodist_server") / name).read_text("utf-8")
+def _files() -> Iterator[web.RouteDef]:
+    """The page, and what it is made of."""
+    for file in (resources.files("aiodist_server") / "page").iterdir():
+        path = "/" if file.name == "index.html" else f"/{file.name}"
+        yield web.get(path, _file(file.read_text("utf-8"), _TYPES[file.name.rpartition(".")[2]]))
 
+
+def _file(text: str, content_type: str) -> Handler:
     async def handler(request: web.Request) -> web.StreamResponse:
-        return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]])
+        return web.Response(text=text, content_type=content_type)
 
     return handler
-
-
-def _looked_at(asking: asyncio.Task[Mapping[str, Any]]) -> None:
-    """Who asked may have gone away meanwhile, and then nobody waits for it."""
-    if not asking.cancelled():
-        asking.exception()
 
 
 def _without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,19 +148,11 @@ def _without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Answers:
-    """What is served. However many ask at the same time, the members are asked once."""
+    """What is served to who asks once."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, surveys: Surveys) -> None:
         self._coordinator = coordinator
-        self._asking: asyncio.Task[Mapping[str, Any]] | None = None
-
-    async def _survey(self) -> Mapping[str, Any]:
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                return await self._coordinator.survey()
-        except TimeoutError:
-            text = f"the coordinator did not come to it within {ASK_SECONDS:g} s"
-            raise TimeoutError(text) from None
+        self._surveys = surveys
 
     async def alive(self, request: web.Request) -> web.Response:
         """Whether it serves its members. While it drains it does: to restart it would cut them
@@ -173,15 +178,14 @@ class Answers:
 
     async def metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
-        body, content_type = metrics.exposition(await self.found(), accept)
+        found = await self.found(counts=True)
+        health = metrics.Health(self._coordinator.totals, self._coordinator.state_health)
+        body, content_type = metrics.exposition(found, health, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def found(self) -> Mapping[str, Any]:
+    async def found(self, *, counts: bool = False) -> Mapping[str, Any]:
         """What `Coordinator.survey` finds. Raises HTTPServiceUnavailable."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._survey())
-            self._asking.add_done_callback(_looked_at)
         try:
-            return await asyncio.shield(self._asking)
+            return await self._surveys.found(counts=counts)
         except (CoordinatorLostError, TimeoutError) as error:
             raise web.HTTPServiceUnavailable(text=f"{error}\n") from error

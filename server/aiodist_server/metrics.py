@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from prometheus_client import PlatformCollector, ProcessCollector
-from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-_GROUP = ("group", "run")
+from aiodist.coordinator.totals import Totals
+from aiodist.wire.counts import SECONDS
+from aiodist.wire.limits import PROTOCOL_VERSION
+
+_GROUP = ("group",)
 _RANK = (*_GROUP, "rank")
 
+_SIZES = ("1KiB", "64KiB", "1MiB", "64MiB", "more")
+"""The classes of `aiodist.wire.counts.SIZES`, as labels."""
 
-def exposition(found: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
-    """What `Coordinator.survey` found, and what this process needs of memory, time and files, in
-    the format that a header Accept asks for; and the name of that."""
+
+class Health(NamedTuple):
+    """What a coordinator knows of itself: `totals`, and its `Coordinator.state_health`."""
+
+    totals: Totals
+    state: tuple[float, int] | None
+
+
+def exposition(found: Mapping[str, Any], health: Health, accept: str = "") -> tuple[bytes, str]:
+    """What `Coordinator.survey` found, how the coordinator fares, and what this process needs of
+    memory, time and files, in the format that a header Accept asks for; and the name of that."""
     registry = CollectorRegistry()
-    registry.register(_Found(found))
+    registry.register(_Found(found, health))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     encode, content_type = choose_encoder(accept)
@@ -27,20 +49,25 @@ def exposition(found: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
 
 
 class _Found(Collector):
-    def __init__(self, found: Mapping[str, Any]) -> None:
+    def __init__(self, found: Mapping[str, Any], health: Health) -> None:
         self._found = found
+        self._health = health
 
     def collect(self) -> Iterable[Metric]:
-        return families(self._found)
+        yield from families(self._found)
+        yield from _of_totals(self._health.totals)
+        yield from _of_itself(self._health.state)
 
 
 def families(found: Mapping[str, Any]) -> Iterator[Metric]:
     """The metrics of an answer of `Coordinator.survey`."""
-    groups = found["groups"]
+    # No label names a run: each would make series of its own, which stay for as long as the metrics
+    # are kept. Of two runs of one name, as one ends and the next begins, the newer one is told.
+    groups = {group["name"]: group for group in found["groups"]}.values()
     yield GaugeMetricFamily(
         "aiodist_draining", "1 if the coordinator takes no new members.", float(found["draining"])
     )
-    yield GaugeMetricFamily("aiodist_groups", "Groups that it serves.", len(groups))
+    yield GaugeMetricFamily("aiodist_groups", "Groups that it serves.", len(found["groups"]))
     yield from _of_groups(groups)
     yield from _of_ranks(groups)
 
@@ -57,7 +84,7 @@ def _of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     keys = gauge("store_keys", "Keys in its store.")
     nbytes = gauge("store_bytes", "Bytes in its store.")
     for group in groups:
-        labels = (group["name"], group["run_id"])
+        labels = (group["name"],)
         epoch.add_metric(labels, group["epoch"] or 0)
         ranks.add_metric(labels, len(group["members"]))
         waiting.add_metric(labels, len(group["waiting"]))
@@ -84,7 +111,7 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     received = counter("received_bytes", "Payload that it has received, and read there.")
     for group in groups:
         for member in group["members"]:
-            labels = (group["name"], group["run_id"], str(member["rank"]))
+            labels = (group["name"], str(member["rank"]))
             doing = member["doing"]
             answered.add_metric(labels, float(doing is not None))
             silent.add_metric(labels, member["silent"])
@@ -96,3 +123,51 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             sent.add_metric(labels, doing["sent"])
             received.add_metric(labels, doing["received"])
     yield from (answered, silent, busy, waits, collectives, sent, received)
+
+
+def _of_totals(totals: Totals) -> Iterator[Metric]:
+    """What has happened since the coordinator started, to whichever group."""
+
+    def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"aiodist_{name}", text, labels=labels)
+
+    events = counter("events", "What happened to groups and their ranks.", "event")
+    for event, count in totals.events.items():
+        events.add_metric((event.replace(" ", "_"),), count)
+    refused = counter("refused_connections", "Connections that were not let in.", "reason")
+    for reason, count in totals.refused.items():
+        refused.add_metric((reason,), count)
+    failures = counter("operation_failures", "Operations of ranks that have failed.", "reason")
+    for reason, count in totals.failures.items():
+        failures.add_metric((reason,), count)
+    labels = ("transport", "direction")
+    payload = counter("payload_bytes", "Payload of all ranks.", *labels)
+    for direction, moved in (("sent", totals.sent), ("received", totals.received)):
+        for transport, nbytes in moved.items():
+            payload.add_metric((transport, direction), nbytes)
+    seconds = HistogramMetricFamily(
+        "aiodist_operation_seconds",
+        "How long operations took, since members were first asked.",
+        labels=("op", "size"),
+    )
+    for (op, size), latency in totals.latencies.items():
+        bounds = [*(f"{bound:g}" for bound in SECONDS), "+Inf"]
+        buckets = zip(bounds, accumulate(latency.counts), strict=True)
+        seconds.add_metric((op, _SIZES[size]), list(buckets), latency.seconds)
+    yield from (events, refused, failures, payload, seconds)
+
+
+def _of_itself(state: tuple[float, int] | None) -> Iterator[Metric]:
+    """Which coordinator this is, and how its state file fares."""
+    build = GaugeMetricFamily(
+        "aiodist_build_info", "What runs here.", labels=("version", "protocol", "python")
+    )
+    version = importlib.metadata.version("aiodist")
+    build.add_metric((version, str(PROTOCOL_VERSION), platform.python_version()), 1.0)
+    yield build
+    if state is not None:
+        age, failures = state
+        name = "aiodist_state_file"
+        yield GaugeMetricFamily(f"{name}_age_seconds", "Since it was written last.", age)
+        text = "How often it could not be made shorter."
+        yield CounterMetricFamily(f"{name}_failures", text, failures)

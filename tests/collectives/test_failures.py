@@ -285,3 +285,47 @@ def test_an_unawaited_failure_is_reported_once(run, groups, everyone, caplog):
     run(main())
     reports = [r for r in caplog.records if "exception was never retrieved" in r.getMessage()]
     assert len(reports) == 1
+
+
+def test_a_rank_where_something_fails_that_nobody_foresaw_says_so_and_leaves(run, groups, caplog):
+    """As a link, or memory to share, that is made beside: nobody awaits that, and others may wait
+    for what never comes."""
+
+    async def fail():
+        raise LookupError("what is that?")
+
+    async def main():
+        async with groups(3) as ranks:
+            waiting = [ranks[0].recv(src=1), ranks[1].recv(src=2)]
+            ranks[0]._actor.endpoint.spawn(fail(), "a test")
+            with pytest.raises(aiodist.GroupClosedError, match="what is that"):
+                await waiting[0]
+            with pytest.raises(aiodist.PeerLostError, match="what is that") as caught:
+                await ranks[1].recv(src=0)
+            assert caught.value.ranks == (0,)
+            await ranks[2].send("still here", 1)
+            assert await waiting[1] == "still here"
+
+    run(main())
+    caplog.clear()  # what it was raised in holds the group
+
+
+def test_what_an_aborted_rank_could_not_close_is_logged(run, monkeypatch, caplog):
+    """Not all who abort wait for it."""
+
+    async def main():
+        with pytest.raises(LookupError):
+            async with aiodist.local(1) as (group,):
+                finish = group._actor.endpoint.aborted
+
+                async def broken():
+                    await finish()
+                    raise LookupError("what is that?")
+
+                monkeypatch.setattr(group._actor.endpoint, "aborted", broken)
+                group.abort("enough")
+                await group._actor.gone()
+                assert "what is that?" in caplog.text
+
+    run(main())
+    caplog.clear()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import re
+import reprlib
 import weakref
 from array import array
 
@@ -12,6 +15,8 @@ import pytest
 
 import aiodist
 from aiodist import ReduceOp
+from aiodist.windows.places import Exposed
+from aiodist.windows.window import REQUESTS
 
 pytestmark = pytest.mark.strength(2)
 
@@ -267,6 +272,115 @@ def test_an_owner_that_is_busy(run, groups):
             await asyncio.gather(one.close(), two.close())
 
     run(main())
+
+
+BEYOND = Exposed("float64", (100,))
+"""What a rank takes the memory of another for, in place of four elements: so its own checks let
+everything through, as those of a rank that is not what it should be."""
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda w: w.get(0, 50), "IndexError: index 50 is out of bounds"),
+        (lambda w: w.get(0, 50, out=np.zeros(())), "IndexError: index 50 is out of bounds"),
+        (lambda w: w.put(0, ..., np.ones(100)), "ValueError: could not broadcast"),
+        (lambda w: w.accumulate(0, ..., np.ones(100)), "ValueError: .* broadcast"),
+        (lambda w: w._ask("steal", 0, [0], None, "", None, None), "ValueError: windows have no"),
+        (lambda w: w._ask("get", 0, [[0] * 9], None, "", None, None), "TypeError: .*'list'"),
+        (lambda w: w._ask("get", 0, None, None, "", None, None), "TypeError: .*NoneType"),
+        (lambda w: w._ask("put", 0, [0], "much", "", None, None), "ValueError: .*'much'"),
+        (lambda w: w._ask("accumulate", 0, [0], 1.0, "WORSE", None, None), "Error: .*WORSE"),
+    ],
+)
+def test_what_the_owner_cannot_carry_out_harms_nobody_but_who_asked(run, groups, call, reason):
+    async def main():
+        async with groups(3) as ranks:
+            x = np.arange(4.0)
+            windows = await windows_of(ranks, [x, None, None])
+            windows[1]._exposed[0] = BEYOND
+            with pytest.raises(aiodist.CollectiveAbortedError, match="rank 0 could not") as caught:
+                await call(windows[1])
+            assert re.search(reason, caught.value.reason)
+            assert caught.value.rank == 0
+            assert x.tolist() == [0, 1, 2, 3]
+            for window in windows[1:]:
+                assert (await window.get(0, slice(4))).tolist() == [0, 1, 2, 3]
+            # Nothing of the refusal is left behind.
+            assert not windows[1]._group.iprobe()
+            await close_all(windows)
+
+    run(main())
+
+
+def test_an_owner_without_memory_for_the_answer(run, groups):
+    class Scarce:
+        def __getitem__(self, index):
+            raise MemoryError("64 GiB")
+
+    async def main():
+        async with groups(2) as ranks:
+            one, two = await windows_of(ranks, [np.zeros(LARGE), None])
+            out = np.ones(LARGE)
+            memory, one._memory = one._memory, Scarce()
+            for options in ({}, {"out": out}):
+                with pytest.raises(aiodist.CollectiveAbortedError, match="MemoryError: 64 GiB"):
+                    await two.get(0, **options)
+            assert out.all()
+            one._memory = memory
+            await two.get(0, out=out)
+            assert not out.any()
+            await close_all([one, two])
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [None, "get", ("get", 1), ("get", "1", [], None, ""), ("get", 0, [], None, ""), list(range(6))],
+)
+def test_a_request_that_is_none(run, message, caplog):
+    """There is nobody to answer it to: it has no number."""
+
+    async def main():
+        async with aiodist.local(3) as ranks:
+            windows = await windows_of(ranks, [np.arange(4.0), None, None])
+            await windows[1]._group.send(message, 0, tag=REQUESTS)
+            for window in windows[1:]:
+                assert float(await window.get(0, 3)) == 3.0
+            await close_all(windows)
+
+    with caplog.at_level(logging.WARNING, "aiodist.group"):
+        run(main())
+    (record,) = caplog.records
+    assert "asked for nonsense by rank 1" in record.getMessage()
+    assert reprlib.repr(message) in record.getMessage()
+
+
+def test_an_owner_that_fails_in_a_way_that_nobody_foresaw(run, groups, monkeypatch, caplog):
+    def broken(**_):
+        raise LookupError("what is that?")
+
+    async def main():
+        async with groups(3) as ranks:
+            windows = await windows_of(ranks, [np.zeros(4), None, None])
+            waiting = [window.get(0) for window in windows[1:]]
+            await asyncio.gather(*waiting)
+            monkeypatch.setattr(windows[0]._group, "recv", broken)
+            for window in windows[1:]:
+                with pytest.raises(aiodist.PeerLostError, match="what is that"):
+                    await window.get(0)
+                    await window.get(0)  # the first was taken by the receive before
+            with pytest.raises(aiodist.GroupClosedError, match="what is that"):
+                windows[0].get(0)
+            await asyncio.gather(*[group.barrier() for group in ranks])  # the others are well
+            for window in windows[1:]:
+                with pytest.raises(aiodist.PeerLostError):
+                    await window.close()
+
+    run(main())
+    assert any(record.exc_info and record.levelname == "ERROR" for record in caplog.records)
+    caplog.clear()  # what it was raised in holds the ranks' memory
 
 
 def test_nothing_holds_the_memory_of_a_closed_window(run, groups):

@@ -1,4 +1,5 @@
-"""The Starlette service under real servers: four workers, under load, while some are killed."""
+"""The service under real servers, by Starlette and FastAPI: four workers, under load, while some
+are killed, and while all are reloaded."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,21 +32,20 @@ SERVERS = {
 
 @asynccontextmanager
 async def served(
-    server: str, port: int, env: dict[str, str]
-) -> AsyncIterator[asyncio.StreamReader]:
-    """The service at `port`, for as long as this lasts: what its workers say."""
+    server: str, app: str, port: int, env: dict[str, str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The service at `port`, for as long as this lasts. Its workers say what they do."""
     where = ["--port", str(port)] if server == "uvicorn" else ["-b", f"127.0.0.1:{port}"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", server, *SERVERS[server], *where, "starlette_app:app"),
+        *(sys.executable, "-m", server, *SERVERS[server], *where, f"{app}:app"),
         cwd=SERVICE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=env,
         start_new_session=True,
     )
-    assert process.stdout is not None
     try:
-        yield process.stdout
+        yield process
         process.terminate()
         out, _ = await process.communicate()
         assert process.returncode == 0, out.decode()
@@ -54,14 +55,15 @@ async def served(
         await process.communicate()
 
 
-async def together(said: asyncio.StreamReader, but: int = 0) -> set[int]:
-    """Until all workers are in one epoch: their processes. `but` is none of them."""
+async def together(server: asyncio.subprocess.Process, *but: int) -> set[int]:
+    """Until all workers are in one epoch: their processes. `but` are none of them."""
     epochs: dict[str, set[int]] = {}
-    while line := (await said.readline()).decode():
+    assert server.stdout is not None
+    while line := (await server.stdout.readline()).decode():
         if match := re.match(rf"epoch (\d+): worker (\d+) is one of {WORKERS}", line):
             here = epochs.setdefault(match[1], set())
             here.add(int(match[2]))
-            if len(here) == WORKERS and but not in here:
+            if len(here) == WORKERS and here.isdisjoint(but):
                 return here
         else:
             print(line, end="")
@@ -140,17 +142,22 @@ class Load:
         await asyncio.wait([client.task for client in self.clients])
 
 
-@pytest.mark.parametrize("server", ["uvicorn", pytest.param("gunicorn", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("server", "app"),
+    [
+        ("uvicorn", "fastapi_app"),
+        pytest.param("uvicorn", "starlette_app", marks=pytest.mark.long),
+        pytest.param("gunicorn", "starlette_app", marks=pytest.mark.long),
+    ],
+)
 async def test_workers_come_and_go_under_load(
-    server: str, environment: Callable[..., dict[str, str]], free_port: int
+    server: str, app: str, environment: Callable[..., dict[str, str]], free_port: int
 ) -> None:
-    pytest.importorskip(server)
-    pytest.importorskip("starlette")
     async with aiodist.Coordinator() as coordinator:
         env = environment(AIODIST_ADDRESS=coordinator.address)
         load = Load(f"http://127.0.0.1:{free_port}/visits")
-        async with served(server, free_port, env) as said:
-            workers = await together(said)
+        async with served(server, app, free_port, env) as service:
+            workers = await together(service)
             await load.reach(workers)
             try:
                 # SIGKILL: it is gone. SIGTERM: it ends in order. Another one takes its place.
@@ -160,11 +167,57 @@ async def test_workers_come_and_go_under_load(
                     os.kill(victim, number)
                     await load.end_of(victim)
                     await load.go_on()
-                    before, workers = workers, await together(said, but=victim)
+                    before, workers = workers, await together(service, victim)
                     assert workers > before - {victim}
                     await load.go_on()
                     load.going.clear()
                     await load.reach(workers)
             finally:
                 await load.end()
+        assert coordinator.status()["groups"] == []
+
+
+@pytest.mark.long
+async def test_all_workers_are_reloaded_under_load(
+    environment: Callable[..., dict[str, str]], free_port: int
+) -> None:
+    """gunicorn starts new workers at a SIGHUP, and ends the old ones in order: no request fails."""
+    asked: Counter[int] = Counter()
+    more = asyncio.Event()
+
+    async def ask() -> None:
+        # Each time over a connection of its own: those of workers that end are closed.
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            while True:
+                async with session.get(f"http://127.0.0.1:{free_port}/visits") as response:
+                    assert response.status == 200, await response.text()
+                    asked[(await response.json())["worker"]] += 1
+                more.set()
+
+    async def answered(workers: set[int]) -> None:
+        """Until each of these has answered, once more."""
+        before = asked.copy()
+        while any(asked[worker] == before[worker] for worker in workers):
+            more.clear()
+            await more.wait()
+
+    async def reload(service: asyncio.subprocess.Process, workers: set[int]) -> None:
+        await answered(workers)
+        service.send_signal(signal.SIGHUP)
+        await answered(await together(service, *workers))
+
+    async with aiodist.Coordinator() as coordinator:
+        env = environment(AIODIST_ADDRESS=coordinator.address)
+        async with served("gunicorn", "fastapi_app", free_port, env) as service:
+            workers = await together(service)
+            clients = [asyncio.ensure_future(ask()) for _ in range(2 * WORKERS)]
+            reloading = asyncio.ensure_future(reload(service, workers))
+            # A request that fails ends this before its time.
+            await asyncio.wait({reloading, *clients}, return_when=asyncio.FIRST_COMPLETED)
+            for task in clients:
+                assert not task.done(), task.exception()
+                task.cancel()
+            await asyncio.wait(clients)
+            await reloading
         assert coordinator.status()["groups"] == []

@@ -160,7 +160,7 @@ def test_a_loop_that_does_not_turn(report: str) -> None:
     assert "Timeout (>2.0s) from pytest-timeout" in text
 
 
-SHORT = ("-o", "timeout=0.2", "-o", "faulthandler_timeout=3")
+SHORT = ("-o", "timeout=1", "-o", "faulthandler_timeout=4")
 
 
 def test_the_last_resort_ends_the_run(tmp_path: Path, tried: Run) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -355,3 +357,40 @@ def test_reader_that_goes_away_ends_the_run(
     process.stdout.close()
     assert process.wait(timeout=50) == 128 + signal.SIGPIPE
     assert gone(pids["0"])
+
+
+def test_a_page_of_the_run(aiodist: Start, script: Callable[[str], Path]) -> None:
+    path = script(
+        "import asyncio, aiodist\n"
+        "async def main():\n"
+        "    async with aiodist.connect() as group:\n"
+        "        await group.barrier()\n"
+        "        print('ready', flush=True)\n"
+        "        await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    process = aiodist("run", "-n", 2, "--http", "127.0.0.1:0", path)
+    assert process.stderr is not None
+    assert process.stdout is not None
+    said = process.stderr.readline()
+    assert said.startswith("aiodist run: http on http://127.0.0.1:"), said
+    assert {process.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+    with urllib.request.urlopen(f"{said.split()[-1]}status", timeout=30) as response:
+        (group,) = json.load(response)["groups"]
+    assert [member["rank"] for member in group["members"]] == [0, 1]
+    process.terminate()
+    assert finish(process)[0] == 143
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--http", "0.0.0.0:8080"], "can be reached from other hosts"),
+        (["--http", "nonsense"], "expected HOST:PORT"),
+        (["--http", "127.0.0.1:0", "--coordinator", "tcp://127.0.0.1:1"], "with --http"),
+    ],
+)
+def test_a_page_that_cannot_be(aiodist: Start, options: list[str], why: str) -> None:
+    status, _, err = finish(aiodist("run", "-n", 1, *options, __file__))
+    assert status == 2
+    assert why in " ".join(err)

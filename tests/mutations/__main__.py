@@ -1,11 +1,13 @@
 """Whether the tests find faults: ``make mutations N=200``.
 
 Makes N small faults in the library, one at a time, chosen at random (`--seed`), and runs the tests
-on each: those of the same area first, up to the first that fails. A fault that none finds is a hole
-in the tests, unless it changes nothing that anybody could see.
+on each, up to the first that fails: the unit tests of the same room; then all whose ranks share one
+process and that execute the line of the fault, the quickest first; then all. A fault that none
+finds is a hole in the tests, unless it changes nothing that anybody could see.
 
-Works on a copy of the tree. What was found is written to a file after each fault, and a run that is
-started again with the same file goes on from there.
+Which tests execute which lines is recorded before, once for a state of the tree. Works on a copy of
+the tree. What was found is written to a file after each fault, and a run that is started again with
+the same file goes on from there.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import executed
 import psutil
 from mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("aiodist", "server", "clients", "tests", "docs", "examples", "benchmarks", "typings")
 
-INSIDE = ("simulation", "conformance", "collectives", "scenarios", "device")
-"""Tests whose ranks share one process: the next to be asked, after the unit tests of the room."""
+INSIDE = ("unit", "simulation", "conformance", "collectives", "scenarios", "device")
+"""Tests most of whose ranks share one process: of them it is known which lines they execute."""
 
 Chosen = tuple[str, Mutant]
 
@@ -47,12 +50,10 @@ def choose(count: int, seed: int, folder: str) -> list[Chosen]:
     return random.Random(seed).sample(found, min(count, len(found)))
 
 
-def stages(file: str) -> list[list[str]]:
-    """Folders of tests, those first that are likely to find a fault of `file`."""
+def near(file: str) -> list[str]:
+    """Folders of tests that are about the room of `file`."""
     room = Path(file).relative_to("aiodist").parts[0].removesuffix(".py")
-    near = [path for path in (f"tests/unit/{room}", f"tests/{room}") if (ROOT / path).exists()]
-    inside = [f"tests/{name}" for name in ("unit", *INSIDE)]
-    return [*filter(None, [near]), inside, ["tests"]]
+    return [path for path in (f"tests/unit/{room}", f"tests/{room}") if (ROOT / path).exists()]
 
 
 class Copy:
@@ -67,7 +68,7 @@ class Copy:
         for path in ROOT.glob("*.*"):
             if path.is_file():
                 shutil.copy(path, folder)
-        path = [str(folder), str(folder / "server"), str(folder / "clients")]
+        path = [str(folder), str(folder / "server"), str(folder / "clients"), executed.HERE]
         path += filter(None, [os.environ.get("PYTHONPATH")])
         self.env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
 
@@ -76,6 +77,15 @@ class Copy:
         path.write_text(source)
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()  # it is not seen to be old where size and second are the same
+
+    def test_in_turn(self, tests: Sequence[str], options: Sequence[str], seconds: float) -> str:
+        """The first of `tests` that fails, in this order."""
+        if not tests:
+            return ""
+        chosen = self.folder / "chosen_tests"
+        chosen.write_text("\n".join(tests))
+        files = sorted({test.partition("::")[0] for test in tests})
+        return self.test([*options, "-p", "executed", f"--only-in={chosen}", *files], seconds)
 
     def test(self, what: Sequence[str], seconds: float) -> str:
         """The first test that fails in there; empty: none did."""
@@ -111,16 +121,21 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def verdict(
-    copy: Copy, file: str, mutant: Mutant, options: argparse.Namespace
+    copy: Copy, file: str, mutant: Mutant, record: executed.Executed, options: argparse.Namespace
 ) -> dict[str, object]:
     source = (ROOT / file).read_text()
     copy.write(file, mutant.apply(source))
     begin, found, stage = time.monotonic(), "", 0
+    folders, more, limit = near(file), options.pytest, options.limit
+    stages = [
+        lambda: copy.test([*more, *folders], limit) if folders else "",
+        lambda: copy.test_in_turn(record.tests(file, mutant.line), more, limit),
+        lambda: copy.test([*more, "tests"], limit),
+    ]
     try:
-        for stage, folders in enumerate(stages(file)[: options.stages], 1):  # noqa: B007
-            found = copy.test([*options.pytest, *folders], options.limit)
-            if found:
-                break
+        while stage < options.stages and not found:
+            found = stages[stage]()
+            stage += 1
     finally:
         copy.write(file, source)
     seconds = round(time.monotonic() - begin, 1)
@@ -133,7 +148,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--in", dest="folder", default="aiodist", help="where")
     parser.add_argument("--limit", type=float, default=1200, help="seconds for each run of pytest")
-    parser.add_argument("--stages", type=int, default=3, help="1: unit tests of the room alone")
+    parser.add_argument(
+        "--stages", type=int, default=3, help="1: unit tests of the room alone; 2: no others"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / ".mutations.json")
     parser.add_argument("pytest", nargs="*", help="after --: more options for pytest")
     options = parser.parse_args()
@@ -141,12 +158,15 @@ def main() -> int:
     if options.results.exists():
         results = json.loads(options.results.read_text())
     known = {(one["file"], one["fault"]) for one in results}
+    record = executed.Executed(options.results.with_suffix(".executed"))
+    if options.stages > 1:
+        record.record(ROOT, [f"tests/{name}" for name in INSIDE])
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
         for file, mutant in choose(options.n, options.seed, options.folder):
             if (file, str(mutant)) in known:
                 continue
-            one = verdict(copy, file, mutant, options)
+            one = verdict(copy, file, mutant, record, options)
             results.append(one)
             options.results.write_text(json.dumps(results, indent=1) + "\n")
             print(

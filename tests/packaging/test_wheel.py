@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -79,10 +80,41 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         "all",
         "dev",
     }
+    assert metadata.get_all("Project-URL") == ["Homepage, https://pypi.org/project/aiodist/"]
+    # PyPI shows this, where no link to a file of the repository leads anywhere.
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    shown = metadata.get_payload()
+    assert isinstance(shown, str)
+    assert "# aiodist\n" in shown
+    assert f"(https://pypi.org/project/aiodist/{aiodist.__version__}/#files)" in shown
+    assert "- Quickstart (`docs/quickstart.md`)\n" in shown
+    assert relative_links(shown) == []
     required = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
     names = {re.match(r"[\w-]+", requirement)[0] for requirement in required}  # type: ignore[index]
     assert names == {"msgpack", "numpy", "uvloop"}
     assert any(name.endswith("/licenses/LICENSE") for name in wheel.namelist())
+
+
+def relative_links(markdown: str) -> list[str]:
+    """What the links and images of a page lead to, but for whole addresses and its own headings."""
+    targets = re.findall(
+        r"\]\(([^)]*)\)|^\[[^\]]+\]: (\S+)|(?:href|src)=\"([^\"]*)", markdown, re.MULTILINE
+    )
+    return [t for t in map("".join, targets) if not t.startswith(("https://", "#"))]
+
+
+def test_with_the_address_of_a_repository_the_description_links_to_its_files() -> None:
+    build = runpy.run_path(str(ROOT / "hatch_build.py"))
+    readme = (
+        "See [the tour](docs/a.md#b), ![plot](c.svg), [PyPI](https://pypi.org) and [below](#x)."
+    )
+    assert relative_links(readme) == ["docs/a.md#b", "c.svg"]
+    shown = build["as_shown"](readme, "1.2", {"Source": "https://forge.example/aiodist"})
+    assert shown == (
+        "See [the tour](https://forge.example/aiodist/blob/v1.2/docs/a.md#b), "
+        "![plot](https://forge.example/aiodist/raw/v1.2/c.svg), [PyPI](https://pypi.org) "
+        "and [below](#x)."
+    )
 
 
 def loaded_by(code: str, names: set[str]) -> set[str]:

@@ -171,19 +171,64 @@ def test_a_name_of_several_addresses_is_listened_to_where_others_come(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("leads_to", [["192.0.2.1"], []], ids=["elsewhere", "nowhere"])
-def test_nobody_comes_and_the_error_says_what_may_be_wrong(
-    master: int, names: dict[str, list[str]], leads_to: list[str]
+async def refused() -> str:
+    """What `connect` has to say, beside its error, where the ranks do not meet."""
+    with pytest.raises(aiodist.JoinTimeoutError) as caught:
+        await aiodist.connect(timeout=0.3)
+    (note,) = caught.value.__notes__
+    return note
+
+
+@pytest.mark.parametrize("token", [True, False])
+@pytest.mark.parametrize("variable", ["MASTER_ADDR", "AIODIST_ADDRESS"])
+def test_rank_0_is_on_another_host_and_the_error_says_so(
+    master: int,
+    names: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    token: bool,
 ) -> None:
-    names[NAME] = leads_to
+    names[NAME] = ["192.0.2.1"]
+    if token:
+        monkeypatch.setenv("AIODIST_TOKEN", "secret")
+    if variable == "AIODIST_ADDRESS":
+        monkeypatch.setenv("AIODIST_ADDRESS", f"tcp://{NAME}:{master}")
+        monkeypatch.setenv("AIODIST_RANK", "0")
+        monkeypatch.setenv("AIODIST_SIZE", "1")
+    note = asyncio.run(refused())
+    assert note.startswith(f"{NAME} is no address of the host that rank 0 is on.")
+
+
+def test_a_name_that_nobody_knows_and_the_error_says_what_may_be_wrong(
+    master: int, names: dict[str, list[str]]
+) -> None:
+    names[NAME] = []
+    note = asyncio.run(refused())
+    assert note == narrow_hint(parse_address(f"tcp://{NAME}:{master}"))
+    assert "AIODIST_TOKEN" in note
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_a_name_that_means_a_loopback_address_on_its_own_host(
+    master: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: bool
+) -> None:
+    """As the name of a Debian host does there. Others know it by another address."""
+    monkeypatch.setenv("AIODIST_ADDRESS", f"tcp://{NAME}:{master}")
+    if token:
+        monkeypatch.setenv("AIODIST_TOKEN", "secret")
 
     async def main() -> None:
-        with pytest.raises(aiodist.JoinTimeoutError) as caught:
-            await aiodist.connect(timeout=0.3)
-        assert caught.value.__notes__ == [narrow_hint(parse_address(f"tcp://{NAME}:{master}"))]
-        assert "AIODIST_TOKEN" in caught.value.__notes__[0]
+        async with aiodist.connect():
+            assert await is_open("127.0.0.2", master)
+            assert await is_open("127.0.0.3", master) is token
 
-    asyncio.run(main())
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    if token:
+        assert caplog.messages == []
+    else:
+        (said,) = caplog.messages
+        assert f"at tcp://127.0.0.2:{master}, which is what {NAME} means on its host" in said
 
 
 def test_a_name_that_becomes_known_a_moment_later_is_waited_for(

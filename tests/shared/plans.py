@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
-from aiodist.schedules.plan import Plan, X
+from aiodist.schedules.plan import OUT, Plan, X
 from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contributors, simulate
 from aiodist.schedules.teams import Teams
 
@@ -32,6 +32,13 @@ def roots(size: int) -> set[int]:
     return {size // 2} if size > 4 else {0, size // 2, size - 1}
 
 
+def plans_of(plan: Callable[[int], Plan], size: int) -> list[Plan]:
+    """Those of all ranks, by rank."""
+    plans = [plan(rank) for rank in range(size)]
+    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
+    return plans
+
+
 def run(
     plan: Callable[[int], Plan],
     size: int,
@@ -40,9 +47,43 @@ def run(
     **options: Any,
 ) -> Outcome:
     """See `outcome_of`."""
-    plans = [plan(rank) for rank in range(size)]
-    assert plans == [plan(rank) for rank in range(size)], "plans must be pure"
-    return outcome_of(plans, inputs, outputs, **options)
+    return outcome_of(plans_of(plan, size), inputs, outputs, **options)
+
+
+def everywhere(
+    plan: Callable[..., Plan],
+    size: int,
+    length: int,
+    *args: Any,
+    in_place: bool = False,
+    **options: Any,
+) -> tuple[list[Plan], Outcome]:
+    """``plan(rank, size, length, *args)`` of all ranks, which have so many units and get as many,
+    and what comes of it."""
+    plans = plans_of(lambda rank: plan(rank, size, length, *args), size)
+    places = range(size) if in_place else ()
+    return plans, outcome_of(plans, length, length, in_place=places, **options)
+
+
+def at_root(
+    plan: Callable[..., Plan], size: int, root: int, length: int, *args: Any, **options: Any
+) -> tuple[list[Plan], Outcome]:
+    """``plan(rank, size, root, length, *args)`` of all ranks, which have so many units, of whom
+    `root` gets as many, and what comes of it."""
+    plans = plans_of(lambda rank: plan(rank, size, root, length, *args), size)
+    outputs = [length if rank == root else 0 for rank in range(size)]
+    return plans, outcome_of(plans, length, outputs, **options)
+
+
+def to_slices(
+    plan: Callable[..., Plan], bounds: Sequence[int], *args: Any, **options: Any
+) -> tuple[list[Plan], Outcome]:
+    """``plan(rank, size, bounds, *args)`` of all ranks, which have the same number of units, of
+    which each gets its slice, and what comes of it."""
+    size = len(bounds) - 1
+    plans = plans_of(lambda rank: plan(rank, size, bounds, *args), size)
+    slices = [stop - start for start, stop in pairwise(bounds)]
+    return plans, outcome_of(plans, bounds[-1], slices, **options)
 
 
 def outcome_of(
@@ -82,6 +123,41 @@ def assert_reduced(values: Iterable[Value], units: Iterable[int], ranks: Iterabl
         assert isinstance(value, Reduced)
         assert value.final
         assert contributors(value) == tuple(Unit(rank, X, unit) for rank in order)
+
+
+def assert_all_reduced(outcome: Outcome, length: int) -> None:
+    """All ranks have the same reduction of so many units of all, bit for bit."""
+    size = len(outcome.out)
+    for out in outcome.out:
+        assert_reduced(out, range(length), range(size))
+    assert len(set(outcome.out)) == 1, "all ranks have the same bits"
+
+
+def assert_prefixes(outcome: Outcome, length: int, *, exclusive: bool) -> None:
+    """Each rank has the reduction of the units of those before it, and of its own, unless
+    `exclusive`: then rank 0 has its own."""
+    for rank, out in enumerate(outcome.out):
+        if exclusive and rank == 0:
+            assert out == span(0, X, 0, length)
+        else:
+            assert_reduced(out, range(length), range(rank if exclusive else rank + 1))
+
+
+def broadcast(
+    plan: Callable[..., Plan], size: int, root: int, length: int, segment: int, *, in_place: bool
+) -> tuple[list[Plan], Outcome]:
+    """``plan(rank, size, root, length, segment)`` of all ranks, which all get what `root` has, and
+    what comes of it."""
+    plans, outcome = everywhere(
+        lambda rank, size, length: plan(rank, size, root, length, segment),
+        size,
+        length,
+        in_place=in_place,
+        segment=segment,
+    )
+    for rank, out in enumerate(outcome.out):
+        assert out == span(root, OUT if rank == root and not in_place else X, 0, length)
+    return plans, outcome
 
 
 def span(rank: int, buffer: int, start: int, stop: int) -> tuple[Unit, ...]:

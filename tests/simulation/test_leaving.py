@@ -176,3 +176,82 @@ def test_who_is_killed_is_one(caplog: pytest.LogCaptureFixture) -> None:
     [lost] = [one for one in caplog.records if one.name == "aiodist.coordinator"]
     assert (lost.levelname, lost.__dict__["rank"]) == ("WARNING", 1)
     assert lost.message.startswith("lost: ")
+
+
+def meeting(size: int) -> Simulation:
+    return Simulation(size, conditions=Conditions(delay=(20e-6, 200e-6), loss=0.0), lease=5.0)
+
+
+def served(size: int, *, large: bool = False, part: bool = False) -> list[Any]:
+    """What rank 0 receives from whoever is next, while the others leave one after the other.
+
+    `part`: in a subgroup of all, which each leaves while it stays in the whole one.
+    """
+
+    async def main(whole: aiodist.Group) -> list[Any]:
+        group = await whole.subgroup(range(size)) if part else whole
+        found: list[Any] = []
+        if group.rank:
+            # The last one is slow: nothing of it is there when the first have left.
+            await asyncio.sleep(float(group.rank))
+            for k in range(3):
+                await group.send(np.full(100_000 if large else 2, k), 0, tag="work")
+            await group.close()
+            await whole.close()
+            return found
+        with pytest.raises(aiodist.PeerLostError, match="no other rank is left that could") as end:
+            async for _, source, _ in group.messages(tag="work"):
+                found.append(source)
+        assert end.value.ranks == tuple(range(1, size))
+        return found
+
+    return meeting(size).run(main)[0]
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["the group", "a subgroup"])
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_server_outlives_those_who_leave_in_order(size: int, large: bool, part: bool) -> None:
+    assert served(size, large=large, part=part) == [r for r in range(1, size) for _ in range(3)]
+
+
+def test_what_has_come_of_one_that_left_is_received_first() -> None:
+    async def main(group: aiodist.Group) -> list[Any]:
+        if group.rank == 1:
+            await asyncio.gather(*(group.send(k, 0) for k in range(5)))
+        elif group.rank == 2:
+            await asyncio.sleep(2.0)
+            await group.send("last", 0)
+        else:
+            await asyncio.sleep(1.0)  # rank 1 has left
+            assert group.lost == {1: "it left the group"}
+            return [await group.recv() for _ in range(6)]
+        return []
+
+    assert meeting(3).run(main)[0] == [0, 1, 2, 3, 4, "last"]
+
+
+@pytest.mark.parametrize("how", ["killed", "aborts", "evicted"])
+def test_one_that_is_lost_fails_a_receive_from_anybody(how: str) -> None:
+    async def main(group: aiodist.Group) -> Any:
+        await group.barrier()
+        if group.rank == 1:
+            return None  # it leaves in order
+        if group.rank == 2:
+            await asyncio.sleep(1.0)
+            node = simulation.nodes[2]
+            if how == "aborts":
+                group.abort("no more")
+            elif how == "killed":
+                node.kill("reset")
+            else:  # it is stopped for longer than its lease, and hears so when it goes on
+                simulation.network.later_by(30.0, node.resume)
+                node.stop()
+            await asyncio.sleep(60.0)
+        with pytest.raises(aiodist.PeerLostError) as caught:
+            await group.recv()
+        return caught.value.ranks
+
+    simulation = meeting(4)
+    outcomes = simulation.run(main)
+    assert outcomes[0] == outcomes[3] == (2,)

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from nursery import Born, Nursery
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from aiodist.launching.spawn import free_port
@@ -101,22 +102,24 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-class Job:
-    """Processes of one program, by rank; `size` of them meet."""
+Process = subprocess.Popen[str] | Born
 
-    def __init__(self, program: Path, size: int, env: dict[str, str], *args: str) -> None:
-        port = str(free_port())
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore::FutureWarning", str(program), *args],
-                env=env | {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": port},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(size)
-        ]
+OPTIONS = ("-W", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="session")
+def nursery(installed: dict[str, str]) -> Iterator[Nursery]:
+    """Forks ranks that have imported torch and what its data parallelism needs."""
+    made = Nursery(("torch.distributed", "torch._dynamo"), installed, *OPTIONS)
+    yield made
+    made.close()
+
+
+class Job:
+    """Processes of one program, by rank."""
+
+    def __init__(self, processes: list[Process]) -> None:
+        self.processes = processes
 
     def finish(self, *, quiet: bool = True) -> list[str]:
         """Wait for the end, which must be a good one, without a word on stderr if `quiet`; what
@@ -128,19 +131,42 @@ class Job:
         assert not quiet or [err for _, err, _ in ends] == [""] * len(ends)
         return [out for out, _, _ in ends]
 
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate(timeout=60)
+            if isinstance(process, Born):
+                process.close()
+
+
+def begun_anew(program: Path, args: Sequence[str], env: Mapping[str, str]) -> Process:
+    """A process that begins with nothing imported."""
+    return subprocess.Popen(
+        [sys.executable, *OPTIONS, str(program), *args],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
 
 @pytest.fixture
-def job(installed: dict[str, str], no_leaks: None) -> Iterator[Callable[..., Job]]:
-    """``job("name.py", 2, *args)`` starts a program of ``tests/torch/programs`` (or a path)."""
+def job(
+    installed: dict[str, str], nursery: Nursery, no_leaks: None
+) -> Iterator[Callable[..., Job]]:
+    """``job("name.py", 2, *args)`` starts two ranks of a program of ``tests/torch/programs`` (or a
+    path). ``anew=True`` where torch is to be told something when it is imported."""
     jobs: list[Job] = []
 
-    def start(program: str | Path, size: int, *args: str, **env: str) -> Job:
+    def start(program: str | Path, size: int, *args: str, anew: bool = False, **env: str) -> Job:
         path = Path(__file__).with_name("programs") / program
-        jobs.append(Job(path, size, installed | env, *args))
+        places = installed | env | {"WORLD_SIZE": str(size), "MASTER_PORT": str(free_port())}
+        begin = begun_anew if anew else nursery.start
+        ranks = [begin(path, args, places | {"RANK": str(rank)}) for rank in range(size)]
+        jobs.append(Job(ranks))
         return jobs[-1]
 
     yield start
     for each in jobs:
-        for process in each.processes:
-            process.kill()
-            process.communicate()
+        each.end()

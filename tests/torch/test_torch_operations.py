@@ -239,7 +239,6 @@ def test_receive_from_any_source(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> list[tuple[int, float]]:
         if group.rank():
             group.send([full(group.rank(), 1)], 0).wait()
-            group.barrier().wait()  # nothing can come from any source once one of them has left
             return []
         found = []
         for _ in range(2):
@@ -247,7 +246,6 @@ def test_receive_from_any_source(ranks: Ranks) -> None:
             work = group.recv_anysource([x])
             work.wait()
             found.append((work._source_rank(), float(x)))
-        group.barrier().wait()
         return sorted(found)
 
     assert ranks(3, body)[0] == [(1, 1.0), (2, 2.0)]

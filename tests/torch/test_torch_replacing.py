@@ -18,6 +18,9 @@ Start = Callable[..., Any]
 
 SAYS = 'aiodist: AIODIST_TORCH_REPLACES=gloo: the torch backend "gloo" of this process is aiodist\n'
 
+REPLACING: dict[str, Any] = {"AIODIST_TORCH_REPLACES": "gloo", "anew": True}
+"""How ranks are started: torch hears of it when it is imported."""
+
 
 def words(running: Any) -> list[str]:
     """What each rank has said on stderr that is aiodist's; all must have ended well."""
@@ -45,7 +48,7 @@ def test_what_is_replaced(asked: dict[str, str], made: dict[str, str]) -> None:
 
 
 def test_who_asks_for_gloo_gets_aiodist_and_is_told_so(job: Start) -> None:
-    assert words(job("replaced.py", 2, AIODIST_TORCH_REPLACES="gloo")) == [SAYS, SAYS]
+    assert words(job("replaced.py", 2, **REPLACING)) == [SAYS, SAYS]
 
 
 @pytest.mark.long
@@ -55,7 +58,7 @@ def test_scripts_of_accelerate(job: Start, script: str) -> None:
     scripts = pytest.importorskip("accelerate.test_utils.scripts")
     path = Path(scripts.__file__).with_name(script)
     env = {"ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}
-    running = job(path, 2, AIODIST_TORCH_REPLACES="gloo", **env, LOCAL_RANK="0")
+    running = job(path, 2, **REPLACING, **env, LOCAL_RANK="0")
     assert words(running) == [SAYS, SAYS]
 
 

@@ -14,6 +14,7 @@ from aiodist.coordinator import connection as coordinator_connection
 from aiodist.coordinator.actor import Coordinator
 from aiodist.wire.codec import encode_message
 from aiodist.wire.frames import encode, pack_fields, prefix
+from aiodist.wire.limits import PROTOCOL_VERSION
 from aiodist.wire.messages import (
     Challenge,
     Failed,
@@ -209,7 +210,7 @@ def test_another_version_is_told_so(play: Play) -> None:
         failed = await raw.hear()
         assert isinstance(failed, Failed)
         assert failed.kind is Failure.VERSION
-        assert "speaks version 2 of the protocol, you speak 99" in failed.text
+        assert f"speaks version {PROTOCOL_VERSION} of the protocol, you speak 99" in failed.text
         await raw.ended()
 
 

@@ -15,8 +15,10 @@ import pytest
 import aiodist
 from aiodist.rank import actor
 from aiodist.wire.address import parse_address
-from aiodist_server import http, visits
-from aiodist_server.http import Answers, serving
+from aiodist_server import surveys, visits
+from aiodist_server.feed import Feed
+from aiodist_server.http import serving
+from aiodist_server.surveys import Surveys
 
 LOCAL = parse_address("tcp://127.0.0.1:0")
 
@@ -64,7 +66,7 @@ async def test_what_ranks_do() -> None:
     assert (first["collectives"], second["collectives"]) == (5, 4)
     assert first["sent"] == second["received"] >= 8000
     assert group["findings"] == []  # nobody has waited for long
-    assert f'aiodist_group_ranks{{group="train",run="{group["run_id"]}"}} 2.0\n' in metrics
+    assert 'aiodist_group_ranks{group="train"} 2.0\n' in metrics
     assert 'aiodist_rank_collectives_total{group="train",rank="0"' in metrics
     assert "secret" not in metrics + str(found)
 
@@ -75,13 +77,13 @@ async def test_the_members_are_asked_once_for_all_who_ask(monkeypatch: pytest.Mo
         gate = asyncio.Event()
         survey = coordinator.survey
 
-        async def slow() -> Any:
+        async def slow(**how: Any) -> Any:
             asked.append(1)
             await gate.wait()
-            return await survey()
+            return await survey(**how)
 
         monkeypatch.setattr(coordinator, "survey", slow)
-        answers = Answers(coordinator)
+        answers = Surveys(coordinator)
         first, second = (asyncio.create_task(answers.found()) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()  # who goes away takes nothing away from others
@@ -90,12 +92,19 @@ async def test_the_members_are_asked_once_for_all_who_ask(monkeypatch: pytest.Mo
         assert len(asked) == 1
         await answers.found()
         assert len(asked) == 2
+        gate.clear()
+        whole, less = (asyncio.create_task(answers.found(counts=how)) for how in (True, False))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(whole, less)
+        assert len(asked) == 3
 
 
 async def test_a_coordinator_that_does_not_come_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(surveys, "ASK_SECONDS", 0.01)
     async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
-        monkeypatch.setattr(coordinator, "survey", asyncio.Event().wait)
+        never = asyncio.Event()
+        monkeypatch.setattr(coordinator, "survey", lambda **how: never.wait())
         async with web.get("/status") as response:
             assert response.status == 503
             assert await response.text() == "the coordinator did not come to it within 0.01 s\n"
@@ -195,6 +204,10 @@ async def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.Monke
         there.append(visit)
         made(visit, transport)
 
+    async def silent(feed: Feed) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Feed, "run", silent)
     monkeypatch.setattr(visits.Visit, "connection_made", making)
     async with aiodist.Coordinator() as coordinator, pages(coordinator) as web:
         survey = coordinator.survey
@@ -202,9 +215,9 @@ async def test_an_answer_that_takes_long_is_waited_for(monkeypatch: pytest.Monke
         def running() -> list[bool]:
             return [one._timer is not None and not one._timer.cancelled() for one in there]
 
-        async def asked() -> Any:
+        async def asked(**how: Any) -> Any:
             assert running() == [False]
-            return await survey()
+            return await survey(**how)
 
         monkeypatch.setattr(coordinator, "survey", asked)
         async with web.get("/status") as response:
@@ -242,11 +255,16 @@ async def test_the_page_and_its_files() -> None:
             page = await response.text()
             assert "default-src 'none'" in response.headers["Content-Security-Policy"]
             assert response.headers["Server"] == "aiodist"
-        for name in ("dashboard.js", "dashboard.css", "status", "metrics"):
+        for name in ("page.js", "page.css", "icon.svg", "status", "metrics"):
             assert f'"{name}"' in page
             async with web.get(f"/{name}") as response:
                 assert response.status == 200
+        for name in ("dom.js", "group.js", "plot.js", "strip.js"):
+            async with web.get(f"/{name}") as response:
+                assert response.content_type == "text/javascript"
         async with web.post("/status") as response:
+            assert response.status == 405
+        async with web.head("/events") as response:
             assert response.status == 405
         async with web.get("/none") as response:
             assert response.status == 404

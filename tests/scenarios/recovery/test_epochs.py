@@ -212,6 +212,98 @@ def test_which_errors_end_the_epoch_alone(run, stage, error, goes_on):
     run(main())
 
 
+class Deaf:
+    """Who begins to listen now hears nothing of the members, and fails once this is `broken`."""
+
+    def __init__(self, monkeypatch):
+        self.listen = asyncio.Event()
+        self.broken = asyncio.Event()
+        monkeypatch.setattr(aiodist.Group, "views", self.views)
+
+    async def views(self):
+        self.listen.set()
+        await self.broken.wait()
+        raise LookupError("no news")
+        yield
+
+
+@inproc
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_rank_that_hears_no_more_of_the_others_leaves_and_says_why(
+    run, stage, monkeypatch, caplog, busy
+):
+    """Whether its block is in an operation then, or waits for something else."""
+    kind = Worker if busy else Waiting
+
+    async def main():
+        async with stage() as cast:
+            workers = [Worker(cast), Worker(cast)]
+            await workers[0].sees(2)
+            with monkeypatch.context() as patch:
+                deaf = Deaf(patch)
+                workers.append(kind(cast, patience=0.0))
+                await deaf.listen.wait()
+            await until(lambda: workers[2].steps)
+            deaf.broken.set()
+            failed = workers.pop().task
+            await asyncio.wait({failed})
+            if busy:
+                assert isinstance(failed.exception(), aiodist.GroupClosedError)
+                assert "LookupError('no news')" in str(failed.exception())
+            else:
+                assert isinstance(failed.exception(), LookupError)
+            for worker in workers:
+                await worker.sees(2)
+            await ended(workers)
+
+    run(main())
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage() == "group 'world': no news of its members any more"
+    assert record.exc_info
+    caplog.clear()  # what it was raised in holds the group
+
+
+@inproc
+def test_a_keeper_that_ends_hears_nothing_more(run, stage, monkeypatch):
+    async def main():
+        async with stage() as cast:
+            Deaf(monkeypatch)
+            keepers = [
+                Keeper(aiodist.connect(cast.address, **cast.options, **ELASTIC)) for _ in range(2)
+            ]
+            groups = await asyncio.gather(*[keeper.next() for keeper in keepers])
+            await asyncio.gather(*[keeper.end() for keeper in keepers])
+            assert all(group.closed for group in groups)
+            assert all(keeper._watch.cancelled() for keeper in keepers)
+
+    run(main())
+
+
+@inproc
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_coordinator_that_is_gone_for_good_before_it_tells_of_the_members(run, stage, caplog):
+    """Operations go on: only the membership cannot change any more."""
+
+    async def main():
+        async with stage(returns=False) as cast:
+            keepers = [
+                Keeper(aiodist.connect(cast.address, **cast.options, **ELASTIC)) for _ in range(2)
+            ]
+            groups = await asyncio.gather(*[keeper._join() for keeper in keepers])
+            await cast.stop_coordinator()
+            await until(lambda: not any(group._actor.control.is_open for group in groups))
+            for keeper, group in zip(keepers, groups, strict=True):
+                keeper._begin(group)
+            await asyncio.wait([keeper._watch for keeper in keepers])
+            for keeper in keepers:
+                keeper._watch.result()
+            await asyncio.gather(*[group.barrier() for group in groups])
+            await cast.start_coordinator()
+            await asyncio.gather(*[keeper.end() for keeper in keepers])
+
+    run(main())
+
+
 class Leaving(Worker):
     """One that leaves in the midst of its block, by `return`."""
 

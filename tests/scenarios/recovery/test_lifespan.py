@@ -183,6 +183,8 @@ def test_too_few_workers_are_waited_for_again_and_again(run, stage, caplog, monk
             workers = [Worker(cast) for _ in range(2)]
             await started(*workers)
             await workers.pop().end()
+            with pytest.raises(aiodist.CollectiveTimeoutError):  # nobody waits for ever
+                await workers[0].lifespan.call(barrier, 2)
             await again.wait()
             workers.append(Worker(cast, timeout=20.0))
             await started(workers[1])

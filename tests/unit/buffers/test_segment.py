@@ -41,6 +41,21 @@ def test_a_peer_sees_what_the_owner_writes() -> None:
     peer.close()
 
 
+def test_a_peer_may_keep_the_file_to_pass_it_on() -> None:
+    own = Segment.create(SIZE)
+    own.memory[0] = 7
+    peer = Segment.attach(os.dup(own.fd), SIZE, keep=True)
+    own.close()
+    other = attached(peer)
+    assert other.memory[0] == 7
+    assert other.memory.readonly
+    with pytest.raises(ProtocolError, match="expected 1"):
+        Segment.attach(os.dup(peer.fd), 1, keep=True)
+    peer.close()
+    assert peer.fd == -1
+    other.close()
+
+
 def test_a_peer_cannot_write() -> None:
     own = Segment.create(SIZE)
     peer = attached(own)

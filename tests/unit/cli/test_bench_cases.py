@@ -146,6 +146,7 @@ def test_ratio_compares_medians_of_one_case() -> None:
         "op": "all_reduce",
         "nbytes": 8,
         "ranks": 2,
+        "fill": False,
         "column": "openmpi",
         "error": "it died",
     }

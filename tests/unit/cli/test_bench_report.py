@@ -23,7 +23,7 @@ def summary(median: float) -> Summary:
 
 RESULTS = [
     Result(SMALL, "aiodist", summary(1e-6)),
-    Result(SMALL, "gloo", summary(160e-6)),
+    Result(SMALL, "gloo", summary(160e-6), processor=90e-6),
     Result(LARGE, "aiodist", summary(50e-6)),
     Result(LARGE, "gloo", None, "Gloo: rank 1 died"),
     Result(OTHER, "aiodist", summary(2e-6)),
@@ -45,12 +45,12 @@ def test_a_table_for_each_operation() -> None:
     assert "broadcast, float32, 4 ranks" in text
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
     assert [row for row in rows if row] == [
-        ["8 B", "aiodist", "1.00 µs", "2.00 µs", "1.50 µs", "8.00 MB/s", "1"],
-        ["", "Gloo", "160 µs", "320 µs", "240 µs", "50.0 kB/s", "160 ×"],
-        ["1 MiB", "aiodist", "50.0 µs", "100 µs", "75.0 µs", "21.0 GB/s", "1"],
-        ["", "Gloo", "failed", "", "", "", ""],
-        ["8 B", "aiodist", "2.00 µs", "4.00 µs", "3.00 µs", "4.00 MB/s", "1"],
-        ["", "Gloo", "failed", "", "", "", ""],
+        ["8 B", "aiodist", "1.00 µs", "2.00 µs", "1.50 µs", "–", "8.00 MB/s", "1"],
+        ["", "Gloo", "160 µs", "320 µs", "240 µs", "90.0 µs", "50.0 kB/s", "160 ×"],
+        ["1 MiB", "aiodist", "50.0 µs", "100 µs", "75.0 µs", "–", "21.0 GB/s", "1"],
+        ["", "Gloo", "failed", "", "", "", "", ""],
+        ["8 B", "aiodist", "2.00 µs", "4.00 µs", "3.00 µs", "–", "4.00 MB/s", "1"],
+        ["", "Gloo", "failed", "", "", "", "", ""],
     ]
 
 
@@ -90,12 +90,14 @@ def test_json() -> None:
                 "op": "all_reduce",
                 "nbytes": 8,
                 "ranks": 2,
+                "fill": False,
                 "column": "aiodist",
                 "count": 10,
                 "median": 1e-6,
                 "p99": 2e-6,
                 "mean": pytest.approx(1.5e-6),
                 "bandwidth": pytest.approx(8e6),
+                "processor": None,
             }
         ],
     }

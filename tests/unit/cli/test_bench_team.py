@@ -15,6 +15,7 @@ from aiodist_cli.bench_cases import Case, Effort
 from aiodist_cli.bench_peers import Contender, Launch, Site
 from aiodist_cli.bench_run import Column, columns_of, measure
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
+from aiodist_cli.bench_worker import Block
 
 CASE = Case("all_reduce", 8, 2)
 
@@ -83,13 +84,14 @@ def alive(pid: int) -> bool:
 
 
 GLOO = [Contender("gloo", "gloo")]
+CPU = {"cpu": 0.25}
 
 
 async def test_orders_reach_all_ranks(script: Script) -> None:
-    script([["empty"], []], [{"ns": [1, 2]}, {"share": 1}], [{}, {"share": 2}])
+    script([["empty"], []], [{"ns": [1, 2], "cpu": 0.5}, {"share": 1}], [CPU, {"share": 2}])
     async with teams(GLOO, [Site()] * 2) as (team,):
         assert (team.library, team.features, team.broken) == ("script", {"empty"}, None)
-        assert await team.run("all_reduce", 8, 2) == [1, 2]
+        assert await team.run(CASE, 2) == Block([1, 2], 0.75)
         assert await team.order("idle", seconds=0) == [{"share": 1}, {"share": 2}]
         started = pids(team)
     assert len(started) == 2
@@ -110,45 +112,45 @@ async def test_a_team_that_does_not_start_is_broken(script: Script) -> None:
 
 
 async def test_a_rank_that_dies_breaks_its_team_alone(script: Script) -> None:
-    script([[], []], [{"ns": [1]}], ["die"])
+    script([[], []], [{"ns": [1], "cpu": 0.5}], ["die"])
     async with teams(GLOO, [Site()] * 2) as (team,):
         with pytest.raises(TeamError, match=r"Gloo: rank 1 died; the last it wrote:\n.*last words"):
-            await team.run("all_reduce", 8, 1)
+            await team.run(CASE, 1)
         with pytest.raises(TeamError, match="rank 1 died"):
-            await team.run("all_reduce", 8, 1)
+            await team.run(CASE, 1)
 
 
 async def test_after_an_error_orders_go_on(script: Script) -> None:
-    script([[], []], [{}, {"ns": [5]}], [{"error": "ValueError: no"}, {}])
+    script([[], []], [{}, {"ns": [5], "cpu": 0.5}], [{"error": "ValueError: no"}, CPU])
     async with teams(GLOO, [Site()] * 2) as (team,):
         with pytest.raises(OrderError, match="rank 1: ValueError: no"):
-            await team.run("broadcast", 8, 1)
-        assert await team.run("all_reduce", 8, 1) == [5]
+            await team.run(Case("broadcast", 8, 2), 1)
+        assert (await team.run(CASE, 1)).ns == [5]
 
 
 async def test_silence_breaks_a_team_and_it_is_killed(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_team, "ANSWER_TIMEOUT", 0.2)
-    script([[], []], [{"ns": [1]}, "stay"], [{}, "quit"])
+    script([[], []], [{"ns": [1], "cpu": 0.5}, "stay"], [CPU, "quit"])
     async with teams(GLOO, [Site()] * 2) as (team,):
-        await team.run("all_reduce", 8, 1)
+        await team.run(CASE, 1)
         with pytest.raises(TeamError, match="rank 1 "):
-            await team.run("all_reduce", 8, 1)
+            await team.run(CASE, 1)
         started = pids(team)
     assert not any(map(alive, started))
 
 
 async def test_rounds_are_interleaved(script: Script) -> None:
     """Two teams take turns; all samples of all rounds count; a failed column has no summary."""
-    script([["empty"], []], [{"ns": [1000, 1000]}] * 8, [{}] * 8)
+    script([["empty"], []], [{"ns": [1000, 1000], "cpu": 0.5}] * 8, [CPU] * 8)
     log: list[str] = []
     async with teams([*GLOO, Contender("openmpi", "gloo")], [Site()] * 2) as (one, two):
         for team in (one, two):
             run = team.run
 
             async def logged(*args: object, team: Team = team, run=run, **more: object):  # type: ignore[no-untyped-def]
-                log.append(f"{team.contender.name} {more['memory']} {args[2]}")
+                log.append(f"{team.contender.name} {more['memory']} {args[1]}")
                 return await run(*args, **more)
 
             team.run = logged  # type: ignore[method-assign]
@@ -163,6 +165,8 @@ async def test_rounds_are_interleaved(script: Script) -> None:
     assert texts == ["all_reduce 8 B, n=2"]
     assert [result.column for result in results] == columns
     assert all(result.summary and result.summary.count == 4 for result in results)
+    # Two blocks, of two iterations each, in which the ranks took 0.5 and 0.25 s.
+    assert {result.processor for result in results} == {0.375}
     warm = [f"{team} {memory}" for team in ("gloo", "openmpi") for memory in ("plain", "shared")]
     assert log[:8] == [f"{column} {count}" for column in warm for count in (1, 7)]
     assert log[8:12] == [f"{column} 7" for column in warm]
@@ -171,14 +175,14 @@ async def test_rounds_are_interleaved(script: Script) -> None:
 
 async def test_a_block_gets_as_many_iterations_as_fit(script: Script) -> None:
     """One takes 2 ms: 1, 4, 16 are tried until it takes a fourth of the 0.1 s, then 50 are it."""
-    tried = [{"ns": [2_000_000] * count} for count in (1, 1, 4, 16)]
-    script([[], []], [*tried, {"ns": [1]}], [{}] * 5)
+    tried = [{"ns": [2_000_000] * count, "cpu": 0.5} for count in (1, 1, 4, 16)]
+    script([[], []], [*tried, {"ns": [1], "cpu": 0.5}], [CPU] * 5)
     counts: list[object] = []
     async with teams(GLOO, [Site()] * 2) as (team,):
         run = team.run
 
         async def logged(*args: object, **more: object):  # type: ignore[no-untyped-def]
-            counts.append(args[2])
+            counts.append(args[1])
             return await run(*args, **more)
 
         team.run = logged  # type: ignore[method-assign]

@@ -53,7 +53,14 @@ def answers(library: Alone, *orders: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def run(op: str = "all_reduce", nbytes: int = 8, **more: Any) -> dict[str, Any]:
-    order = {"do": "run", "op": op, "nbytes": nbytes, "iterations": 3, "memory": "plain"}
+    order = {
+        "do": "run",
+        "op": op,
+        "nbytes": nbytes,
+        "iterations": 3,
+        "memory": "plain",
+        "fill": False,
+    }
     return order | {"check": True} | more
 
 
@@ -66,6 +73,46 @@ def test_a_worker_says_hello_obeys_and_quits() -> None:
         assert all(isinstance(ns, int) and ns >= 0 for ns in answer["ns"])
     assert not rest
     assert library.log == ["empty 2", "barrier", "barrier", "close"]
+
+
+def test_the_input_is_written_before_each_operation_where_that_is_asked_for() -> None:
+    """The fake operation leaves 7 in its array, which is its input, too."""
+    found: list[float] = []
+
+    class Looks(Alone):
+        def operation(self, op: str, x: Any, out: Any) -> Any:
+            done = super().operation(op, x, out)
+
+            def look() -> None:
+                found.append(float(x[0]))
+                done()
+
+            return look
+
+    _, again, filled = answers(Looks(7.0), run(check=False), run(check=False, fill=True))
+    assert found == [1.0, 7.0, 7.0, 1.0, 1.0, 1.0]
+    assert len(again["ns"]) == len(filled["ns"]) == 3
+
+
+async def test_aiodist_fills_the_input_as_the_others_do() -> None:
+    async with aiodist.local(2) as groups:
+        ranks = [bench_rank.Rank(group) for group in groups]
+        orders = [
+            rank.obey(
+                "run",
+                op="all_reduce",
+                nbytes=8,
+                iterations=4,
+                memory="plain",
+                fill=True,
+                check=False,
+            )
+            for rank in ranks
+        ]
+        first, other = await asyncio.gather(*orders)
+        assert (len(first["ns"]), other.keys()) == (4, {"cpu"})
+        # Left as it is, the sum of the ranks would double with each iteration.
+        assert [rank._prepared["plain"].x.tolist() for rank in ranks] == [[3.0, 3.0]] * 2
 
 
 def test_memory_is_taken_anew_for_another_case() -> None:
@@ -109,7 +156,14 @@ def test_no_layout_for_what_does_not_exist() -> None:
 @pytest.mark.parametrize("op", OPS)
 async def test_aiodist_does_what_is_measured(op: str, nbytes: int) -> None:
     """Each operation, on 3 ranks of one process, gives the result that the check expects."""
-    order = {"op": op, "nbytes": nbytes, "iterations": 2, "memory": "plain", "check": False}
+    order = {
+        "op": op,
+        "nbytes": nbytes,
+        "iterations": 2,
+        "memory": "plain",
+        "fill": False,
+        "check": False,
+    }
     async with aiodist.local(3) as groups:
         ranks = [bench_rank.Rank(group) for group in groups]
         for more in ({"check": True, "iterations": 1}, {}):
@@ -117,7 +171,8 @@ async def test_aiodist_does_what_is_measured(op: str, nbytes: int) -> None:
                 *(rank.obey(**{"do": "run"} | order | more) for rank in ranks)
             )
             assert len(found[0].pop("ns")) == (1 if more else 2)
-            assert found == [{}, {}, {}]
+            assert [answer.keys() for answer in found] == [{"cpu"}] * 3
+            assert all(answer["cpu"] >= 0 for answer in found)
 
 
 async def test_aiodist_tells_errors() -> None:
@@ -163,7 +218,7 @@ def test_the_wire_carries_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(rank: int) -> None:
         library = wire.Wire(rank, 2, "127.0.0.1", "")
         prepared = bench_worker.prepare(library, "all_reduce", 3 << 20)
-        moved.append(bench_worker.run(library, prepared, 2))
+        moved.append(bench_worker.run(library, prepared, 2).ns)
         library.close()
 
     threads = [threading.Thread(target=end, args=(rank,)) for rank in range(2)]
@@ -182,7 +237,7 @@ def test_links_carry_there_and_back_and_both_ways(kind: type[links.Ends], tmp_pa
         library = kind(rank, 2, "127.0.0.1", str(tmp_path / "meeting"))
         for op, nbytes in (("ping_pong", 8), ("all_reduce", 1 << 20)):
             prepared = bench_worker.prepare(library, op, nbytes)
-            assert len(bench_worker.run(library, prepared, 3)) == 3
+            assert len(bench_worker.run(library, prepared, 3).ns) == 3
             came[op, rank] = float(np.frombuffer(library._counter.block[:4], np.float32)[0])
         library.close()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.console import Console
 
 from aiodist_cli import top
+from aiodist_cli.keys import keys_in
 
 
 def answer(**members: Any) -> dict[str, Any]:
@@ -20,6 +22,8 @@ def answer(**members: Any) -> dict[str, Any]:
                 "rank": rank,
                 "id": name,
                 "name": name,
+                "host": "h",
+                "pid": 700 + rank,
                 "silent": 3.0,
                 "doing": None
                 if said is None
@@ -68,7 +72,8 @@ def test_tables() -> None:
     found = answer(a=(0.0, 1, 2, 3), b=None)
     found["groups"][0]["members"][1]["name"] = "\x1b[2J[red]"
     with console.capture() as capture:
-        console.print(top.render(found, {"a": top.Rate(1234.4, 2_500_000.0, 0.2)}))
+        rates = {"a": top.Rate(1234.4, 2_500_000.0, 0.2)}
+        console.print(top.View().render(top.Answer(found, rates), None))
     text = capture.get()
     assert text.startswith("coordinator tcp://h:1: 1 group\ngroup train: epoch 1, 2 of 2 ranks")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
@@ -76,3 +81,76 @@ def test_tables() -> None:
         ["0", "a", "1234", "2.5 MB", "0 bytes", "in no operation at t.py:5 in step"],
         ["1", "?[2J[red]", "", "", "", "no answer; last sign of life 3 s ago"],
     ]
+
+
+def lines(view: top.View, found: dict[str, Any], height: int | None = None) -> list[str]:
+    console = Console(width=100, no_color=True)
+    with console.capture() as capture:
+        console.print(view.render(top.Answer(found, {}, "gone; asking again"), height))
+    return capture.get().splitlines()
+
+
+def selected(view: top.View, found: dict[str, Any], height: int | None = None) -> list[str]:
+    """The names of the ranks whose lines are shown in reverse."""
+    console = Console(width=100, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(view.render(top.Answer(found, {}), height))
+    return re.findall(r"\x1b\[7m *(n\d+)", capture.get())
+
+
+def several(count: int) -> dict[str, Any]:
+    return answer(**{f"n{n}": (0.0, 7, 2, 3) for n in range(count)})
+
+
+def test_the_arrows_select_a_rank() -> None:
+    view, found = top.View(), several(3)
+    assert selected(view, found) == []
+    for key, name in [("down", "n0"), ("down", "n1"), ("up", "n0"), ("up", "n0")]:
+        assert view.press(key, found)
+        assert selected(view, found) == [name]
+    assert view.press("left", found)
+    assert selected(view, found) == []
+    assert not view.press("quit", found)
+
+
+def test_all_that_is_known_of_a_rank() -> None:
+    view, found = top.View(), several(3)
+    view.press("right", found)  # of none
+    assert "┃ rank ┃" in "".join(lines(view, found))
+    for key in ("down", "down", "right"):
+        view.press(key, found)
+    text = "\n".join(lines(view, found))
+    assert "h, 701" in text
+    assert "t.py:5 in step" in text
+    assert "7, 2 bytes, 3 bytes" in text
+    assert text.endswith("gone; asking again")
+    view.press("left", found)
+    assert selected(view, found) == ["n1"]
+
+
+def test_the_selected_rank_is_the_same_one_whatever_comes_and_goes() -> None:
+    view = top.View()
+    for key in ("down", "down", "right"):
+        view.press(key, several(3))
+    moved = answer(n1=(0.0, 7, 2, 3), n2=(0.0, 7, 2, 3))
+    assert "n1" in "".join(lines(view, moved))
+    # Once it is gone: whoever has its place, in the table.
+    assert selected(view, answer(n2=(0.0, 7, 2, 3))) == ["n2"]
+    assert selected(view, answer()) == []
+    view.press("down", answer())
+
+
+def test_of_many_ranks_those_about_the_selected_one_have_a_place() -> None:
+    view, found = top.View(), several(100)
+    for _ in range(51):
+        view.press("down", found)
+    shown = lines(view, found, 24)
+    assert len(shown) <= 24
+    assert "(here 42 to 57)" in shown[1]
+    assert selected(view, found, 24) == ["n50"]
+    assert len(lines(view, found)) > 100
+
+
+def test_keys() -> None:
+    text = "\x1b[Ajq\x1b[C\x1b\x1bOB?\r"
+    assert list(keys_in(text)) == ["up", "down", "quit", "right", "left", "down", "right"]

@@ -71,13 +71,13 @@ def turn():
     return asyncio.sleep(0)
 
 
-def test_it_begins_with_the_first_collective_without_a_tag(run, set_ups):
+@pytest.mark.parametrize("tag", [None, "some"])
+def test_it_begins_with_the_first_collective(run, set_ups, tag):
     async def main():
         async with aiodist.local(2, **SHM) as ranks:
-            await everyone(ranks, lambda g: g.barrier(tag="some"))
             await asyncio.gather(ranks[0].send(1, 1), ranks[1].recv())
             assert not set_ups
-            await everyone(ranks, lambda g: g.barrier())
+            await everyone(ranks, lambda g: g.barrier(tag=tag))
             assert len(set_ups) == 2
             await settled(ranks)
             assert len(set_ups) == 2
@@ -128,7 +128,7 @@ def test_groups_that_share_memory_take_no_files(run):
 
     async def main():
         async with aiodist.local(3, **SHM) as ranks:
-            await everyone(ranks, lambda g: g.barrier(tag="links"))
+            await settled(ranks)
             before = len(os.listdir("/proc/self/fd"))
             for _ in range(5):
                 parts = await everyone(ranks, lambda g: g.dup())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiodist.coordinator.connection import MAX_BACKLOG, TLS_REFUSED, Connection
+from aiodist.coordinator.totals import Totals
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.codec import encode_message
 from aiodist.wire.frames import OVERHEAD, prefix
@@ -47,6 +48,7 @@ class Owner:
         self.token: bytes | None = None
         self.name, self.incarnation, self.returns = "one", 1, True
         self.sparing = Sparing(logging.getLogger("aiodist.coordinator"))
+        self.totals = Totals()
         self.messages: list[Message] = []
 
     def opened(self, connection: Connection) -> None: ...

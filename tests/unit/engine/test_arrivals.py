@@ -29,7 +29,7 @@ class _Tags:
 def _arrivals(*frozen: object) -> tuple[Arrivals, _Tags]:
     tags = _Tags(*frozen)
     relay = SimpleNamespace(hear=lambda src, key, fields: VERDICT)
-    calls: Any = SimpleNamespace(ops={}, tags=tags, ends=SimpleNamespace(relay=relay))
+    calls: Any = SimpleNamespace(find={}.get, tags=tags, ends=SimpleNamespace(relay=relay))
     return Arrivals(calls), tags
 
 

@@ -227,7 +227,7 @@ def test_a_knock_shows_that_a_tag_was_forgotten(monkeypatch):
     monkeypatch.setattr(tags, "MANY", 0)
     counts = idle(1, 3)
     counts.heard(0, (PREPARE, 1, ["a"], [1]))
-    arrivals = Arrivals(SimpleNamespace(tags=counts, ops={}))
+    arrivals = Arrivals(SimpleNamespace(tags=counts, find={}.get))
     arrivals.knock(2, (kinds.KNOCK, b"group", "a", 0), 0)
     assert not counts.frozen
     assert arrivals.early["a", 0].knockers == (2,)

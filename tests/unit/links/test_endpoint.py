@@ -81,3 +81,25 @@ async def test_what_is_dropped_of_a_peer_does_not_count_against_it(
         held.append(peer._early_bytes)
     assert held[0] < held[1] < held[2] == held[3] == held[5]
     await endpoint.finish(0)
+
+
+async def test_what_fails_beside_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """But not what was cancelled, as all is at the end."""
+
+    async def fail() -> None:
+        raise error
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    error = LookupError("what is that?")
+    told: list[BaseException] = []
+    endpoint = endpoint_of_two(Refusing())
+    endpoint.on_failed = told.append
+    tasks = [endpoint.spawn(fail(), "a test"), endpoint.spawn(wait(), "another")]
+    await asyncio.wait(tasks[:1])
+    await endpoint.finish(0)
+    assert told == [error]
+    assert tasks[1].cancelled()
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("ERROR", "a test failed")

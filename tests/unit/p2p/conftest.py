@@ -261,16 +261,16 @@ class Net:
                 while pipe.leave(1 << 30) or pipe.arrive(1 << 30):
                     moved = True
 
-    def lose(self, rank: int) -> None:
-        """`rank` dies: the others are told, one after the other."""
+    def lose(self, rank: int, reason: str = "connection reset") -> None:
+        """`rank` dies, or leaves: the others are told, one after the other."""
         for (src, dst), pipe in self.pipes.items():
             if rank in (src, dst):
                 # A link is told of its end before anything else comes or goes.
                 pipe.cut()
         for channel, engine in zip(self.channels, self.engines, strict=True):
             if channel.rank != rank:
-                channel.losses[rank] = "connection reset"
-                engine.rank_lost(rank, f"rank {rank} is lost: connection reset")
+                channel.losses[rank] = reason
+                engine.rank_lost(rank, f"rank {rank} is lost: {reason}")
 
     def kinds(self, src: int, dst: int) -> list[int]:
         """The kinds of the frames that `src` sent to `dst` so far."""

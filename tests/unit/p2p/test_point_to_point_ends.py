@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aiodist.errors import CollectiveTimeoutError, GroupClosedError, PeerLostError
+from aiodist.links.peer import CLOSED, LEFT
 from aiodist.types import ANY_SOURCE, ANY_TAG
 
 MIB = 1024 * 1024
@@ -229,6 +230,64 @@ def test_a_lost_rank_fails_what_needs_it_and_nothing_else(make_net: Any) -> None
     net.settle()
     assert fine.result() == "fine"
     large.cancel()
+
+
+def test_who_has_left_is_no_source_any_more(make_net: Any) -> None:
+    """A receive from any source goes on for as long as anybody is there who could send."""
+    net = make_net(4)
+    engine = net.engines[0]
+    named = engine.recv(1, "x")
+    works = [engine.recv(ANY_SOURCE, "x"), engine.probe(ANY_SOURCE, "z"), engine.recv(tag="y")]
+    net.engines[1].send("first", 0, "unread")
+    net.settle()
+    net.lose(1, LEFT)
+    assert isinstance(named.exception(), PeerLostError)
+    assert not any(work.done() for work in works)
+    assert engine.recv(tag="unread").result() == "first"
+    late = engine.recv(tag="late")
+    net.engines[2].send("second", 0, "x")
+    net.engines[2].send("seen", 0, "z")
+    net.engines[3].send("third", 0, "late")
+    net.settle()
+    assert (works[0].result(), works[0].source) == ("second", 2)
+    assert works[1].result().source == 2
+    assert late.result() == "third"
+    net.lose(3, CLOSED)
+    assert not works[2].done()
+    assert engine.recv(2, "z").result() == "seen"
+    net.lose(2, LEFT)
+    for work in (works[2], engine.recv(), engine.probe()):
+        error = work.exception()
+        assert isinstance(error, PeerLostError) and error.ranks == (1, 2, 3)
+        assert "no other rank is left that could send: rank 1 is lost: it left" in str(error)
+    assert engine.idle
+
+
+def test_a_loss_fails_who_waits_for_anybody_also_when_another_has_left(make_net: Any) -> None:
+    net = make_net(4)
+    engine = net.engines[0]
+    work = engine.recv(tag="x")
+    net.lose(1, LEFT)
+    net.lose(2)
+    for one in (work, engine.recv(tag="x")):
+        error = one.exception()
+        assert isinstance(error, PeerLostError) and error.ranks == (2,)
+
+
+def test_a_large_message_of_who_left_is_lost_to_the_receive_that_had_it(make_net: Any) -> None:
+    net = make_net(3)
+    sending = net.engines[1].send(ramp(MIB), 0, "large")
+    net.settle()
+    # What was matched is under way; another receive waits for whoever is next.
+    taken, waiting = net.engines[0].recv(tag="large"), net.engines[0].recv(tag="large")
+    net.lose(1, LEFT)
+    error = taken.exception()
+    assert isinstance(error, PeerLostError) and error.ranks == (1,)
+    assert not waiting.done()
+    net.engines[0].close(GroupClosedError("the group was closed", group="sim"))
+    assert isinstance(waiting.exception(), GroupClosedError)
+    assert net.engines[0].idle
+    sending.cancel()
 
 
 def test_a_loss_amid_a_transfer_ends_all_writing(net: Any) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import MessageTooLargeError, MismatchError, PeerLostError
+from aiodist.links.peer import LEFT
 from aiodist.types import ANY_SOURCE, ANY_TAG
 
 TAGS: list[Any] = [0, 1, "1", "a longer tag"]
@@ -76,6 +77,7 @@ class World:
         self.receives: list[Receive] = []
         self.probes: list[Receive] = []
         self.lost: int | None = None
+        self.left = False  # whether that one went in order: then the others are waited for
         self.order: dict[tuple[int, int, Any], list[int]] = {}
 
     # -- what happens ----------------------------------------------------------------------------
@@ -162,7 +164,8 @@ class World:
     def lose(self) -> None:
         if self.lost is None and self.net.size > 2:
             self.lost = self.choose.randrange(self.net.size)
-            self.net.lose(self.lost)
+            self.left = self.choose.random() < 0.5
+            self.net.lose(self.lost, LEFT if self.left else "connection reset")
             self.check()
 
     # -- what must hold --------------------------------------------------------------------------
@@ -247,7 +250,8 @@ class World:
                         f"{message.number} of {message.src} {message.tag!r} for a receive"
                     )
                 if self.lost is not None and receive.rank != self.lost:
-                    assert receive.src not in (ANY_SOURCE, self.lost)
+                    assert receive.src != self.lost
+                    assert self.left or receive.src is not ANY_SOURCE
 
     def check_out(self) -> None:
         for receive in self.receives:
@@ -285,7 +289,7 @@ class World:
                 continue
             if message.cancelled:
                 assert not message.delivered
-            elif self.lost is None:
+            elif self.lost is None or self.left:
                 assert message.delivered, f"message {message.number} is lost"
                 assert message.work.done()
         if self.lost is None:

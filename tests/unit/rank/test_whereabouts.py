@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
+import aiodist
 from aiodist.rank import whereabouts
+from aiodist.rank.doings import RankDoings
 
 
 def test_a_thread_is_where_its_innermost_lines_of_the_user_are() -> None:
@@ -55,3 +58,53 @@ async def test_many_places_are_counted() -> None:
     assert len(places) == whereabouts.MOST_LINES
     # Six of the program's, and this one.
     assert places[-1] == f"and {7 - whereabouts.MOST_LINES + 1} other places"
+
+
+def program(**functions: str) -> dict[str, Any]:
+    """Functions of somebody's file program.py, each awaiting what is given."""
+    names: dict[str, Any] = {"asyncio": asyncio}
+    for line, (name, awaits) in enumerate(functions.items()):
+        text = "\n" * 2 * line + f"async def {name}(group):\n    await {awaits}\n"
+        exec(compile(text, "/somewhere/program.py", "exec"), names)
+    return names
+
+
+async def test_who_awaits_an_operation_comes_before_the_main_loop_of_a_server() -> None:
+    made = program(
+        serve="asyncio.sleep(3600)",
+        key="group.store.wait('key')",
+        handler="group.recv(src=1)",
+        both="asyncio.gather(group.recv(src=1, tag='a'), asyncio.sleep(3600))",
+        shielded="asyncio.shield(group.recv(src=1, tag='b'))",
+    )
+    async with aiodist.local(2) as groups:
+        names = ("serve", "key", "handler", "both", "shielded")
+        tasks = [asyncio.create_task(made[name](groups[0])) for name in names]
+        for _ in tasks:
+            await asyncio.sleep(0)
+        places = RankDoings(groups[0]._actor).now().places
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert [place.split("program.py:")[-1] for place in places] == [
+        "6 in handler",
+        "8 in both",
+        "10 in shielded",
+        "and 3 other places",
+    ]
+
+
+async def test_who_waits_for_anything_of_aiodist_comes_before_the_others() -> None:
+    made = program(serve="asyncio.sleep(3600)", key="group.store.wait('key')")
+    async with aiodist.local(1) as (group,):
+        tasks = [asyncio.create_task(made[name](group)) for name in ("serve", "key")]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        places = whereabouts.of_tasks(asyncio.get_running_loop())
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert [place.split("/")[-1] for place in places if "program.py" in place] == [
+        "program.py:4 in key",
+        "program.py:2 in serve",
+    ]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import (
+    assert_all_reduced,
+    assert_prefixes,
     assert_reduced,
+    at_root,
     bounds_of,
+    broadcast,
+    everywhere,
     lengths,
     roots,
     run,
     sizes,
     span,
+    to_slices,
     uneven,
     windows,
 )
@@ -87,9 +94,7 @@ def test_recursive_doubling(size: int, in_place: bool) -> None:
         1,
         in_place=range(size) if in_place else (),
     )
-    for out in outcome.out:
-        assert_reduced(out, [0], range(size))
-    assert len(set(outcome.out)) == 1, "all ranks evaluate one expression"
+    assert_all_reduced(outcome, 1)
     if size & (size - 1) == 0:
         assert outcome.rounds == max(outcome.frames) == size.bit_length() - 1
     else:
@@ -99,20 +104,29 @@ def test_recursive_doubling(size: int, in_place: bool) -> None:
 
 @sizes
 @pytest.mark.parametrize("in_place", [False, True])
+def test_direct_exchange_of_whole_values(size: int, in_place: bool) -> None:
+    """In one round, and as one expression of operands in the order of the ranks."""
+    outcome = run(
+        lambda rank: direct_exchange.all_reduce(rank, size),
+        size,
+        1,
+        1,
+        in_place=range(size) if in_place else (),
+    )
+    for out in outcome.out:
+        assert_reduced(out, [0], range(size))
+    assert len(set(outcome.out)) == 1
+    assert outcome.rounds == (size > 1)
+    assert max(outcome.frames) == size - 1
+
+
+@sizes
+@pytest.mark.parametrize("in_place", [False, True])
 def test_recursive_doubling_of_large_wholes(size: int, in_place: bool) -> None:
     for length in lengths(size):
-        plans = [recursive_doubling.all_reduce_whole(r, size, length, 3) for r in range(size)]
-        outcome = run(
-            plans.__getitem__,
-            size,
-            length,
-            length,
-            in_place=range(size) if in_place else (),
-            segment=3,
-        )
-        for out in outcome.out:
-            assert_reduced(out, range(length), range(size))
-        assert len(set(outcome.out)) == 1
+        make = recursive_doubling.all_reduce_whole
+        plans, outcome = everywhere(make, size, length, 3, in_place=in_place, segment=3)
+        assert_all_reduced(outcome, length)
         for plan in plans:
             assert plan.scratch <= length
             assert all(s.into.length == length for s in plan.steps if isinstance(s, Reduce))
@@ -126,18 +140,11 @@ def test_recursive_doubling_of_large_wholes(size: int, in_place: bool) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_reduce_scatter_all_gather(size: int, in_place: bool, window: int) -> None:
     for length in lengths(size):
-        outcome = run(
-            lambda rank, n=length: reduce_scatter_all_gather.all_reduce(rank, size, n, 2, window),
-            size,
-            length,
-            length,
-            in_place=range(size) if in_place else (),
-            segment=2,
-            seed=length,
+        make = reduce_scatter_all_gather.all_reduce
+        _, outcome = everywhere(
+            make, size, length, 2, window, in_place=in_place, segment=2, seed=length
         )
-        for out in outcome.out:
-            assert_reduced(out, range(length), range(size))
-        assert len(set(outcome.out)) <= 1 or size == 1
+        assert_all_reduced(outcome, length)
         if length % size == 0:
             assert set(outcome.units) == {2 * (size - 1) * length // size}
         if size == length > 1:
@@ -147,16 +154,14 @@ def test_reduce_scatter_all_gather(size: int, in_place: bool, window: int) -> No
 @windows
 def test_reduce_scatter(size: int, window: int) -> None:
     for bounds in (uneven(size), even_bounds(5 * size + 3, size)):
-        for plan in (
-            lambda rank, b=bounds: reduce_scatter.direct(rank, size, b, 2, window),
-            lambda rank, b=bounds: reduce_scatter.whole(rank, size, b, 2),
-        ):
-            slices = [bounds[r + 1] - bounds[r] for r in range(size)]
-            outcome = run(plan, size, bounds[-1], slices, segment=2)
+        for plan, *args in ((reduce_scatter.direct, window), (reduce_scatter.whole,)):
+            _, outcome = to_slices(plan, bounds, 2, *args, segment=2)
             for rank, out in enumerate(outcome.out):
                 assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
-                assert outcome.units[rank] == bounds[-1] - slices[rank]
-            assert outcome.rounds == 0 or window == 1 or outcome.rounds <= max(slices)
+                assert outcome.units[rank] == bounds[-1] - len(out)
+            assert (
+                outcome.rounds == 0 or window == 1 or outcome.rounds <= max(map(len, outcome.out))
+            )
 
 
 @sizes
@@ -172,16 +177,9 @@ def test_reduce(size: int, window: int) -> None:
     for root in roots(size):
         for length in lengths(size):
             for in_place in ((), (root,)):
-                outcome = run(
-                    lambda rank, n=length, to=root: reduce.scatter_gather(
-                        rank, size, to, n, 1, window
-                    ),
-                    size,
-                    length,
-                    [length if rank == root else 0 for rank in range(size)],
-                    in_place=in_place,
-                    segment=1,
-                    seed=root,
+                make = reduce.scatter_gather
+                _, outcome = at_root(
+                    make, size, root, length, 1, window, in_place=in_place, segment=1, seed=root
                 )
                 assert_reduced(outcome.out[root], range(length), range(size))
                 assert all(n <= length for n in outcome.units)
@@ -252,17 +250,7 @@ def test_exchanges_start_with_different_targets() -> None:
 def test_broadcast(size: int, in_place: bool) -> None:
     for root in roots(size):
         for length in lengths(size):
-            outcome = run(
-                lambda rank, src=root, n=length: chain.broadcast(rank, size, src, n, 3),
-                size,
-                length,
-                length,
-                in_place=range(size) if in_place else (),
-                segment=3,
-            )
-            for rank, out in enumerate(outcome.out):
-                buffer = OUT if rank == root and not in_place else X
-                assert out == span(root, buffer, 0, length)
+            _, outcome = broadcast(chain.broadcast, size, root, length, 3, in_place=in_place)
             assert sorted(outcome.units) == [0] + [length] * (size - 1)
             assert outcome.rounds == (size - 1 if length else 0)
 
@@ -274,25 +262,11 @@ def test_broadcast(size: int, in_place: bool) -> None:
 def test_scan(size: int, in_place: bool, exclusive: bool, whole: bool) -> None:
     for window in (1, 2, 4) if size < 5 else (2,):
         for length in lengths(size):
-            plans = [
-                chain.scan(r, size, length, 2, exclusive, whole=whole, window=window)
-                for r in range(size)
-            ]
-            outcome = run(
-                plans.__getitem__,
-                size,
-                length,
-                length,
-                in_place=range(size) if in_place else (),
-                segment=2,
-                seed=window,
+            make = partial(chain.scan, whole=whole, window=window)
+            plans, outcome = everywhere(
+                make, size, length, 2, exclusive, in_place=in_place, segment=2, seed=window
             )
-            for rank, out in enumerate(outcome.out):
-                if exclusive and rank == 0:
-                    assert out == span(0, X, 0, length)
-                else:
-                    stop = rank if exclusive else rank + 1
-                    assert_reduced(out, range(length), range(stop))
+            assert_prefixes(outcome, length, exclusive=exclusive)
             assert outcome.units == (length,) * (size - 1) + (0,)
             if whole:
                 assert all(

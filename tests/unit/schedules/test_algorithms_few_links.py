@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from plans import (
+    assert_all_reduced,
+    assert_prefixes,
     assert_reduced,
+    at_root,
     bounds_of,
+    broadcast,
+    everywhere,
     lengths,
+    outcome_of,
+    plans_of,
     roots,
     run,
     sizes,
     span,
+    to_slices,
     uneven,
 )
 
@@ -47,19 +55,11 @@ def peers(plan: Plan) -> int:
 def test_halving_doubling(size: int, in_place: bool) -> None:
     for length in lengths(size):
         for block in (5, 8, 100) if size < 6 else (9,):
-            plans = [halving_doubling.all_reduce(r, size, length, 3, block) for r in range(size)]
-            outcome = run(
-                plans.__getitem__,
-                size,
-                length,
-                length,
-                in_place=range(size) if in_place else (),
-                segment=3,
-                seed=block,
+            make = halving_doubling.all_reduce
+            plans, outcome = everywhere(
+                make, size, length, 3, block, in_place=in_place, segment=3, seed=block
             )
-            for out in outcome.out:
-                assert_reduced(out, range(length), range(size))
-            assert len(set(outcome.out)) <= 1, "all ranks have the same bits"
+            assert_all_reduced(outcome, length)
             assert max(map(peers, plans)) <= (size - 1).bit_length()
             assert max(plan.scratch for plan in plans) <= 2 * block + size.bit_length()
 
@@ -69,17 +69,10 @@ def test_halving_doubling_to_one_rank(size: int) -> None:
     for root in roots(size) | {size - 1}:
         for length in lengths(size)[-2:]:
             for block in (5, 100) if size < 6 else (9,):
-                plans = [
-                    halving_doubling.reduce(r, size, root, length, 3, block) for r in range(size)
-                ]
-                outcome = run(
-                    plans.__getitem__,
-                    size,
-                    length,
-                    [length if rank == root else 0 for rank in range(size)],
-                    in_place=(root,) if length % 2 else (),
-                    segment=3,
-                    seed=block,
+                places = (root,) if length % 2 else ()
+                make = halving_doubling.reduce
+                plans, outcome = at_root(
+                    make, size, root, length, 3, block, in_place=places, segment=3, seed=block
                 )
                 assert_reduced(outcome.out[root], range(length), range(size))
                 assert max(plan.scratch for plan in plans) <= 3 * block + size.bit_length()
@@ -88,12 +81,11 @@ def test_halving_doubling_to_one_rank(size: int) -> None:
 @sizes
 def test_halving_to_slices(size: int) -> None:
     for bounds in (uneven(size), even_bounds(5 * size + 3, size)):
-        plans = [halving_doubling.reduce_scatter(r, size, bounds, 2) for r in range(size)]
-        slices = [bounds[r + 1] - bounds[r] for r in range(size)]
-        outcome = run(plans.__getitem__, size, bounds[-1], slices, segment=2)
+        plans, outcome = to_slices(halving_doubling.reduce_scatter, bounds, 2, segment=2)
         for rank, out in enumerate(outcome.out):
             assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
         assert max(map(peers, plans)) <= size.bit_length() + 2
+        slices = [len(out) for out in outcome.out]
         shape = choose_reductions.Shape(bounds[-1], 1, 1)
         bound = choose_reductions._halving_slices(shape, bounds, max(slices)).tally.scratch
         assert max(plan.scratch for plan in plans) <= bound
@@ -115,15 +107,8 @@ def assert_reduced_around(values: Iterable[Value], units: Iterable[int], size: i
 def test_ring(size: int, in_place: bool) -> None:
     for length in lengths(size):
         for depth in (1, 2, 3) if size < 6 else (2,):
-            plans = [ring.all_reduce(r, size, length, 3, depth) for r in range(size)]
-            outcome = run(
-                plans.__getitem__,
-                size,
-                length,
-                length,
-                in_place=range(size) if in_place else (),
-                segment=3,
-                seed=depth,
+            plans, outcome = everywhere(
+                ring.all_reduce, size, length, 3, depth, in_place=in_place, segment=3, seed=depth
             )
             for out in outcome.out:
                 assert_reduced_around(out, range(length), size)
@@ -135,9 +120,7 @@ def test_ring(size: int, in_place: bool) -> None:
 @sizes
 def test_ring_to_slices(size: int) -> None:
     for bounds in (uneven(size), even_bounds(5 * size + 3, size)):
-        plans = [ring.reduce_scatter(r, size, bounds, 2) for r in range(size)]
-        slices = [bounds[r + 1] - bounds[r] for r in range(size)]
-        outcome = run(plans.__getitem__, size, bounds[-1], slices, segment=2)
+        plans, outcome = to_slices(ring.reduce_scatter, bounds, 2, segment=2)
         for rank, out in enumerate(outcome.out):
             assert_reduced_around(out, range(bounds[rank], bounds[rank + 1]), size)
         assert max(map(peers, plans)) <= 2
@@ -149,8 +132,7 @@ def test_something_is_on_its_way_around_a_ring() -> None:
 
 
 def test_a_ring_of_many_frames_keeps_its_scratch() -> None:
-    plans = [ring.all_reduce(rank, 3, 90, 2) for rank in range(3)]
-    outcome = run(plans.__getitem__, 3, 90, 90, segment=2)
+    plans, outcome = everywhere(ring.all_reduce, 3, 90, 2, segment=2)
     assert set(outcome.frames) == {2 * 2 * 15}
     assert {plan.scratch for plan in plans} == {18}
 
@@ -160,20 +142,10 @@ def test_a_ring_of_many_frames_keeps_its_scratch() -> None:
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_prefixes(size: int, in_place: bool, exclusive: bool) -> None:
     for length in (0, 1, 5):
-        plans = [prefixes.scan(rank, size, length, 2, exclusive) for rank in range(size)]
-        outcome = run(
-            plans.__getitem__,
-            size,
-            length,
-            length,
-            in_place=range(size) if in_place else (),
-            segment=2,
+        plans, outcome = everywhere(
+            prefixes.scan, size, length, 2, exclusive, in_place=in_place, segment=2
         )
-        for rank, out in enumerate(outcome.out):
-            if exclusive and rank == 0:
-                assert out == span(0, X, 0, length)
-            else:
-                assert_reduced(out, range(length), range(rank if exclusive else rank + 1))
+        assert_prefixes(outcome, length, exclusive=exclusive)
         rounds = (size - 1).bit_length()
         assert outcome.rounds <= rounds
         for plan in plans:
@@ -191,18 +163,7 @@ def test_broadcasts(algorithm: Callable[..., Plan], size: int, in_place: bool) -
     rounds = (size - 1).bit_length()
     for root in roots(size) | {size - 1}:
         for length in lengths(size):
-            plans = [algorithm(rank, size, root, length, 3) for rank in range(size)]
-            outcome = run(
-                plans.__getitem__,
-                size,
-                length,
-                length,
-                in_place=range(size) if in_place else (),
-                segment=3,
-            )
-            for rank, out in enumerate(outcome.out):
-                buffer = OUT if rank == root and not in_place else X
-                assert out == span(root, buffer, 0, length)
+            plans, outcome = broadcast(algorithm, size, root, length, 3, in_place=in_place)
             if algorithm is tree.broadcast:
                 assert outcome.rounds <= rounds
                 assert max(map(peers, plans)) == (rounds if length else 0)
@@ -270,9 +231,9 @@ def test_scatters(algorithm: Callable[..., Plan], size: int) -> None:
 @pytest.mark.parametrize("algorithm", [bruck.all_to_all, direct_exchange.uniform])
 def test_uniform_exchanges(algorithm: Callable[..., Plan], size: int) -> None:
     length = 3
-    plans = [algorithm(rank, size, length, 4) for rank in range(size)]
+    plans = plans_of(lambda rank: algorithm(rank, size, length, 4), size)
     room = length * (size - 1)
-    outcome = run(plans.__getitem__, size, room, room, segment=4)
+    outcome = outcome_of(plans, room, room, segment=4)
     for rank, out in enumerate(outcome.out):
         expected = []
         for src in range(size):

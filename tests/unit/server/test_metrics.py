@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aiodist.coordinator.totals import Totals
+from aiodist.membership.effects import Note
+from aiodist.wire.counts import SECONDS, Counts, Payload, Times
 from aiodist_server import metrics
 
-LABELS = {"group": 'a "quoted" name', "run": "r1"}
+LABELS = {"group": 'a "quoted" name'}
+
+
+def health(*, state: tuple[float, int] | None = None) -> metrics.Health:
+    """How a coordinator fares to which nothing has happened."""
+    return metrics.Health(Totals(), state)
 
 
 def found(**more: Any) -> dict[str, Any]:
@@ -19,7 +27,7 @@ def found(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
     group = {
         "name": LABELS["group"],
-        "run_id": LABELS["run"],
+        "run_id": "r1",
         "epoch": 3,
         "members": [
             {"rank": 0, "silent": 0.5, "doing": doing},
@@ -35,13 +43,13 @@ def found(**more: Any) -> dict[str, Any]:
 
 def samples(answer: dict[str, Any]) -> dict[tuple[str, str], float]:
     """By name and rank ("": of the group, or of all)."""
-    body, content_type = metrics.exposition(answer)
+    body, content_type = metrics.exposition(answer, health())
     assert content_type.startswith("text/plain")
     text = body.decode()
     read = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.startswith("aiodist_"):
+            if sample.name.startswith(("aiodist_group", "aiodist_rank_", "aiodist_draining")):
                 labels = dict(sample.labels)
                 rank = labels.pop("rank", "")
                 assert labels in (LABELS, {})
@@ -81,11 +89,61 @@ def test_a_group_that_forms() -> None:
 
 @pytest.mark.parametrize("name", ["process_resident_memory_bytes", "process_open_fds"])
 def test_this_process_is_told_of_as_well(name: str) -> None:
-    body, _ = metrics.exposition({"draining": True, "groups": []})
+    body, _ = metrics.exposition({"draining": True, "groups": []}, health())
     assert f"\n{name} " in body.decode()
 
 
 def test_the_format_is_the_one_that_was_asked_for() -> None:
-    body, content_type = metrics.exposition(found(), "application/openmetrics-text; version=1.0.0")
+    body, content_type = metrics.exposition(
+        found(), health(), "application/openmetrics-text; version=1.0.0"
+    )
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
+
+
+def text_of(made: metrics.Health) -> list[str]:
+    body, _ = metrics.exposition({"draining": False, "groups": []}, made)
+    return [line for line in body.decode().splitlines() if not line.startswith("#")]
+
+
+def test_what_has_happened_so_far() -> None:
+    made = health(state=(12.5, 2))
+    made.totals.note(Note("lost"))
+    made.totals.note(Note("join refused"))
+    made.totals.refused["token"] += 3
+    counts = [0] * (len(SECONDS) + 1)
+    counts[0], counts[2], counts[-1] = 5, 3, 1
+    said = Counts(
+        (1, 2, 3, 4), (Payload("tcp", 10, 20),), (Times("barrier", 0, tuple(counts), 60.5),)
+    )
+    made.totals.heard(7, said)
+    lines = text_of(made)
+    assert {
+        'aiodist_events_total{event="lost"} 1.0',
+        'aiodist_events_total{event="join_refused"} 1.0',
+        'aiodist_events_total{event="aborted"} 0.0',
+        'aiodist_refused_connections_total{reason="token"} 3.0',
+        'aiodist_operation_failures_total{reason="timeout"} 2.0',
+        'aiodist_operation_failures_total{reason="mismatch"} 4.0',
+        'aiodist_payload_bytes_total{direction="sent",transport="tcp"} 10.0',
+        'aiodist_payload_bytes_total{direction="received",transport="tcp"} 20.0',
+        'aiodist_operation_seconds_bucket{le="1e-05",op="barrier",size="1KiB"} 5.0',
+        'aiodist_operation_seconds_bucket{le="0.00016",op="barrier",size="1KiB"} 8.0',
+        'aiodist_operation_seconds_bucket{le="+Inf",op="barrier",size="1KiB"} 9.0',
+        'aiodist_operation_seconds_sum{op="barrier",size="1KiB"} 60.5',
+        "aiodist_state_file_age_seconds 12.5",
+        "aiodist_state_file_failures_total 2.0",
+    } <= {*lines}
+    assert any(line.startswith('aiodist_build_info{protocol="') for line in lines)
+
+
+def test_without_a_state_file_nothing_is_said_of_it() -> None:
+    assert not [line for line in text_of(health()) if "state_file" in line]
+
+
+def test_no_label_names_a_run() -> None:
+    """Two runs of one name, as one ends and the next begins: the newer one is told, once."""
+    older, newer = found()["groups"][0], found()["groups"][0] | {"run_id": "r2", "epoch": 9}
+    read = samples({"draining": False, "groups": [older, newer]})
+    assert read["aiodist_group_epoch", ""] == 9
+    assert read["aiodist_groups", ""] == 2

@@ -107,6 +107,9 @@ class Progress:
 
     def inline(self, is_done: Any, link_of: Any) -> None: ...
 
+    def until(self, look: Any, at: Any, *, crowded: bool) -> bool:
+        return bool(look(at, None))
+
     def watch(self, board: Board, peers: Any, stamp: int, *, crowded: bool) -> bool:
         return board.reached(peers, stamp)
 

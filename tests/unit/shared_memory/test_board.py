@@ -27,6 +27,7 @@ from aiodist.shared_memory.board import (
     MAX_PHASES,
     ON_DEVICE,
     PAGE,
+    POSTS,
     SEGMENT,
     Board,
     digest_of,
@@ -53,7 +54,8 @@ def test_areas_do_not_overlap_and_fill_the_segment():
         assert start == at
         assert start % PAGE == 0
         at += size
-    assert at == SEGMENT
+    assert at == POSTS[0]
+    assert sum(POSTS) == SEGMENT
 
 
 def test_stamps_are_ordered_as_things_happen():

@@ -15,7 +15,7 @@ import pytest
 from aiodist.buffers.segment import Segment, supported, unsupported_reason
 from aiodist.transports import handover as module
 from aiodist.transports import processes
-from aiodist.transports.handover import KEY_BYTES, Offer, take
+from aiodist.transports.handover import KEY_BYTES, Offer, take, take_segment
 from aiodist.transports.unix import SCHEME, bound_socket
 
 pytestmark = pytest.mark.skipif(not supported(), reason=str(unsupported_reason()))
@@ -74,6 +74,20 @@ def test_everyone_with_the_words_gets_it(run: Any) -> None:
             assert view == b"hello"
         mine[0] = ord("j")
         assert {bytes(view) for view in views} == {b"jello"}
+
+    run(main())
+
+
+def test_who_got_it_may_offer_it_again(run: Any) -> None:
+    async def main() -> None:
+        with offered() as offer:
+            segment = await take_segment(offer.words, SIZE, keep=True)
+        again = Offer(asyncio.get_running_loop(), SIZE, "handed on", segment)
+        try:
+            assert await got(again) == b"hello"
+        finally:
+            again.close()
+        assert segment.fd == -1
 
     run(main())
 

@@ -29,7 +29,7 @@ values = st.one_of(
     texts,
     st.lists(texts, max_size=16).map(tuple),
     st.none(),
-    st.dictionaries(texts, st.integers(), max_size=2),
+    st.dictionaries(texts, st.integers(-(2**63), 2**64 - 1), max_size=2),
 )
 
 

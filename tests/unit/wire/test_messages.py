@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import MessageTooLargeError, ProtocolError
-from aiodist.wire import activity, codec, returning
+from aiodist.wire import activity, codec, counts, returning
 from aiodist.wire import messages as m
 from aiodist.wire import recovery as r
 from aiodist.wire.columns import pack_rows
@@ -94,6 +94,7 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
         metadata=trees,
         addresses=addresses,
         run_id=texts,
+        store=texts,
     ),
     m.View: st.builds(m.View, names, epochs, st.lists(infos, max_size=3).map(tuple)),
     m.Withdraw: st.just(m.Withdraw()),
@@ -106,6 +107,8 @@ BY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.Evicted: st.builds(m.Evicted, texts),
     m.Draining: st.just(m.Draining()),
     m.Goodbye: st.just(m.Goodbye()),
+    m.ClockRequest: st.just(m.ClockRequest()),
+    m.Clock: st.builds(m.Clock, st.floats(0.0, 1e8)),
     m.StatusRequest: st.builds(m.StatusRequest, st.booleans()),
     m.Status: st.builds(m.Status, trees),
     m.Abort: st.builds(m.Abort, texts),
@@ -165,6 +168,23 @@ BY_TYPE[activity.SeenRequest] = st.builds(
 )
 BY_TYPE[activity.Seen] = st.builds(
     activity.Seen, st.lists(ranks, max_size=3).map(tuple), st.lists(texts, max_size=3).map(tuple)
+)
+counted = st.integers(0, 2**62)
+BY_TYPE[counts.CountsRequest] = st.just(counts.CountsRequest())
+BY_TYPE[counts.Counts] = st.builds(
+    counts.Counts,
+    st.lists(counted, max_size=4).map(tuple),
+    st.lists(st.builds(counts.Payload, names, counted, counted), max_size=3).map(tuple),
+    st.lists(
+        st.builds(
+            counts.Times,
+            names,
+            st.integers(0, 4),
+            st.lists(counted, max_size=12).map(tuple),
+            st.floats(0, 100),
+        ),
+        max_size=3,
+    ).map(tuple),
 )
 BY_TYPE[returning.ViewWanted] = st.just(returning.ViewWanted())
 BY_TYPE[returning.Later] = st.just(returning.Later())

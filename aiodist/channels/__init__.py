@@ -1,0 +1,9 @@
+"""Channels of weights: who has a version publishes it, any number of subscribers take it, whole,
+whoever comes and goes.
+
+There is no group of all: one that is stopped would hold up the others. Each participant is a group
+of its own, of one rank, and all of these have a store in common (`aiodist.channels.participant`),
+which says what there is and who has it (`aiodist.channels.directory`). Bytes go from one to one:
+for each version that one takes from another there is a group of these two
+(`aiodist.channels.transfers`), whose deadlines and losses are those of any group.
+"""

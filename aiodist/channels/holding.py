@@ -1,0 +1,195 @@
+"""A version of weights as one participant has it: its memory, and how much of it is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from aiodist.buffers.segment import Segment
+from aiodist.channels import manifest
+from aiodist.channels.directory import Release
+from aiodist.channels.manifest import Manifest
+from aiodist.errors import ProtocolError
+from aiodist.transports.handover import Offer
+
+T = TypeVar("T")
+
+NAME = "aiodist-weights"
+"""What /proc/self/maps shows."""
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do it in a thread. A cancellation waits for its end: it reads or writes memory of a user."""
+    doing = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled = False
+    while not doing.done():
+        try:
+            await asyncio.wait({doing})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    return doing.result()
+
+
+class Memory:
+    """Memory of a version: own one, which others of the host can map (`shared`), or theirs."""
+
+    def __init__(self, nbytes: int, *, shared: bool) -> None:
+        """New. Raises OSError, MemoryError."""
+        self.is_own = True
+        self._segment = Segment.create(nbytes, NAME) if shared else None
+        self._offer: Offer | None = None
+        self.view = self._segment.memory if self._segment else memoryview(bytearray(nbytes))
+
+    @classmethod
+    def of(cls, segment: Segment) -> Memory:
+        """That of another process, which is mapped here."""
+        memory = cls.__new__(cls)
+        memory.is_own, memory._segment, memory._offer = False, segment, None
+        memory.view = segment.memory
+        return memory
+
+    def words(self) -> tuple[str, bytes] | None:
+        """With which others of the host fetch it; None: they cannot. Raises OSError."""
+        if self._segment is None:
+            return None
+        if self._offer is None:
+            self._offer = Offer(asyncio.get_running_loop(), len(self.view), NAME, self._segment)
+        return self._offer.words
+
+    def close(self) -> None:
+        """Nobody fetches it any more. Who has it, or a view of it, keeps it. Idempotent."""
+        if self._offer is not None:
+            self._offer.close()
+        elif self._segment is not None:
+            self._segment.close()
+
+
+class Holding:
+    """A version, and what of it is here: its first `filled` parts.
+
+    `memory` is None before the first of them. `stirs` counts how often this participant has had to
+    look for another one to take it from: whoever takes it from this one is told to wait for that.
+    """
+
+    def __init__(self, release: Release) -> None:
+        self.release = release
+        self.memory: Memory | None = None
+        self.filled = 0
+        self.stirs = 0
+        self.readers = 0
+        self._manifest: Manifest | None = None
+        self._retired = False
+        self._news = asyncio.Event()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.filled == self.release.parts
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether no more of it will come."""
+        return self._retired and not self.is_whole
+
+    @property
+    def view(self) -> memoryview:
+        """All of its memory."""
+        assert self.memory is not None
+        return self.memory.view
+
+    @property
+    def manifest(self) -> Manifest:
+        """To be asked for when the first part is there."""
+        if self._manifest is None:
+            self._manifest = Manifest.read(self.view, self.release)
+        return self._manifest
+
+    def part(self, number: int) -> memoryview:
+        """The memory of one part."""
+        start, stop = self.release.span(number)
+        return self.view[start:stop]
+
+    def check(self, number: int) -> None:
+        """Raises ProtocolError where a part that came is not what was published."""
+        if number == 0:
+            Manifest.read(self.view, self.release)
+        elif manifest.check(self.view, self.release, number) != self.manifest.checks[number - 1]:
+            raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
+
+    def take(self, memory: Memory, filled: int = 0) -> None:
+        """From now on this is its memory, of which so many parts are there."""
+        if self.memory is not None:
+            self.memory.close()
+        self.memory = memory
+        self._fill(filled)
+
+    def fill(self) -> None:
+        """One part more is there."""
+        self._fill(self.filled + 1)
+
+    def _fill(self, filled: int) -> None:
+        self.filled = filled
+        self._tell()
+
+    def stir(self) -> None:
+        """It has to come from somebody else from now on, which takes a moment."""
+        self.stirs += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def news(self) -> None:
+        """Wait until something has changed."""
+        await self._news.wait()
+
+    async def make_own(self, *, shared: bool) -> None:
+        """Have memory of its own, with what is here of another's. Raises OSError, MemoryError."""
+        before = self.memory
+        if before is not None and before.is_own:
+            return
+        own = Memory(self.release.nbytes, shared=shared)
+        end = self.release.span(self.filled - 1)[1] if self.filled else 0
+
+        def copy() -> None:
+            # By chunks, for each copy of numpy lets others run when it is done.
+            for at in range(0, end, self.release.chunk):
+                stop = min(at + self.release.chunk, end)
+                assert before is not None
+                np.copyto(
+                    np.frombuffer(own.view[at:stop], np.uint8),
+                    np.frombuffer(before.view[at:stop], np.uint8),
+                )
+
+        try:
+            await in_thread(copy)
+        except BaseException:
+            own.close()
+            raise
+        self.take(own, self.filled)
+
+    def __enter__(self) -> Holding:
+        """Somebody reads it, and it stays until he is done."""
+        self.readers += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.readers -= 1
+        self._let_go()
+
+    def retire(self) -> None:
+        """It is given to nobody any more; who reads it may go on."""
+        self._retired = True
+        self._tell()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._retired and not self.readers and self.memory is not None:
+            self.memory.close()
+            self.memory = None
+            self.filled = 0

@@ -1,0 +1,185 @@
+"""A version of weights as one piece of memory: a manifest, and the arrays behind it.
+
+The manifest is the metadata of the tree (`aiodist.buffers.encoding`) and the CRC-32 of each chunk:
+it is there to notice memory or wires that are broken, not an enemy, for whoever may publish may
+publish anything. It is the fastest that Python brings (4 GB/s, where BLAKE2 has 1), and releases
+the GIL.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from aiodist.buffers import arrays
+from aiodist.buffers.encoding import Encoded
+from aiodist.buffers.foreign import Target
+from aiodist.buffers.mapped import Mapped
+from aiodist.buffers.paths import Path, Where
+from aiodist.buffers.tokens import Spec
+from aiodist.buffers.values import parse
+from aiodist.channels.directory import Release, aligned
+from aiodist.errors import ProtocolError
+
+CHUNK = 4 << 20
+"""Bytes of a chunk: what is checked, handed on and asked for again as a whole."""
+
+
+class Manifest:
+    """What a version consists of: `meta` of its tree, `checks` of its chunks."""
+
+    def __init__(self, meta: bytes, checks: Sequence[int]) -> None:
+        self.meta = meta
+        self.checks = checks
+
+    def pack(self) -> bytes:
+        packed: bytes = msgpack.packb(
+            (self.meta, struct.pack(f"<{len(self.checks)}I", *self.checks))
+        )
+        return packed
+
+    @classmethod
+    def read(cls, memory: memoryview, release: Release) -> Manifest:
+        """That at the front of the memory of `release`. Raises ProtocolError."""
+        packed = bytes(memory[: release.manifest])
+        if zlib.crc32(packed) != release.check:
+            raise ProtocolError(f"the manifest of version {release.version} came damaged")
+        try:
+            meta, checks = msgpack.unpackb(packed)
+            manifest = cls(meta, struct.unpack(f"<{release.parts - 1}I", checks))
+            starts = _starts([spec.nbytes for spec in parse(meta).specs])
+        except Exception as error:  # msgpack raises half a dozen unrelated types
+            raise ProtocolError(f"no manifest of version {release.version}: {error}") from None
+        if release.data + starts[-1] != release.nbytes:
+            raise ProtocolError(
+                f"version {release.version} has {starts[-1]} bytes of arrays by its manifest, and"
+                f" {release.nbytes - release.data} by its release"
+            )
+        return manifest
+
+
+class Writing:
+    """A value on its way into the memory of a version: `release` but for its check."""
+
+    def __init__(self, value: Encoded, version: int) -> None:
+        self._value = value
+        chunk = CHUNK
+        self._starts = _starts([buffer.nbytes for buffer in value.buffers])
+        data = self._starts[-1]
+        manifest = len(Manifest(value.meta, [0] * -(-data // chunk)).pack())
+        self.release = Release(version, manifest, aligned(manifest) + data, chunk, 0)
+
+    def write(self, memory: memoryview) -> Release:
+        """Copy the value into `memory`; may run in a thread."""
+        release = self.release
+        data = np.frombuffer(memory, np.uint8)[release.data :]
+        for start, buffer in zip(self._starts, self._value.buffers, strict=False):
+            # By chunks and by numpy, which lets others run meanwhile.
+            for at in range(0, buffer.nbytes, release.chunk):
+                piece = np.frombuffer(buffer[at : at + release.chunk], np.uint8)
+                np.copyto(data[start + at : start + at + len(piece)], piece)
+        checks = [check(memory, release, part) for part in range(1, release.parts)]
+        packed = Manifest(self._value.meta, checks).pack()
+        memory[: release.manifest] = packed
+        return replace(release, check=zlib.crc32(packed))
+
+
+def check(memory: memoryview, release: Release, part: int) -> int:
+    """The CRC-32 of a part."""
+    start, stop = release.span(part)
+    return zlib.crc32(memory[start:stop])
+
+
+class Leaf(NamedTuple):
+    """An array of a tree: the keys on the way to it, joined by dots, and where it begins among the
+    arrays."""
+
+    name: str
+    start: int
+    spec: Spec
+
+    def read(self, memory: memoryview, data: int) -> Any:
+        """The array, where the arrays begin at `data`: one of numpy is a view of the memory that
+        cannot be written, a tensor a copy, for torch knows no memory that cannot."""
+        kind, name, shape, nbytes = self.spec
+        start = data + self.start
+        lying = np.frombuffer(memory[start : start + nbytes].toreadonly(), np.uint8)
+        if kind == "numpy":
+            return arrays.over(lying, kind, name, shape)
+        own = arrays.empty(kind, name, shape, self.name)
+        own.base.reshape(-1).view(np.uint8)[:] = lying
+        return own.value
+
+
+def leaves(manifest: Manifest) -> list[Leaf]:
+    """The arrays of a version, in the order of its tree."""
+    return _Leaves.of(manifest, lambda leaf: None)[0]
+
+
+def value_in(memory: memoryview, manifest: Manifest, data: int) -> Any:
+    """The tree whose arrays begin at `data`, with its arrays as `Leaf.read` gives them."""
+    return _Leaves.of(manifest, lambda leaf: leaf.read(memory, data))[1]
+
+
+class Into:
+    """Arrays of a user that a version is to be written to: `memory` is its, once it is whole."""
+
+    def __init__(self, manifest: Manifest, into: Any) -> None:
+        """Raises TypeError and ValueError, naming the place in `into`, where it does not fit."""
+        self._incoming = parse(manifest.meta)
+        self._incoming.allocate(into, name="into")
+
+    def write(self, memory: memoryview, data: int) -> None:
+        """May run in a thread."""
+        incoming = self._incoming
+        sizes = [buffer.nbytes for buffer in incoming.buffers]
+        for start, buffer in zip(_starts(sizes), incoming.buffers, strict=False):
+            source = np.frombuffer(memory[data + start : data + start + buffer.nbytes], np.uint8)
+            np.copyto(np.frombuffer(buffer, np.uint8), source)
+        incoming.finish()
+
+
+class _Leaves:
+    """Knows where the arrays of a tree lie, and what to make of each: a `Taker`."""
+
+    def __init__(self, make: Callable[[Leaf], Any]) -> None:
+        self._make = make
+        self._end = 0
+        self.found: list[Leaf] = []
+
+    @classmethod
+    def of(cls, manifest: Manifest, make: Callable[[Leaf], Any]) -> tuple[list[Leaf], Any]:
+        """The arrays of a version, and its tree with what is made of them."""
+        taker = cls(make)
+        incoming = parse(manifest.meta)
+        incoming.allocate(foreign=taker)
+        return taker.found, incoming.finish()
+
+    def is_foreign(self, value: Any) -> bool:
+        return False
+
+    def take(self, spec: Spec, out: Any, where: Where) -> Target | None:
+        leaf = Leaf(_name(where), self._end, spec)
+        self._end += aligned(spec.nbytes)
+        self.found.append(leaf)
+        return Mapped(self._make(leaf))
+
+
+def _name(where: Where) -> str:
+    keys: list[str] = []
+    while isinstance(where, Path):
+        keys.insert(0, str(where.key))
+        where = where.parent
+    return ".".join(keys)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Where arrays of these sizes begin, one behind the other, and where the last one ends."""
+    return list(accumulate(map(aligned, sizes), initial=0))

@@ -1,0 +1,341 @@
+"""Taking part in a channel: a group of one, the store that it has in common with the others, and
+what is said there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from aiodist import environment
+from aiodist.channels import directory
+from aiodist.channels.directory import Place, Release
+from aiodist.channels.holding import Holding
+from aiodist.control.store import Store
+from aiodist.errors import (
+    AiodistError,
+    CollectiveTimeoutError,
+    CoordinatorLostError,
+    GroupClosedError,
+    JoinTimeoutError,
+)
+from aiodist.group import Group
+from aiodist.reach import memory_of
+from aiodist.session import Connecting, connect
+from aiodist.transports.surroundings import chooser_on
+
+log = logging.getLogger("aiodist.channels")
+
+T = TypeVar("T")
+R = TypeVar("R", bound=directory.Release | Place)
+
+BEAT = 1.0
+"""Seconds between signs of life in the store of the channel."""
+
+GONE = 3.5 * BEAT
+"""Seconds without one after which a participant counts as gone."""
+
+PATIENCE = 5.0
+"""Default of `patience`: seconds that a chunk may take."""
+
+LONGEST = 128
+"""Most characters of the name of a channel."""
+
+LONGEST_PAUSE = 0.1
+"""Seconds before a record is written again that many write at once, at most."""
+
+_OWN = frozenset(
+    {"group", "rank", "size", "min_size", "max_size", "join_window"}
+    | {"op_timeout", "max_message_bytes", "allow_pickle"}
+)
+"""Options of `connect` that are the channel's affair."""
+
+
+class Participant:
+    """One who publishes to a channel or takes from it: begun by `open`, ended by `close`.
+
+    `releases` is what the channel has, by version, as far as it is known here; `changed` is set
+    when there is something new of that, or this has failed. `holdings`: what is here of versions.
+    `met(name)` is called when another participant wants to meet this one in a group of that name;
+    `own()` are the releases that this one stands for, should the store have lost them.
+    """
+
+    def __init__(
+        self, channel: str, address: str | None, patience: float, options: dict[str, Any]
+    ) -> None:
+        if not isinstance(channel, str) or not 0 < len(channel) <= LONGEST:
+            raise ValueError(f"a channel has a name of 1 to {LONGEST} characters, not {channel!r}")
+        if not patience > 0:
+            raise ValueError(f"patience is more than 0 seconds, not {patience!r}")
+        if wrong := sorted(_OWN & options.keys()):
+            raise TypeError(f"{', '.join(wrong)}: a channel has no such options of `connect`")
+        self.channel = channel
+        self.patience = patience
+        self.releases: list[Release] = []
+        self.changed = asyncio.Event()
+        self.holdings: dict[int, Holding] = {}
+        self.bytes_sent = 0
+        self.met: Callable[[str], Coroutine[Any, Any, None]]
+        self.own: Callable[[], list[Release]] = list
+        if address is None:
+            found = environment.settings_from(os.environ)
+            address = found.address
+            if found.token is not None:
+                options.setdefault("token", found.token)
+        self._address = address
+        self._options = options
+        self._group: Group | None = None
+        self._opening = asyncio.Lock()
+        self._failure: AiodistError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pairs: set[Group] = set()  # those that it is in
+        self._left = asyncio.Event()  # one of them is no more
+        self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
+
+    # -- coming and going -------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Become known. Raises what `aiodist.connect` does."""
+        self._loop = asyncio.get_running_loop()
+        self.id = f"{chooser_on(self._loop).getrandbits(96):024x}"
+        await self._join()
+        ready = [asyncio.Event(), asyncio.Event()]
+        try:
+            self.spawn(self._again(lambda store: self._listen(store, ready[0])), "door")
+            self.spawn(self._again(lambda store: self._follow(store, ready[1])), "releases")
+            await asyncio.gather(*(self._until(event) for event in ready))
+            # Only now: who is seen in the store is called at its door.
+            await self.ask(self._beat)
+            self.spawn(self._again(self._live), "beat")
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Leave. Idempotent. Whoever is cancelled meanwhile does not break it off."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(), name="aiodist channel close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._fail(GroupClosedError(f"the channel {self.channel!r} was closed here"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._pairs:
+            for pair in self._pairs:
+                pair.abort("it takes part no more")
+            self._left.clear()
+            await self._left.wait()
+        for holding in self.holdings.values():
+            holding.retire()
+        self.holdings.clear()
+        group, self._group = self._group, None
+        if group is not None and not group.closed:
+            with suppress(AiodistError):  # it is gone, as it wants to be
+                await group.store.delete(directory.at(self.id), timeout=self.patience)
+            await group.close()
+
+    def meeting(self, name: str, rank: int) -> Meeting:
+        """``async with participant.meeting(name, rank) as pair:`` the group `name` of this one and
+        another. Raises what `connect` does."""
+        return Meeting(self, self._connecting(name, rank, 2, self.patience))
+
+    def met_in(self, pair: Group) -> None:
+        """It is in a group of two now."""
+        self._pairs.add(pair)
+
+    async def leave(self, pair: Group) -> None:
+        """It leaves one. Whoever is cancelled meanwhile does not break that off."""
+        await asyncio.shield(self._loop.create_task(self._leave(pair), name="aiodist pair leave"))
+
+    async def _leave(self, pair: Group) -> None:
+        try:
+            with suppress(AiodistError):  # not all has arrived: then it is asked for again
+                await pair.close()
+        finally:
+            self.bytes_sent += pair.bytes_moved[0]
+            self._pairs.discard(pair)
+            self._left.set()
+
+    def _connecting(self, name: str, rank: int, size: int, timeout: float) -> Connecting:
+        """To a group of this channel's participants."""
+        options = {"name": f"channel {self.channel}", **self._options, "op_timeout": self.patience}
+        options["timeout"] = timeout
+        return connect(self._address, group=name, rank=rank, size=size, **options)
+
+    async def _join(self) -> None:
+        name = f"channel {self.channel}/{self.id}"
+        timeout = self._options.get("timeout") or 30.0
+        connecting = self._connecting(name, 0, 1, timeout).with_store(f"channel {self.channel}")
+        self._group = group = await connecting
+        actor = group._actor
+        self.host = memory_of(actor.people[actor.roots[0]]).host
+        self.place = Place(self.id, self.host)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """A task that ends with this participant. If it fails, the channel has."""
+        task = self._loop.create_task(work, name=f"aiodist channel {self.channel}: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, AiodistError):
+            message = f"{task.get_name()} failed"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+            error = GroupClosedError(f"the channel {self.channel!r} failed here: {error!r}")
+        self._fail(error)
+
+    def _fail(self, error: AiodistError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self.changed.set()
+
+    def check(self) -> None:
+        """Raises the reason for which this takes part no more."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def _until(self, event: asyncio.Event) -> None:
+        while not event.is_set():
+            self.changed.clear()
+            self.check()
+            waits = [asyncio.ensure_future(one.wait()) for one in (event, self.changed)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    one.cancel()
+
+    # -- the store --------------------------------------------------------------------------------
+
+    async def ask(self, work: Callable[[Store], Awaitable[T]]) -> T:
+        """Do something with the store; again, if the coordinator was restarted meanwhile. Raises
+        CoordinatorLostError where that is gone for good, CollectiveTimeoutError."""
+        while True:
+            self.check()
+            group = self._group
+            assert group is not None
+            try:
+                return await work(group.store)
+            except (CoordinatorLostError, GroupClosedError) as error:
+                await self._recover(group, error)
+
+    async def _again(self, work: Callable[[Store], Awaitable[None]]) -> None:
+        """The same, without an end."""
+        while True:
+            try:
+                await self.ask(work)
+            except (CollectiveTimeoutError, JoinTimeoutError) as error:
+                # The coordinator is away, and may come back.
+                log.debug("channel %r: %s", self.channel, error)
+
+    async def _recover(self, group: Group, error: AiodistError) -> None:
+        actor = group._actor
+        if actor.is_evicted:
+            async with self._opening:
+                if self._group is group:
+                    log.warning("channel %r: joining again: %s", self.channel, error)
+                    await actor.gone()
+                    await self._join()
+        elif actor.is_over or not actor.control.is_open:
+            self._fail(error)
+            raise error
+
+    async def _listen(self, store: Store, ready: asyncio.Event) -> None:
+        async with store.watch(directory.door(self.id)) as rung:
+            ready.set()
+            async for _, name in rung:
+                if name is not None:
+                    self.spawn(self.met(name.decode(errors="replace")), "meeting")
+
+    async def _follow(self, store: Store, ready: asyncio.Event) -> None:
+        async with store.watch(directory.RELEASES) as changes:
+            await self._look(store)
+            ready.set()
+            async for _, value in changes:
+                self._know(value)
+
+    async def look(self) -> None:
+        """Know what the channel has now: what is told of it may still be on its way."""
+        await self.ask(self._look)
+
+    async def _look(self, store: Store) -> None:
+        self._know(await store.get(directory.RELEASES, timeout=self.patience))
+
+    def _know(self, value: bytes | None) -> None:
+        self.releases = directory.unpacked(Release, value)
+        self.changed.set()
+
+    async def _live(self, store: Store) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            await self._beat(store)
+
+    async def _beat(self, store: Store) -> None:
+        await store.set(directory.at(self.id), self.host.encode(), ttl=GONE, timeout=self.patience)
+        # A coordinator that was restarted has forgotten what the channel has.
+        if directory.restored(self.releases, self.own()) is not None:
+            await self.change(
+                directory.RELEASES, Release, lambda known: directory.restored(known, self.own())
+            )
+
+    async def change(
+        self, key: str, cls: type[R], work: Callable[[list[R]], list[R] | None]
+    ) -> list[R]:
+        """Change the records of a key: what they are then. None: they are well as they are."""
+
+        async def attempt(store: Store) -> list[R]:
+            pause = 0.001
+            while True:
+                value = await store.get(key, timeout=self.patience)
+                before = directory.unpacked(cls, value)
+                after = work(before)
+                if after is None or after == before:
+                    return before
+                new = directory.packed(after)
+                if await store.compare_set(key, value, new, timeout=self.patience):
+                    return after
+                # Where hundreds want the same, all would try again, and all but one in vain.
+                await asyncio.sleep(pause * chooser_on(self._loop).random())
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+        return await self.ask(attempt)
+
+    async def delete(self, key: str) -> None:
+        await self.ask(lambda store: store.delete(key, timeout=self.patience))
+
+    async def is_there(self, who: str) -> bool:
+        """Whether a participant has given a sign of life."""
+        found = await self.ask(lambda store: store.get(directory.at(who), timeout=self.patience))
+        return found is not None
+
+    async def publisher(self) -> Place | None:
+        """Who publishes."""
+        value = await self.ask(lambda store: store.get(directory.PUBLISHER, timeout=self.patience))
+        found: Sequence[Place] = directory.unpacked(Place, value)
+        return found[0] if found else None
+
+
+class Meeting:
+    """A group of two, for as long as it takes."""
+
+    def __init__(self, participant: Participant, connecting: Connecting) -> None:
+        self._participant = participant
+        self._connecting = connecting
+
+    async def __aenter__(self) -> Group:
+        self._pair = await self._connecting
+        self._participant.met_in(self._pair)
+        return self._pair
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._pair.abort(f"{type(error).__name__}: {error}")
+        await self._participant.leave(self._pair)

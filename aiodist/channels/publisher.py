@@ -1,0 +1,171 @@
+"""`aiodist.publisher`: who has the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+from aiodist.buffers.encoding import encode
+from aiodist.channels import directory, serving
+from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, Place, Release
+from aiodist.channels.holding import Holding, Memory, in_thread
+from aiodist.channels.manifest import Writing
+from aiodist.channels.participant import GONE, PATIENCE, Participant
+from aiodist.errors import CollectiveTimeoutError, JoinError
+
+log = logging.getLogger("aiodist.channels")
+
+
+def publisher(
+    channel: str,
+    *,
+    address: str | None = None,
+    keep: int = 2,
+    patience: float = PATIENCE,
+    **options: Any,
+) -> Publisher:
+    """``async with aiodist.publisher("policy", address=…) as out: await out.publish(params,
+    version=7)``: publish versions of weights to whoever subscribes to that channel.
+
+    `address` is that of a coordinator, as for `aiodist.connect` (None: from the environment), and
+    `options` are options of that, such as `token`, `ssl` and `transports`. `keep`: how many
+    versions are kept for subscribers. `patience`: how many seconds a chunk may take before whoever
+    waits for it gives up on the other side.
+
+    Entering raises what `connect` does, and JoinError where another publisher of the channel is
+    alive.
+
+    For example::
+
+        address = group.address  # of any coordinator
+        if group.rank == 0:
+            async with aiodist.publisher("policy", address=address) as out:
+                await out.publish({"w": np.ones(3)}, version=1)
+                await group.barrier()  # they have it
+        else:
+            async with aiodist.subscriber("policy", address=address) as weights:
+                version, tree = await weights.latest()
+                await group.barrier()
+    """
+    if not 1 <= keep <= MOST_RELEASES:
+        raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
+    return Publisher(Participant(channel, address, patience, options), keep)
+
+
+class Publisher:
+    """Publishes versions. Made by `aiodist.publisher`, for use by ``async with``."""
+
+    def __init__(self, participant: Participant, keep: int) -> None:
+        self._participant = participant
+        self._keep = keep
+        self._publishing = asyncio.Lock()
+        participant.met = lambda name: serving.meet(participant, name)
+        participant.own = self._own
+
+    async def __aenter__(self) -> Publisher:
+        await self._participant.open()
+        try:
+            await self._take_place()
+        except BaseException:
+            await self._participant.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._participant.close()
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version that the channel has, also of a publisher before this one; None: it
+        has none."""
+        releases = self._participant.releases
+        return releases[-1].version if releases else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of versions that this process has sent to others so far: not what they map."""
+        return self._participant.bytes_sent
+
+    async def publish(self, params: Any, *, version: int) -> None:
+        """Publish `params`, a tree of arrays of the host, as `version`, which has to be higher than
+        all before it. Returns as soon as `params` may change again: it is copied. Subscribers are
+        not waited for.
+
+        Raises ValueError for a version that is not higher, TypeError for a leaf that cannot travel,
+        JoinError where another publisher has taken this one's place, CoordinatorLostError,
+        CollectiveTimeoutError (the coordinator is away), OSError or MemoryError where there is no
+        memory. Nothing is published then.
+        """
+        if type(version) is not int or not 0 <= version <= MAX_VERSION:
+            raise ValueError(f"a version is an int from 0 on, not {version!r}")
+        participant = self._participant
+        participant.check()
+        async with self._publishing:
+            directory.check_higher(participant.releases, version)
+            writing = Writing(encode(params), version)
+            memory = Memory(writing.release.nbytes, shared=bool(participant.host))
+            try:
+                release = await in_thread(lambda: writing.write(memory.view))
+                await self._announce(release, memory)
+            except BaseException:
+                if version not in participant.holdings:
+                    memory.close()
+                raise
+
+    async def _announce(self, release: Release, memory: Memory) -> None:
+        participant = self._participant
+        await self._take_place()
+        holding = Holding(release)
+        holding.take(memory, release.parts)
+        participant.holdings[release.version] = holding
+        try:
+            known = await participant.change(
+                directory.RELEASES,
+                Release,
+                lambda known: directory.with_release(known, release, self._keep),
+            )
+        except BaseException:
+            # Whether the coordinator has it is not known: then nobody finds it here.
+            participant.holdings.pop(release.version).retire()
+            raise
+        kept = {one.version for one in known}
+        for old in [one for one in participant.holdings if one not in kept]:
+            participant.holdings.pop(old).retire()
+        dropped = [one.version for one in participant.releases if one.version not in kept]
+        participant.releases = known
+        for version in dropped:
+            # Published it is: a line that is left is a few bytes.
+            with suppress(CollectiveTimeoutError):
+                await participant.delete(directory.line(version))
+
+    async def _take_place(self) -> None:
+        """Be the one who publishes: there may have been another, who died."""
+        participant = self._participant
+        me = participant.place
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 2 * GONE
+        while True:
+            other = await participant.publisher()
+            if other is not None and other.id != me.id and await participant.is_there(other.id):
+                if loop.time() >= deadline or self._own():
+                    raise JoinError(
+                        f"the channel {participant.channel!r} has another publisher: end it first,"
+                        " or use another name"
+                    )
+                await asyncio.sleep(GONE / 8)
+                continue
+
+            def mine(known: list[Place], other: Place | None = other) -> list[Place] | None:
+                return [me] if (known[0] if known else None) == other else None
+
+            after = await participant.change(directory.PUBLISHER, Place, mine)
+            if after == [me]:
+                return
+
+    def _own(self) -> list[Release]:
+        return sorted(
+            (one.release for one in self._participant.holdings.values()),
+            key=lambda release: release.version,
+        )

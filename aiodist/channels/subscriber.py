@@ -1,0 +1,188 @@
+"""`aiodist.subscriber`: who needs the weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, overload
+
+from aiodist.channels import manifest, serving
+from aiodist.channels.directory import Release
+from aiodist.channels.fetching import Fetching
+from aiodist.channels.holding import Holding, in_thread
+from aiodist.channels.participant import PATIENCE, Participant
+from aiodist.errors import CollectiveTimeoutError
+
+
+def subscriber(
+    channel: str, *, address: str | None = None, patience: float = PATIENCE, **options: Any
+) -> Subscriber:
+    """``async with aiodist.subscriber("policy", address=…) as weights: version, tree = await
+    weights.latest()``: take versions of weights from a channel, at any time.
+
+    `address`, `patience` and `options` are those of `aiodist.publisher`. There need be no publisher
+    yet, or any more. Entering raises what `aiodist.connect` does.
+
+    For example::
+
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher("policy", address=coordinator.address) as out,
+            aiodist.subscriber("policy", address=coordinator.address) as weights,
+        ):
+            await out.publish([1.5], version=7)
+            assert await weights.latest() == (7, [1.5])
+    """
+    return Subscriber(Participant(channel, address, patience, options))
+
+
+class Subscriber:
+    """Takes versions, and hands them on to others. Made by `aiodist.subscriber`, for use by
+    ``async with``.
+
+    ``async for version, tree in weights`` gives the newest version each time that one is asked for,
+    never the same twice; see `latest`.
+    """
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._fetching = Fetching(participant)
+        self._turn = asyncio.Lock()
+        self._given = -1  # the newest that was given to the user
+        participant.met = lambda name: serving.meet(participant, name)
+        participant.own = self._own
+
+    async def __aenter__(self) -> Subscriber:
+        await self._participant.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._participant.close()
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version that the channel has, as far as is known here; None: it has none."""
+        releases = self._participant.releases
+        return releases[-1].version if releases else None
+
+    @overload
+    async def latest(
+        self, *, newer_than: int = -1, into: None = None, timeout: float | None = None
+    ) -> tuple[int, Any]: ...
+
+    @overload
+    async def latest(
+        self, *, newer_than: int = -1, into: Any, timeout: float | None = None
+    ) -> int: ...
+
+    async def latest(
+        self, *, newer_than: int = -1, into: Any = None, timeout: float | None = None
+    ) -> Any:
+        """The newest version over `newer_than` that can be had, once it is here as a whole: its
+        number, and its tree. Waits for one for as long as it takes, or for `timeout` seconds. It is
+        never older than one that was given before.
+
+        Arrays of the tree are numpy arrays that cannot be written, in the one copy of the version
+        that this host has, or tensors, which are copies; they stay as they are whatever becomes
+        of the version. `into`: arrays to write to instead, in a tree like the one that was
+        published; then the number alone is given. They are written when all of the version is here
+        and has been checked, and then as a whole, even if this is cancelled meanwhile.
+
+        Raises TypeError and ValueError, naming the place in `into`, where that does not fit, with
+        nothing written; CollectiveTimeoutError (a TimeoutError); CoordinatorLostError;
+        GroupClosedError. What has come of a version by then is kept for the next call.
+        """
+        try:
+            async with asyncio.timeout(timeout), self._turn:
+                holding = await self._fetching.newest(max(newer_than + 1, self._given))
+                # Before it is read, which goes on to the end if this is cancelled.
+                self._given = holding.release.version
+                with holding:
+                    value = await in_thread(lambda: _read(holding, into))
+        except TimeoutError as error:
+            if isinstance(error, CollectiveTimeoutError):
+                raise
+            raise CollectiveTimeoutError(
+                f"no version over {newer_than} of the channel {self._participant.channel!r} was"
+                f" here within {timeout:g} s; the newest there is: {self.newest}"
+            ) from None
+        return self._given if into is not None else (self._given, value)
+
+    def __aiter__(self) -> Versions:
+        return Versions(self)
+
+    async def stream(self, version: int) -> AsyncIterator[tuple[str, Any]]:
+        """``async for name, array in weights.stream(version)``: the arrays of a version in the
+        order of its tree, each as soon as it is here and has been checked, while others are on
+        their way. Its name are the keys on the way to it, joined by dots. As for `latest`,
+        arrays of numpy cannot be written, and tensors are copies.
+
+        Raises ValueError for a version that the channel has not, or not any more, and for one that
+        is older than what was given before; and what `latest` does.
+        """
+        release = await self._release(version)
+        holding = self._fetching.holding(release)
+        fetch = asyncio.ensure_future(self._fetching.this(release))
+        with holding:
+            try:
+                await _filled(holding, 1, fetch)
+                for leaf in manifest.leaves(holding.manifest):
+                    parts = release.parts_to(leaf.start + leaf.spec.nbytes)
+                    await _filled(holding, parts, fetch)
+                    yield leaf.name, leaf.read(holding.view, release.data)
+                await fetch
+                self._given = max(self._given, version)
+            finally:
+                fetch.cancel()
+                await asyncio.gather(fetch, return_exceptions=True)
+
+    async def _release(self, version: int) -> Release:
+        await self._participant.look()
+        releases = {one.version: one for one in self._participant.releases}
+        if version < self._given or version not in releases:
+            raise ValueError(
+                f"version {version!r} cannot be had: the channel has {sorted(releases)}, and"
+                f" {self._given} was given already"
+            )
+        return releases[version]
+
+    def _own(self) -> list[Release]:
+        holdings = self._participant.holdings
+        return [holdings[one].release for one in sorted(holdings) if holdings[one].is_whole]
+
+
+class Versions:
+    """``async for version, tree in weights``."""
+
+    def __init__(self, weights: Subscriber) -> None:
+        self._weights = weights
+        self._version = -1  # the last one
+
+    def __aiter__(self) -> Versions:
+        return self
+
+    async def __anext__(self) -> tuple[int, Any]:
+        self._version, tree = await self._weights.latest(newer_than=self._version)
+        return self._version, tree
+
+
+def _read(holding: Holding, into: Any) -> Any:
+    """May run in a thread."""
+    data = holding.release.data
+    if into is None:
+        return manifest.value_in(holding.view, holding.manifest, data)
+    manifest.Into(holding.manifest, into).write(holding.view, data)
+    return None
+
+
+async def _filled(holding: Holding, parts: int, fetch: asyncio.Future[Holding]) -> None:
+    """Wait until so many parts are here. Raises what `fetch` does."""
+    while holding.filled < parts:
+        news: asyncio.Future[Any] = asyncio.ensure_future(holding.news())
+        try:
+            waits: set[asyncio.Future[Any]] = {news, fetch}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        if fetch.done():
+            fetch.result()

@@ -1,0 +1,429 @@
+"""Small all-reduces with a tag, of ranks that share memory: posted within the call.
+
+Collectives with different tags have no common order, so they cannot use a lane. Here each rank
+posts what it has (`aiodist.shared_memory.posts`), and takes what the others have posted, by tag and
+number as in a mailbox. What is done then is the plan `direct_exchange.all_reduce`: everyone shows
+its value to all, and all reduce in the order of the ranks.
+
+**A frame that lies in memory.** A post is the one frame that a rank sends to all others in that
+plan, but for the way it goes. Each rank decides for itself, by call, whether it posts or sends: a
+program with hooks, an ``out=``, a full ring. What comes is handed to whatever waits for it here,
+whichever way it came. So nothing has to be agreed upon beyond the plan, which follows from what was
+called (`reductions.is_posted`); and of posts all holds that holds for frames: who gives up tells
+the others over links, a rank may have a result where another failed, tags are forgotten as ever
+(whoever has ended a collective has read all posts for it).
+
+**Waiting calls are cheap**, as there may be a thousand of them::
+
+    called ──> posts ──> all others have posted? ── yes ──> reduces: done within the call
+                                │ no (it looks for a moment, unless others wait already)
+                                └──> waits: a `Waiting`, found by tag and number
+                                        ├── the last post comes ──> reduces: done
+                                        └── anything else ──> an `Operation` (`take_over`)
+
+"Anything else" is whatever is not a post as expected: a frame of a peer about this collective (a
+verdict, a question, a value that came over a link, another call), a cancel, the loss of a rank, the
+end of the group, or that it has waited for `LONG`. So all of that has one way to be dealt with, the
+ordinary one, and there is no deadline, verdict or cancellation in here. The operation begins with
+what it has posted as sent, and with what has come as received.
+
+**One wake-up for all.** A rank with calls that wait sleeps on the first post of anybody, is woken
+once, and takes all that was posted meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiodist.buffers.kernels import Kernel, quietly
+from aiodist.buffers.vector import Vector
+from aiodist.collectives.express import Express, ExpressGroup, Flat, Recipe, failing, rest_of
+from aiodist.engine.early import Key, key_of
+from aiodist.engine.executor import Executor
+from aiodist.engine.operation import Operation
+from aiodist.engine.phase import Phase
+from aiodist.errors import ProtocolError
+from aiodist.phases.memories import SmallReductions
+from aiodist.schedules import direct_exchange
+from aiodist.schedules.plan import Copy
+from aiodist.shared_memory.lane import Lane
+from aiodist.shared_memory.posts import Posts, Reader, has_news, prefix_of
+from aiodist.transports.base import deliver
+from aiodist.transports.polling import cores
+from aiodist.wire import kinds
+from aiodist.wire.frames import pack_fields, unpack_fields
+from aiodist.work import Work
+
+LONG = 1.0
+"""Seconds after which a call that waits becomes an operation. Calls with less time than twice that
+are operations as soon as they have to wait."""
+MOST = 4096
+"""Most calls that wait: what each has posted may have to be kept by the others."""
+MOST_BYTES = 4 << 20
+"""Most bytes that these have posted."""
+FEW = 1024
+KEPT_WORDS = 256
+"""Most tags of one recipe whose words are kept."""
+
+
+class PostingGroup(ExpressGroup, Protocol):
+    """A group whose small all-reduces are posted."""
+
+    id: bytes
+    ranks: tuple[int, ...]
+
+    def kick(self, peer: int) -> None:
+        """Wakes `peer`, which waits for this rank in shared memory."""
+        ...
+
+
+class PostRecipe(Recipe):
+    """A recipe of an all_reduce that is posted. The memory of its phase is used by nobody: it is
+    for one call at a time, and of these there are many."""
+
+    __slots__ = ("_kernel", "_plain", "_quietly", "_size", "_words", "dtype")
+
+    def __init__(
+        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object, kernel: Kernel
+    ) -> None:
+        super().__init__(op, call, phase, vector, keeps)
+        self.dtype = vector.dtype
+        self._kernel = kernel
+        self._plain = kernel.plain(vector.length)  # reduces two arrays; None: no one function does
+        self._size = phase.prepared.plan.size
+        self._quietly = quietly()
+        self._words: dict[object, bytes] = {}  # of posts, by tag
+
+    def words(self, tag: object) -> bytes:
+        """What posts with `tag` say beside their number."""
+        words = self._words.get(tag)
+        if words is None:
+            if len(self._words) == KEPT_WORDS:
+                self._words.clear()
+            words = self._words[tag] = pack_fields(tag, self.call)
+        return words
+
+    def reduce(self, values: Sequence[Any], out: Flat) -> None:
+        """``out`` = the reduction of `values`, by rank, of which it is one: as the plan does it."""
+        plain, quietly = self._plain, self._quietly
+        if plain is None:
+            quietly(self._kernel.reduce_loudly, values, out, self._size)
+            return
+        total = values[0]
+        if self._size > 2:
+            partial = np.empty_like(out)
+            for value in values[1:-1]:
+                quietly(plain, total, value, out=partial)
+                total = partial
+        quietly(plain, total, values[-1], out=out)
+
+    def begun(self, flat: Flat) -> Executor:
+        """What goes on with a call that has posted `flat`: to the plan, as if that had been sent to
+        everyone."""
+        vector = Vector.of(flat)
+        memory = SmallReductions([(self._kernel, vector, vector)], self._size)
+        first, *_ = self.phase.prepared.plan.steps
+        assert isinstance(first, Copy)
+        memory.copy(first)
+        return Executor(Phase(self.phase.prepared, memory), None, done=self._size)
+
+
+class Call:
+    """One call, from its post to its end, or until it is an operation."""
+
+    __slots__ = (
+        "flat", "key", "missing", "nbytes", "over", "prefix", "recipe", "seconds", "values", "work",
+        "x",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        recipe: PostRecipe,
+        key: Key,
+        work: Work[Any],
+        x: Any,
+        flat: Flat,
+        seconds: float,
+        prefix: bytes,
+        values: list[Any],
+        missing: int,
+    ) -> None:
+        self.recipe = recipe
+        self.key = key  # its tag and number
+        self.work = work
+        self.x = x  # the array of the user
+        self.flat = flat  # the memory of that
+        self.seconds = seconds  # that it had when it was called
+        self.prefix = prefix  # what comes before the data in the posts of all ranks
+        self.nbytes = recipe.nbytes
+        self.values = values  # by rank; None: it has not come
+        self.missing = missing  # values that have not come
+        self.over = False  # it waits no more, whatever became of it
+
+    def came(self, rank: int, data: bytes | memoryview) -> None:
+        """The value of `rank` is here."""
+        self.values[rank] = np.frombuffer(data, self.recipe.dtype)
+        self.missing -= 1
+
+
+class PostExpress(Express[PostingGroup, PostRecipe]):
+    """The recipes of a group that posts, and the calls of this rank that wait for posts."""
+
+    _on_lane = False
+
+    def __init__(self, context: PostingGroup, lane: Lane) -> None:
+        super().__init__(context)
+        self._posts = Posts(lane.board)
+        self._moved = lane.moved
+        self._polls = lane.polls
+        self._crowded = context.size > cores()
+        self._waiting: dict[Key, Call] = {}  # by tag and number, the oldest first
+        self._bytes = 0  # that these have posted
+        self._timer: Any = None  # of the oldest of them
+        self._broken = False  # a rank is lost: nothing is posted any more
+
+    def _prepare(
+        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
+    ) -> PostRecipe | None:
+        if phase.prepared.plan.name != direct_exchange.ALL_REDUCE:
+            return None
+        assert isinstance(phase.memory, SmallReductions)
+        ((kernel, *_),) = phase.memory.groups
+        assert isinstance(kernel, Kernel)
+        return PostRecipe(op, call, phase, vector, keeps, kernel)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _run(
+        self, recipe: PostRecipe, x: Any, flat: Flat, seconds: float, tag: object = None
+    ) -> Work[Any] | None:
+        calls, waiting = self._calls, self._waiting
+        tags, arrivals, nbytes = calls.tags, calls.arrivals, recipe.nbytes
+        if (
+            self._broken
+            or tag in tags.frozen
+            or seconds < 2 * LONG
+            or len(waiting) >= MOST
+            or self._bytes + nbytes > MOST_BYTES
+            or self._records.trace is not None
+        ):
+            return None
+        seq = tags.upcoming(tag)
+        key = tag, seq
+        size = self._context.size
+        values: list[Any] = [None] * size
+        missing = size - 1
+        early = arrivals.early.get(key)
+        if early is not None:
+            found = early.values(recipe.call, nbytes)
+            if found is None:
+                return None  # there is something else among it
+            for rank, data in found.items():
+                values[rank] = np.frombuffer(data, recipe.dtype)
+                missing -= 1
+        if key in arrivals.verdicts:
+            return None
+        prefix = prefix_of(seq, recipe.words(tag), nbytes)
+        # Of a few bytes a copy is made sooner than a view.
+        shown: Any = flat.tobytes() if nbytes <= FEW else flat.view(np.uint8).data
+        if not self._posts.put(prefix, shown):
+            return None
+        # From here on it is called: nothing can be called before it, by whatever runs below.
+        tags.take(tag)
+        if early is not None:
+            arrivals.take(key)
+        values[self._context.rank] = flat
+        work: Work[Any] = Work.begin(self._loop, recipe.op, tag, seq, nbytes)
+        call = waiting[key] = Call(recipe, key, work, x, flat, seconds, prefix, values, missing)
+        self._bytes += nbytes
+        for rank in self._posts.tell():
+            self._context.kick(rank)
+        while not self._look(call):
+            # Where others wait, the one before has looked for long enough.
+            if not (self._polls and len(waiting) == 1 and self._news(call)):
+                break
+        if not call.over:
+            if call.missing:
+                self._wait(call)
+            else:
+                self._complete(call)
+        return work
+
+    def _news(self, call: Call) -> bool:
+        """Whether one of those who are missing in `call` posts anything within a moment."""
+        late = [each for each in self._posts.readers if call.values[each.rank] is None]
+        return self._progress.until(has_news, late, crowded=self._crowded)
+
+    def _look(self, call: Call) -> bool:
+        """Whether nothing is missing any more for `call`, or it waits no more."""
+        for reader in self._posts.readers:
+            rank = reader.rank
+            while call.values[rank] is None and reader.has_more():
+                data = reader.expected(call.prefix, call.nbytes)
+                if data is not None:
+                    call.came(rank, data)
+                else:
+                    self._take(reader)
+                    if call.over:
+                        return True
+        return not call.missing
+
+    def _wait(self, call: Call) -> None:
+        work = call.work
+        self._records.begin(work, call.recipe.call)
+        work._on_cancel = partial(self._cancelled, call)
+        if self._timer is None and call.seconds != math.inf:
+            self._timer = self._loop.call_later(LONG, self._waits_long)
+        self.rest()
+        work.pending_for_user()
+
+    def _leave(self, call: Call) -> None:
+        call.over = True
+        del self._waiting[call.key]
+        self._bytes -= call.nbytes
+
+    def _complete(self, call: Call) -> None:
+        """Nothing is missing any more for `call`."""
+        self._leave(call)
+        recipe, work = call.recipe, call.work
+        try:
+            recipe.reduce(call.values, call.flat)
+            result = call.x if recipe.finish is None else recipe.finish(call.x)
+        except Exception as error:
+            self._calls.take_over(work, recipe.call, None, failing(error), call.seconds, came={})
+            return
+        self._moved.add(call.nbytes, call.nbytes * (len(call.values) - 1))
+        self._calls.ended(work.tag)
+        if work.record is not None:
+            work.finish(result)
+            return
+        records = self._records
+        records.add((
+            records.scope, work.op, work.tag, work.seq, recipe.call, None, call.nbytes,
+            work._started,
+        ))  # fmt: skip
+        if self._progress.is_due():
+            self._loop.call_soon(work.finish, result)
+        else:
+            work.finish(result)
+
+    # -- posts ------------------------------------------------------------------------------------
+
+    def _take(self, reader: Reader) -> None:
+        """Hand the next post of `reader` to whatever it is for."""
+        try:
+            post = reader.take()
+            if post is None:
+                return
+            said = unpack_fields(post.words)
+            if len(said) != 2:
+                raise ProtocolError("a post says its tag and its call")
+            tag, text = said
+            fields = [kinds.MESSAGE, self._context.id, tag, post.number, 0, text]
+            key, rank, data = key_of(fields), reader.rank, memoryview(post.data)
+            call = self._waiting.get(key)
+            if call is not None:
+                alike = text == call.recipe.call and len(data) == call.nbytes
+                if alike and call.values[rank] is None:
+                    call.came(rank, data)
+                    if not call.missing:
+                        self._complete(call)
+                    return
+            landing = self._calls.arrivals.message(rank, fields, len(data))
+            deliver(landing, (data,), len(data))
+        except (ProtocolError, ValueError) as error:
+            reader.give_up()
+            wrong = error if isinstance(error, ProtocolError) else ProtocolError(str(error))
+            self._context.endpoint.blame(self._context.ranks[reader.rank], wrong)
+
+    def read(self) -> None:
+        """Take all that was posted."""
+        for reader in list(self._posts.readers):
+            while reader.has_more():
+                self._take(reader)
+
+    def rest(self) -> None:
+        """Take all that was posted, and as long as anything waits here, be woken by what comes."""
+        posts = self._posts
+        if posts.asleep:
+            return
+        self.read()
+        while (self._waiting or self._calls.ops) and not posts.sleep():
+            self.read()
+
+    def kicked(self) -> None:
+        """Somebody has posted."""
+        if self._posts.asleep:
+            self._posts.awake()
+            self.rest()
+
+    # -- what is not to be done in here -----------------------------------------------------------
+
+    def operation(self, key: Key) -> Operation | None:
+        """The call with this tag and number, as an operation from here on; None: none waits."""
+        call = self._waiting.get(key)
+        return None if call is None else self._to_operation(call)
+
+    def _to_operation(self, call: Call) -> Operation | None:
+        self._leave(call)
+        recipe = call.recipe
+        rank = self._context.rank
+        came = {
+            src: value.data.cast("B")
+            for src, value in enumerate(call.values)
+            if value is not None and src != rank
+        }
+        return self._calls.take_over(
+            call.work,
+            recipe.call,
+            recipe.begun(call.flat),
+            rest_of(recipe, call.x),
+            call.seconds,
+            came=came,
+        )
+
+    def _cancelled(self, call: Call, work: Work[Any]) -> None:
+        operation = self._to_operation(call)
+        if operation is not None and not operation.done:
+            self._calls.ends.cancelled(operation, work)
+
+    def _waits_long(self) -> None:
+        """Have those that have waited for long go on as operations, which have deadlines."""
+        self._timer = None
+        for call in list(self._waiting.values()):
+            left = LONG - call.work.elapsed
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._waits_long)
+                break
+            if not call.over:
+                self._to_operation(call)
+
+    def end(self) -> None:
+        """Post nothing more, as a rank is lost or the group ends. What was posted is taken; what
+        waits after that goes on as operations."""
+        self._broken = True
+        self.read()
+        self.settle()
+
+    def settle(self) -> None:
+        """All that waits goes on as operations."""
+        for call in list(self._waiting.values()):
+            if not call.over:
+                self._to_operation(call)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def works(self) -> list[Work[Any]]:
+        """Those of the calls that wait."""
+        return [call.work for call in self._waiting.values()]
+
+    def close(self) -> None:
+        """The group has ended: let go of all memory."""
+        self._posts.close()

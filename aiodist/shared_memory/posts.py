@@ -1,0 +1,219 @@
+"""What ranks of a host post: each writes small things for all others, who take them in any order.
+
+A lane has one order, which all its ranks keep to. Collectives of different tags have none: each
+rank calls them as it comes to them, and what is called first here may be called last elsewhere. So
+what a rank gives to such a collective must not wait for a turn. It is a *post*: words that say what
+it is for, and the data. Each rank has a ring of posts in its segment, that it alone writes; all
+others read it from end to end, and keep what they cannot use yet. Nothing of it stays in the ring
+for the sake of a collective that is called late, so no tag holds up another one::
+
+    rank 0 writes    [a #0][b #0][c #0]···         ← head: bytes that were ever posted
+    rank 1 has read   ──────────►                  ← its cursor: bytes that it has read of rank 0
+    rank 2 has read   ────────────────►
+
+**Words.** All are of the first page, one writer each (see `aiodist.shared_memory.board`): the head,
+whether the rank sleeps, and one cursor for each other rank. The data is written before the head
+that says that it is there; and read before the cursor that says that it may be written over.
+Whoever goes to sleep writes so and looks again, and whoever posts writes its head and looks who
+sleeps: with a fence on both sides, as on a lane, so no wake-up is lost. A rank is woken once for
+each sleep, whatever is posted meanwhile, and reads all that is there then.
+
+**No room.** A reader that does nothing for long leaves the ring full. Nobody waits for it: `put`
+says no, and what was to be posted goes over links as ever. What a post is for stands in its words,
+so the readers need not know which way it came.
+
+A post is ``bytes to the next one, of words, of data; number; words; data``, its data aligned.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from aiodist.errors import ProtocolError
+from aiodist.shared_memory.board import PAGE, POSTS, Board, fence
+
+START, SIZE = POSTS
+
+# Words, behind those of the board. The head is looked at by all others again and again, so it is
+# alone in its line.
+HEAD: Final = 384
+SLEEP: Final = 392
+CURSORS: Final = 400
+"""And further ones, by rank on this host: bytes that were read of that rank."""
+MOST_RANKS: Final = PAGE // 8 - CURSORS
+
+_BEGIN = struct.Struct("<IIIxxxxQ")
+_UNIT: Final = 32
+"""Posts begin at multiples of this, and so does their data. So where anything is left at the end of
+the ring, there is room for the beginning of a post."""
+_MASK: Final = SIZE - 1
+
+
+def _padded(length: int) -> int:
+    return length + _UNIT - 1 & -_UNIT
+
+
+class Post(NamedTuple):
+    """One that was read. `number` and `words` say what it is for."""
+
+    number: int
+    words: bytes
+    data: bytes
+
+
+def prefix_of(number: int, words: bytes, nbytes: int) -> bytes:
+    """The bytes of a post before its data of `nbytes`."""
+    length = len(words)
+    pad = -(_BEGIN.size + length) % _UNIT
+    whole = _BEGIN.size + length + pad + _padded(nbytes)
+    return _BEGIN.pack(whole, length, nbytes, number) + words + bytes(pad)
+
+
+class Posts:
+    """The posts of the ranks of a host, as one of them reads and writes them."""
+
+    def __init__(self, board: Board) -> None:
+        ranks = sorted((board.rank, *board.words))
+        assert len(ranks) <= MOST_RANKS
+        place = ranks.index(board.rank)
+        self._own = board.own
+        self._ring = board.memory(board.rank)[START : START + SIZE]
+        self._head = 0  # bytes that were posted
+        self._room = SIZE  # there is room up to where the head is this
+        # The words of the others in which they say how far they have read, and whether they sleep.
+        self._words = list(board.words.values())
+        self._cursor = CURSORS + place
+        self._sleepers = list(board.words.items())
+        self._woken = dict.fromkeys(board.words, 0)  # by rank: the sleep that was ended last
+        self._naps = 0  # how often this rank has slept
+        self.asleep = False
+        self.readers = [
+            Reader(rank, board.memory(rank), board.words[rank], board.own, CURSORS + at)
+            for at, rank in enumerate(ranks)
+            if rank != board.rank
+        ]
+
+    def put(self, prefix: bytes, data: bytes | memoryview) -> bool:
+        """Post `data`. False: there is no room. `tell` comes next."""
+        length, nbytes = len(prefix), len(data)
+        head = self._head
+        at = head & _MASK
+        end = at + length + _padded(nbytes)
+        # No post goes around the end of the ring.
+        skipped = SIZE - at if end > SIZE else 0
+        after = head + skipped + end - at
+        if after > self._room:
+            cursor = self._cursor
+            self._room = SIZE + min([words[cursor] for words in self._words])
+            if after > self._room:
+                return False
+        ring = self._ring
+        if skipped:
+            ring[at : at + _BEGIN.size] = _BEGIN.pack(skipped, 0, 0, 0)
+            at = 0
+        ring[at : at + length] = prefix
+        ring[at + length : at + length + nbytes] = data
+        self._head = after
+        return True
+
+    def tell(self) -> list[int]:
+        """Show what was put. Returns who is to be woken."""
+        self._own[HEAD] = self._head
+        fence()
+        found: list[int] = []
+        for rank, words in self._sleepers:
+            nap = words[SLEEP]
+            if nap and nap != self._woken[rank]:
+                self._woken[rank] = nap
+                found.append(rank)
+        return found
+
+    def sleep(self) -> bool:
+        """Have this rank woken by whoever posts next. False: something is there already."""
+        self._naps += 1
+        self._own[SLEEP] = self._naps
+        fence()
+        for reader in self.readers:
+            if reader.has_more():
+                self._own[SLEEP] = 0
+                return False
+        self.asleep = True
+        return True
+
+    def awake(self) -> None:
+        """Nobody need wake this rank."""
+        self.asleep = False
+        self._own[SLEEP] = 0
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self.readers.clear()
+        self._words.clear()
+        self._sleepers.clear()
+        self._ring = memoryview(b"")
+        self._own = memoryview(bytearray(PAGE)).cast("Q")
+
+
+class Reader:
+    """The posts of `rank`, one after the other."""
+
+    __slots__ = ("_cursor", "_own", "_ring", "rank", "taken", "words")
+
+    def __init__(
+        self, rank: int, memory: memoryview, words: memoryview, own: memoryview, cursor: int
+    ) -> None:
+        self.rank = rank
+        self._ring = memory[START : START + SIZE]
+        self.words = words
+        self._own = own  # this rank's words
+        self._cursor = cursor  # where in these it says how far it has read
+        self.taken = 0  # bytes that were read
+
+    def has_more(self) -> bool:
+        """Whether there is one to read."""
+        return self.words[HEAD] != self.taken
+
+    def expected(self, prefix: bytes, nbytes: int) -> bytes | None:
+        """The data of the next post, which is there, if it begins like that; else it stays."""
+        at = self.taken & _MASK
+        start = at + len(prefix)
+        if self._ring[at:start].tobytes() != prefix:
+            return None
+        data = self._ring[start : start + nbytes].tobytes()
+        self._move(start - at + _padded(nbytes))
+        return data
+
+    def take(self) -> Post | None:
+        """The next post, which is there; None where it is nothing but the end of the ring. Raises
+        ProtocolError."""
+        at = self.taken & _MASK
+        whole, length, nbytes, number = _BEGIN.unpack_from(self._ring, at)
+        start = at + _padded(_BEGIN.size + length)
+        skips = at + whole == SIZE and not length
+        there = self.words[HEAD] - self.taken
+        if whole > min(there, SIZE - at) or not (skips or whole == start + _padded(nbytes) - at):
+            raise ProtocolError(f"rank {self.rank} posted {nbytes} bytes in {whole}")
+        ring = self._ring
+        words = ring[at + _BEGIN.size : at + _BEGIN.size + length].tobytes()
+        data = ring[start : start + nbytes].tobytes()
+        self._move(whole)
+        return Post(number, words, data) if length else None
+
+    def give_up(self) -> None:
+        """Read nothing more: the rank posts what makes no sense, and is lost."""
+        self.words = memoryview(bytearray(PAGE)).cast("Q")
+        self.taken = 0
+
+    def _move(self, nbytes: int) -> None:
+        self.taken += nbytes
+        self._own[self._cursor] = self.taken
+
+
+def has_news(readers: Sequence[Reader], _: None) -> bool | None:
+    """True: there is something to read. (For `Progress.until`, which looks again and again.)"""
+    for reader in readers:
+        if reader.words[HEAD] != reader.taken:
+            return True
+    return None

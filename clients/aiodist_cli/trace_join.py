@@ -1,0 +1,294 @@
+"""The files of traced ranks joined into one trace, as Chrome's trace viewer and Perfetto read it.
+
+Pure: parts in, events out. A part is what `aiodist.rank.tracing` has written, for one rank.
+
+**One clock.** Each part has comparisons of its clock with the coordinator's. Ranks of one host have
+one clock, so all of theirs are used together, and no error comes between them.
+
+**Waiting and moving.** No collective ends at any rank before all have called it. So a rank waits
+until the last one has come, and what is left is the time in which data moves. Nothing has to be
+measured for that but starts and ends: it is seen once the operations of all ranks are side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+FORMAT = 1
+"""That of the parts."""
+
+_SENDS = ("send", "ssend")
+_MESSAGES = (*_SENDS, "recv", "probe")
+_KINDS = ("collectives", "messages", "membership")
+_LANES = 1000
+"""Tracks of one kind, for operations that run at the same time: more than there ever are."""
+_WINDOW = 5.0
+"""Seconds. Of the comparisons of clocks in so much time, the best one is used."""
+_OP = re.compile(r"\b[A-Z]{2,}\b")
+_DTYPE = re.compile(r"\b([a-z]+\d*)\[")
+
+
+class Clock:
+    """The clock of one host, in terms of the coordinator's."""
+
+    def __init__(self, samples: Iterable[Sequence[float]]) -> None:
+        best: dict[int, Sequence[float]] = {}
+        for sample in samples:
+            window = int(sample[0] // _WINDOW)
+            if window not in best or sample[2] < best[window][2]:
+                best[window] = sample
+        self._samples = [best[window] for window in sorted(best)]
+
+    @property
+    def error(self) -> float:
+        """By how many seconds it is wrong at most, where it was compared."""
+        return max((error for _, _, error in self._samples), default=0.0)
+
+    def common(self, when: float) -> float:
+        """The time in common for `when` on this clock: between comparisons, along a line."""
+        samples = self._samples
+        if not samples:
+            return when
+        at = bisect_right(samples, when, key=lambda sample: sample[0])
+        if at in (0, len(samples)):
+            return when + samples[max(0, at - 1)][1]
+        (t0, before, _), (t1, after, _) = samples[at - 1], samples[at]
+        return when + before + (after - before) * (when - t0) / (t1 - t0)
+
+
+@dataclass(slots=True)
+class Operation:
+    """One operation of one rank, in the time in common. `process`: which part it is of."""
+
+    process: int
+    context: str
+    group: str
+    epoch: int
+    rank: int
+    size: int
+    op: str
+    tag: Any
+    seq: int | None
+    call: str
+    peer: int | None
+    nbytes: int
+    start: float
+    end: float
+    state: str
+    error: str
+    plans: list[str]
+    track: int = 0
+    waits_for: int | None = None
+    moves: float | None = None  # when data began to move; None: that is not known
+
+
+class Joined(NamedTuple):
+    """The trace, as it is written; how many ranks and operations it has; the hosts, and by how much
+    their clocks may be wrong, in seconds."""
+
+    trace: dict[str, Any]
+    ranks: int
+    operations: int
+    hosts: int
+    error: float
+
+
+def join(parts: Sequence[Mapping[str, Any]]) -> Joined:
+    """One trace of all `parts`. Raises ValueError for what is no part, or of another version."""
+    for part in parts:
+        if part.get("aiodist") != FORMAT:
+            raise ValueError(f"expected a trace of version {FORMAT}, not {part.get('aiodist')!r}")
+    parts = sorted(parts, key=lambda part: (part["group"], part["rank"], part["pid"]))
+    clocks = _clocks(parts)
+    operations = [
+        one for process, part in enumerate(parts) for one in _operations(process, part, clocks)
+    ]
+    links = [*_collectives(operations), *_messages(operations)]
+    _lay_out(operations)
+    starts = [one.start for one in operations]
+    starts += [clocks[part["machine"]].common(when) for part in parts for when, _ in part["events"]]
+    zero = min(starts, default=0.0)
+    # Each is compared with the coordinator's clock, and two may both be wrong.
+    errors = sorted(clock.error for clock in clocks.values())
+    error = sum(errors[-2:]) if len(errors) > 1 else 0.0
+    events: list[dict[str, Any]] = []
+    for process, part in enumerate(parts):
+        tracks = {one.track for one in operations if one.process == process}
+        events += _names(process, part, tracks)
+        clock = clocks[part["machine"]]
+        events += [
+            _instant(process, clock.common(when) - zero, text) for when, text in part["events"]
+        ]
+    for one in operations:
+        events += _slices(one, zero)
+    for number, (before, after) in enumerate(links):
+        events += _arrow(number, before, after, zero)
+    incomplete = [str(part["rank"]) for part in parts if not part["complete"]]
+    other = {
+        "clocks": f"{len(clocks)} hosts, wrong by {error * 1e6:.0f} us at most",
+        "incomplete": ", ".join(incomplete) or "none",
+    }
+    trace = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
+    return Joined(trace, len(parts), len(operations), len(clocks), error)
+
+
+def _clocks(parts: Iterable[Mapping[str, Any]]) -> dict[str, Clock]:
+    """By host. The coordinator's own is no different: nobody knows which one that is."""
+    samples: dict[str, list[Sequence[float]]] = defaultdict(list)
+    for part in parts:
+        samples[part["machine"]] += part["clock"]
+    return {host: Clock(found) for host, found in samples.items()}
+
+
+def _operations(
+    process: int, part: Mapping[str, Any], clocks: Mapping[str, Clock]
+) -> Iterator[Operation]:
+    clock = clocks[part["machine"]]
+    for scope, op, tag, seq, call, peer, nbytes, start, end, state, error, plans in part[
+        "operations"
+    ]:
+        group, epoch, rank, size, context = part["scopes"][scope]
+        yield Operation(
+            process, context, group, epoch, rank, size, op, tag, seq, call, peer, nbytes,
+            clock.common(start), clock.common(end), state, error, plans,
+        )  # fmt: skip
+
+
+Link = tuple[Operation, Operation]
+"""Two operations, of which the second one has waited for the first, or has taken what it gave."""
+
+
+def _collectives(operations: Iterable[Operation]) -> Iterator[Link]:
+    """Which collectives belong together; and how long each has waited for the last one."""
+    same: dict[Any, list[Operation]] = defaultdict(list)
+    for one in operations:
+        if one.op not in _MESSAGES and one.seq is not None:
+            same[one.context, str(one.tag), one.seq].append(one)
+    for ranks in same.values():
+        last = max(ranks, key=lambda one: one.start)
+        is_known = len({one.rank for one in ranks}) == last.size
+        for one in ranks:
+            if one is last:
+                one.moves = one.start if is_known else None
+                continue
+            if is_known:
+                _waits(one, last)
+            yield last, one
+
+
+def _messages(operations: Iterable[Operation]) -> Iterator[Link]:
+    """Which receive has taken which message: those of one sender, receiver and tag are taken in
+    their order, by receives in the order of their calls."""
+    sent: dict[Any, list[Operation]] = defaultdict(list)
+    taken: dict[Any, list[Operation]] = defaultdict(list)
+    for one in operations:
+        if one.state != "done" or one.peer is None:
+            continue
+        if one.op in _SENDS:
+            sent[one.context, one.rank, one.peer, str(one.tag)].append(one)
+        elif one.op == "recv":
+            taken[one.context, one.peer, one.rank, str(one.tag)].append(one)
+    for key, receives in taken.items():
+        sends = sorted(sent.get(key, ()), key=lambda one: one.start)
+        receives.sort(key=lambda one: one.start)
+        for send, receive in zip(sends, receives, strict=False):
+            _waits(receive, send)
+            if send.op == "ssend":
+                _waits(send, receive)
+            yield send, receive
+
+
+def _waits(one: Operation, other: Operation) -> None:
+    """`one` could not go on before `other` had begun."""
+    one.moves = min(max(one.start, other.start), one.end)
+    if one.moves > one.start:
+        one.waits_for = other.rank
+
+
+def _lay_out(operations: Iterable[Operation]) -> None:
+    """Operations that run at the same time in one rank go on tracks beside each other."""
+    free: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for one in sorted(operations, key=lambda one: one.start):
+        kind = 1 if one.op in _MESSAGES else 0
+        ends = free[one.process, kind]
+        lane = next((lane for lane, end in enumerate(ends) if end <= one.start), len(ends))
+        if lane == len(ends):
+            ends.append(0.0)
+        ends[lane] = one.end
+        one.track = _LANES * (kind + 1) + lane
+
+
+def _names(
+    process: int, part: Mapping[str, Any], tracks: Iterable[int]
+) -> Iterator[dict[str, Any]]:
+    def name(what: str, thread: int, **args: Any) -> dict[str, Any]:
+        return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}
+
+    yield name("process_name", 0, name=f"rank {part['rank']} of {part['group']}")
+    yield name("process_labels", 0, labels=f"{part['host']} pid {part['pid']} {part['name']}")
+    yield name("process_sort_index", 0, sort_index=process)
+    for track in (*sorted(tracks), 3 * _LANES):
+        kind, lane = divmod(track, _LANES)
+        text = _KINDS[kind - 1] if lane == 0 else f"{_KINDS[kind - 1]} ({lane + 1})"
+        yield name("thread_name", track, name=text)
+        yield name("thread_sort_index", track, sort_index=track)
+
+
+def _instant(process: int, when: float, text: str) -> dict[str, Any]:
+    return {
+        "ph": "i", "s": "p", "cat": "membership", "name": text,
+        "pid": process, "tid": 3 * _LANES, "ts": _us(when),
+    }  # fmt: skip
+
+
+def _slices(one: Operation, zero: float) -> Iterator[dict[str, Any]]:
+    """The operation, and within it what it has waited for, and how long data moved."""
+    where = {"pid": one.process, "tid": one.track}
+    args: dict[str, Any] = {
+        "group": one.group, "epoch": one.epoch, "rank": one.rank, "bytes": one.nbytes,
+        "state": one.state,
+    }  # fmt: skip
+    op, dtype = _OP.search(one.call), _DTYPE.search(one.call)
+    more = {
+        "tag": one.tag, "number": one.seq, "peer": one.peer, "call": one.call or None,
+        "op": op and op[0], "dtype": dtype and dtype[1],
+        "algorithm": " + ".join(one.plans) or None, "error": one.error or None,
+        "waited_us": None if one.moves is None else _us(one.moves - one.start),
+        "moved_us": None if one.moves is None else _us(one.end - one.moves),
+    }  # fmt: skip
+    args |= {key: value for key, value in more.items() if value is not None}
+    name = one.op if one.tag in (None, 0) else f"{one.op} {one.tag!r}"
+    category = "messages" if one.op in _MESSAGES else "collectives"
+
+    def piece(text: str, start: float, end: float, **args: Any) -> dict[str, Any]:
+        when = {"ts": _us(start - zero), "dur": _us(max(0.0, end - start))}
+        return {"ph": "X", "cat": category, "name": text, **where, **when, "args": args}
+
+    yield piece(name, one.start, one.end, **args)
+    if one.moves is None:
+        return
+    if one.waits_for is not None:
+        yield piece(f"waiting for rank {one.waits_for}", one.start, one.moves)
+    if one.end > one.moves:
+        yield piece("moving", one.moves, one.end)
+
+
+def _arrow(
+    number: int, before: Operation, after: Operation, zero: float
+) -> Iterator[dict[str, Any]]:
+    for one, kind in ((before, "s"), (after, "f")):
+        when = one.start if kind == "s" or one.moves is None else one.moves
+        end = {"bp": "e"} if kind == "f" else {}
+        yield {
+            "ph": kind, "id": number, "cat": "flow", "name": before.op, **end,
+            "pid": one.process, "tid": one.track, "ts": _us(when - zero),
+        }  # fmt: skip
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

@@ -1,0 +1,222 @@
+"""What the page shows, as plain data: what the groups do now, and their last minutes.
+
+All times in it are seconds ago, so that it does not matter what clock a browser has. There is a
+limit to how much of it there is: of many groups, those with trouble are shown, then the others in
+the order in which they came; and likewise the ranks of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from aiodist.membership.group import ranks_text
+from aiodist_server import words
+from aiodist_server.history import WINDOW, Event, GroupHistory, History, Row
+from aiodist_server.states import SEVERITY, State, states
+
+MOST_GROUPS = 16
+"""So many groups are shown; of more, the names."""
+MOST_NAMES = 100
+MOST_RANKS = 64
+"""So many ranks of one group are shown."""
+MOST_LISTED = 16
+"""So many of what else is listed: who waits, who is lost, culprits of one finding."""
+
+
+def picture(found: Mapping[str, Any], history: History, now: float) -> dict[str, Any]:
+    """`found`: the last answer of `Coordinator.survey`, which `history` has taken in."""
+    plains = {(group["name"], group["run_id"]): group for group in found["groups"]}
+    # Those with trouble first; else as they came, and what has ended last.
+    keys = sorted(
+        [*plains, *(key for key in history.groups if key not in plains)],
+        key=lambda key: _urgency(plains.get(key)),
+    )
+    return {
+        "address": found["address"],
+        "draining": found["draining"],
+        "window": WINDOW,
+        "count": len(plains),
+        "groups": [
+            _group(key, plains.get(key), history.groups.get(key), now) for key in keys[:MOST_GROUPS]
+        ],
+        "others": [name for name, _ in keys[MOST_GROUPS : MOST_GROUPS + MOST_NAMES]],
+        "others_left_out": max(0, len(keys) - MOST_GROUPS - MOST_NAMES),
+        "events": _events(history.events, now),
+    }
+
+
+def _urgency(plain: Mapping[str, Any] | None) -> int:
+    if plain is None:
+        return 2
+    return 0 if plain["findings"] or plain["lost"] or plain["absent"] else 1
+
+
+def _group(
+    key: tuple[str, str],
+    plain: Mapping[str, Any] | None,
+    history: GroupHistory | None,
+    now: float,
+) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "name": key[0],
+        "run": key[1],
+        "state": _state(plain),
+        "trouble": plain is not None and bool(plain["findings"] or plain["lost"]),
+        "ended": plain is None,
+        **_rows(plain, history, now),
+        "findings": [],
+        "notices": [],
+        "series": _series(history, now),
+        "events": [] if history is None else _events(history.events, now),
+    }
+    if plain is not None:
+        members = {member["rank"]: member for member in plain["members"]}
+        shown["findings"] = [_finding(finding, members) for finding in plain["findings"]]
+        shown["notices"] = _notices(plain)
+    return shown
+
+
+def _state(plain: Mapping[str, Any] | None) -> str:
+    if plain is None:
+        return "ended"
+    if plain["epoch"] is None:
+        return f"forming ({plain['wanted']}), {len(plain['waiting'])} here"
+    return f"epoch {plain['epoch']}, {len(plain['members'])} of {plain['size']} ranks"
+
+
+def _notices(plain: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What is to be known of a group beside its ranks."""
+
+    def notices(kind: str, texts: Iterable[str], count: int) -> list[dict[str, str]]:
+        listed = [{"kind": kind, "text": text} for text in islice(texts, MOST_LISTED)]
+        more = [{"kind": kind, "text": f"and {count - MOST_LISTED} more"}]
+        return listed + (more if count > MOST_LISTED else [])
+
+    lost, waiting = plain["lost"], plain["waiting"]
+    losses = (f"rank {rank} is lost: {reason}" for rank, reason in lost.items())
+    shown = notices("lost", losses, len(lost))
+    if plain["absent"]:
+        who = ranks_text(plain["absent"])
+        shown.append({"kind": "absent", "text": f"{who} may still come back to the coordinator"})
+    return shown + notices("waiting", map(_joiner, waiting), len(waiting))
+
+
+def _joiner(one: Mapping[str, Any]) -> str:
+    asks = "" if one["rank"] is None else f" as rank {one['rank']}"
+    return f"{_who(one)} waits to join{asks}"
+
+
+def _who(one: Mapping[str, Any]) -> str:
+    return one["name"] or f"pid {one['pid']} on {one['host'] or 'an unknown host'}"
+
+
+def _finding(finding: Mapping[str, Any], members: Mapping[int, Any]) -> dict[str, Any]:
+    culprits = [
+        {
+            "rank": rank,
+            "who": _who(members[rank]),
+            "doing": words.doing(members[rank]),
+            "places": _places(members[rank]),
+        }
+        for rank in finding["culprits"][:MOST_LISTED]
+    ]
+    return {
+        "text": words.verdict(finding),
+        "held": words.held(finding),
+        "culprits": culprits,
+        "left_out": max(0, len(finding["culprits"]) - MOST_LISTED),
+    }
+
+
+def _places(member: Mapping[str, Any]) -> list[str]:
+    return [] if member["doing"] is None else list(member["doing"]["places"])
+
+
+def _rows(
+    plain: Mapping[str, Any] | None, history: GroupHistory | None, now: float
+) -> dict[str, Any]:
+    """The ranks, and those that are members no more: each with its last minutes."""
+    members = [] if plain is None else plain["members"]
+    there = {} if plain is None else states(plain)
+    known = {} if history is None else history.rows
+    rows = [
+        _row(member["rank"], known.get(member["id"]), member, there.get(member["rank"]), now)
+        for member in members
+    ]
+    rows += [_row(row.rank, row, None, None, now) for row in known.values() if row.gone is not None]
+    worst = sorted(rows, key=lambda row: (-SEVERITY.index(row["kind"]), row["gone"] is not None))
+    shown = sorted(worst[:MOST_RANKS], key=lambda row: (row["rank"], row["gone"] is None))
+    return {"rows": shown, "rows_left_out": len(rows) - len(shown)}
+
+
+def _row(
+    rank: int,
+    row: Row | None,
+    member: Mapping[str, Any] | None,
+    state: State | None,
+    now: float,
+) -> dict[str, Any]:
+    """`row` is None for one of which there is no history, `member` for one that is gone."""
+    shown = {
+        "rank": rank,
+        "key": f"n{row.number}" if row is not None else f"r{rank}",
+        "kind": "" if state is None else state.kind,
+        "gone": None,
+        "how": "",
+        "came": 0.0,
+        "spans": [],
+    }
+    if member is not None:
+        shown |= {name: member[name] for name in ("name", "host", "pid")}
+        shown |= {"doing": words.doing(member), "places": _places(member)}
+    elif row is not None:
+        why = f": {row.reason}" if row.reason else ""
+        shown |= {"name": row.name, "host": row.host, "pid": row.pid, "places": []}
+        shown |= {"doing": f"{row.how or 'gone'}{why}"}
+    if row is not None:
+        rate = row.rate if member is not None else None
+        shown |= {
+            "came": _ago(now, row.came),
+            "gone": None if row.gone is None else _ago(now, row.gone),
+            "how": row.how,
+            "rate": None if rate is None else [_rounded(value) for value in rate],
+            "spans": [
+                [_ago(now, span.start), _ago(now, span.end), span.kind, span.text]
+                for span in row.spans
+                if now - span.end < WINDOW
+            ],
+        }
+    return shown
+
+
+def _series(history: GroupHistory | None, now: float) -> dict[str, list[float | None]]:
+    """The plots: a list for each field of a `Point`, with "ago" for when."""
+    points = [] if history is None else list(history.points)
+    return {
+        "ago": [_ago(now, point.when) for point in points],
+        **{
+            name: [_rounded(getattr(point, name)) for point in points]
+            for name in ("slowest", "calls", "fastest", "sent", "received", "wait")
+        },
+    }
+
+
+def _events(events: Iterable[Event], now: float) -> list[dict[str, Any]]:
+    """The newest first."""
+    shown = [
+        {"ago": _ago(now, one.when), "kind": one.kind, "text": one.text}
+        for one in events
+        if now - one.when < WINDOW
+    ]
+    return shown[::-1]
+
+
+def _ago(now: float, when: float) -> float:
+    return round(max(0.0, now - when), 1)
+
+
+def _rounded(value: float | None) -> float | None:
+    """With so many digits as can be seen."""
+    return None if value is None else float(f"{value:.4g}")

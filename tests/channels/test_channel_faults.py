@@ -1,0 +1,309 @@
+"""What goes wrong in a channel, one thing at a time, on simulated hosts or on this one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.channels import manifest
+from aiodist.testing.simulation import Simulation
+
+CHUNK = 1 << 16
+PATIENCE = 2.0
+CHUNKS = 20
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK", CHUNK)
+
+
+def tree(version):
+    return {"w": np.full(CHUNKS * CHUNK // 4, version, np.int32)}
+
+
+class Stage:
+    def __init__(self, size, **options):
+        self.sim = Simulation(size, **options)
+        self.loop = self.sim.loop
+        self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
+        self.done = asyncio.Event()
+
+    def publisher(self, **more):
+        return aiodist.publisher("policy", **self.options, **more)
+
+    def subscriber(self, **more):
+        return aiodist.subscriber("policy", **self.options, **more)
+
+    async def publish(self):
+        """One version, until all is done: how many bytes were sent of it."""
+        async with self.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await self.done.wait()
+            return out.bytes_sent
+
+
+async def until_filled(weights, parts):
+    """Begin to take version 1, up to so many parts."""
+    participant = weights._participant
+    while not participant.releases:
+        participant.changed.clear()
+        await participant.changed.wait()
+    holding = weights._fetching.holding(participant.releases[-1])
+    taking = asyncio.ensure_future(weights.latest())
+    while holding.filled < parts:
+        await holding.news()
+    return taking
+
+
+def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
+    stage = Stage(2)
+
+    async def main():
+        async with stage.subscriber() as weights:
+            taking = await until_filled(weights, 10)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            holding = weights._participant.holdings[1]
+            assert 10 <= holding.filled < CHUNKS
+            version, got = await weights.latest()
+            assert version == 1
+            assert np.array_equal(got["w"], tree(1)["w"])
+        stage.done.set()
+
+    sent, _ = stage.sim.play({0: stage.publish(), 1: main()})
+    # What was on its way when it was cancelled comes again, and no more.
+    assert sent <= 1.3 * tree(1)["w"].nbytes
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "close"])
+def test_a_source_that_goes_in_the_middle(how):
+    """Who takes from it goes on with another one, within the patience, and asks for the rest."""
+    stage = Stage(3)
+    asked = asyncio.Event()
+
+    async def first():
+        async with stage.subscriber() as weights:
+            asked.set()
+            taking = await until_filled(weights, 12)
+            if how == "close":
+                taking.cancel()
+                return
+            getattr(stage.sim.nodes[1], how)()
+            await taking
+        stage.done.set()
+
+    async def second():
+        async with stage.subscriber() as weights:
+            await asked.wait()
+            await asyncio.sleep(0.005)
+            begun = stage.loop.time()
+            version, got = await weights.latest()
+            assert stage.loop.time() - begun < PATIENCE + 2
+            assert np.array_equal(got["w"], tree(1)["w"])
+            stage.sim.nodes[1].resume()
+            if how == "stop":  # it gets the version as well
+                await stage.done.wait()
+        stage.done.set()
+        return version
+
+    outcomes = stage.sim.play({0: stage.publish(), 1: first(), 2: second()})
+    assert outcomes[2] == 1
+    assert outcomes[0] <= 2 * tree(1)["w"].nbytes
+
+
+def test_a_chunk_that_was_damaged_comes_from_another_one():
+    stage = Stage(3)
+    has = asyncio.Event()
+
+    async def first():
+        async with stage.subscriber() as weights:
+            await weights.latest()
+            holding = weights._participant.holdings[1]
+            holding.part(7)[0] ^= 1
+            has.set()
+            await stage.done.wait()
+
+    async def second():
+        await has.wait()
+        async with stage.subscriber() as weights:
+            _, got = await weights.latest()
+            assert np.array_equal(got["w"], tree(1)["w"])
+        stage.done.set()
+
+    sent, *_ = stage.sim.play({0: stage.publish(), 1: first(), 2: second()})
+    assert 1.5 * tree(1)["w"].nbytes < sent < 2 * tree(1)["w"].nbytes
+
+
+def test_stopped_for_longer_than_the_lease():
+    stage = Stage(2)
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await asyncio.sleep(100)
+            await out.publish(tree(2), version=2)
+            await stage.done.wait()
+
+    async def main():
+        async with stage.subscriber(lease=5.0) as weights:
+            await weights.latest()
+            stage.sim.nodes[1].stop()
+            stage.sim.network.later_by(60, stage.sim.nodes[1].resume)
+            assert (await weights.latest(newer_than=1))[0] == 2
+        stage.done.set()
+
+    stage.sim.play({0: publish(), 1: main()})
+
+
+def test_a_version_that_nobody_has_any_more():
+    """The newest that somebody has is given, or one is waited for."""
+    stage = Stage(3)
+    first_has = asyncio.Event()
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await first_has.wait()
+            await out.publish(tree(2), version=2)
+            stage.sim.nodes[0].kill()
+            await asyncio.sleep(0)
+
+    async def first():
+        async with stage.subscriber() as weights:
+            assert (await weights.latest())[0] == 1
+            first_has.set()
+            await stage.done.wait()
+
+    async def second():
+        await first_has.wait()
+        await asyncio.sleep(10)
+        async with stage.subscriber() as weights:
+            assert weights.newest == 2
+            version, got = await weights.latest()
+            assert version == 1
+            assert np.array_equal(got["w"], tree(1)["w"])
+            with pytest.raises(aiodist.CollectiveTimeoutError, match=r"no version over 1 .* is: 2"):
+                await weights.latest(newer_than=1, timeout=3.0)
+        stage.done.set()
+
+    stage.sim.play({0: publish(), 1: first(), 2: second()})
+
+
+def test_strangers_learn_nothing(run):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0", token="secret") as coordinator:
+            for token in (None, "wrong"):
+                weights = aiodist.subscriber("policy", address=coordinator.address, token=token)
+                with pytest.raises(aiodist.AuthenticationError):
+                    await weights.__aenter__()
+
+    run(main())
+
+
+def test_the_coordinator_is_gone_for_good(run):
+    async def main():
+        coordinator = aiodist.Coordinator("tcp://127.0.0.1:0", returns=False)
+        async with coordinator:
+            publisher = aiodist.publisher("policy", address=coordinator.address)
+            subscriber = aiodist.subscriber("policy", address=coordinator.address)
+            out = await publisher.__aenter__()
+            weights = await subscriber.__aenter__()
+            waiting = asyncio.ensure_future(weights.latest())
+        with pytest.raises(aiodist.CoordinatorLostError):
+            await waiting
+        with pytest.raises(aiodist.CoordinatorLostError):
+            await out.publish(tree(1), version=1)
+        await subscriber.__aexit__(None, None, None)
+        await publisher.__aexit__(None, None, None)
+
+    run(main())
+
+
+def test_many_versions_leave_nothing_behind(run):
+    """Memory and files are those of what is kept, however many versions there were."""
+
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher("policy", address=coordinator.address, keep=1) as out,
+            aiodist.subscriber("policy", address=coordinator.address) as weights,
+        ):
+            for version in range(6):
+                await out.publish(tree(version), version=version)
+                assert (await weights.latest(newer_than=version - 1))[0] == version
+                assert list(out._participant.holdings) == [version]
+                assert list(weights._participant.holdings) == [version]
+            store = out._participant._group.store
+            assert await store.get("line/4") is None
+            assert await store.get("line/5") is not None
+
+    run(main())
+
+
+def test_closing_while_somebody_waits_and_takes(run):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            async with aiodist.subscriber("policy", address=coordinator.address) as weights:
+                waiting = asyncio.ensure_future(weights.latest())
+                await asyncio.sleep(0)
+            with pytest.raises(aiodist.GroupClosedError, match="was closed here"):
+                await waiting
+            with pytest.raises(aiodist.GroupClosedError, match="was closed here"):
+                await weights.latest()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"keep": 0}, ValueError, "keep is 1 to 64 versions, not 0"),
+        ({"patience": 0}, ValueError, "patience is more than 0 seconds"),
+        ({"patience": math.nan}, ValueError, "patience is more than 0 seconds"),
+        ({"size": 3}, TypeError, "size: a channel has no such options"),
+    ],
+)
+def test_options_that_make_no_sense(options, error, text):
+    with pytest.raises(error, match=text):
+        aiodist.publisher("policy", address="tcp://127.0.0.1:1", **options)
+    with pytest.raises(ValueError, match="a channel has a name of 1 to 128 characters, not ''"):
+        aiodist.publisher("", address="tcp://127.0.0.1:1")
+
+
+def test_the_coordinator_is_away_for_longer_than_the_patience():
+    stage = Stage(3)
+    away, other_has = asyncio.Event(), asyncio.Event()
+
+    async def main():
+        async with stage.subscriber() as weights:
+            await weights.latest()
+            stage.sim.restart_coordinator(4 * PATIENCE)
+            away.set()
+            assert (await weights.latest(newer_than=1))[0] == 2
+            await other_has.wait()
+        stage.done.set()
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await away.wait()
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await out.publish(tree(2), version=2)
+            await asyncio.sleep(4 * PATIENCE)
+            await out.publish(tree(2), version=2)
+            await stage.done.wait()
+
+    async def other():
+        async with stage.subscriber() as weights:
+            await away.wait()
+            await weights.latest()
+            other_has.set()
+            await stage.done.wait()
+
+    stage.sim.play({0: publish(), 1: main(), 2: other()})

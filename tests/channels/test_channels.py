@@ -1,0 +1,143 @@
+"""Channels of weights: what is published comes, whole, and never older than what came before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist
+
+OPTIONS = {"timeout": 20.0}
+
+
+@pytest.fixture(params=["tcp", "all"])
+def options(request):
+    """Without shared memory, and with it."""
+    return {**OPTIONS, "transports": ("tcp",) if request.param == "tcp" else None}
+
+
+def tree(version, size=1000):
+    return {
+        "layers": [np.full(size, version, np.float32), np.arange(size) * version],
+        "scale": version / 2,
+        "empty": np.empty((0, 3)),
+        "step": version,
+    }
+
+
+def same(got, expected):
+    assert got.keys() == expected.keys()
+    for one, other in zip(got["layers"], expected["layers"], strict=True):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    assert (got["scale"], got["step"]) == (expected["scale"], expected["step"])
+    assert got["empty"].shape == (0, 3)
+
+
+class Channel:
+    """A coordinator, and who takes part in a channel of it."""
+
+    def __init__(self, address, options):
+        self.address = address
+        self.options = options
+
+    def publisher(self, **more):
+        return aiodist.publisher("policy", address=self.address, **{**self.options, **more})
+
+    def subscriber(self, **more):
+        return aiodist.subscriber("policy", address=self.address, **{**self.options, **more})
+
+
+@pytest.fixture
+def channel(options):
+    def make(coordinator):
+        return Channel(coordinator.address, options)
+
+    return make
+
+
+def test_versions_come_whole_and_only_grow(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as first:
+                await out.publish(tree(3), version=3)
+                version, got = await first.latest()
+                assert version == 3
+                same(got, tree(3))
+                assert not got["layers"][0].flags.writeable
+                waiting = asyncio.ensure_future(first.latest(newer_than=3))
+                await out.publish(tree(7), version=7)
+                assert (await waiting)[0] == 7
+                assert (await first.latest())[0] == 7
+                same(got, tree(3))  # what was given stays
+                # A late joiner, from whoever has it.
+                async with weights.subscriber() as late:
+                    version, got = await late.latest()
+                    assert version == 7
+                    same(got, tree(7))
+
+    run(main())
+
+
+def test_into_is_written_as_a_whole_or_not_at_all(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as server:
+                await out.publish(tree(1), version=1)
+                into = tree(0)
+                kept = into["layers"][1]
+                wrong = {**into, "layers": [into["layers"][0], np.zeros(7)]}
+                with pytest.raises(TypeError, match=r"into\['layers'\]\[1\].*float64\[7\]"):
+                    await server.latest(into=wrong)
+                assert not into["layers"][0].any()
+                assert await server.latest(into=into) == 1
+                assert np.array_equal(into["layers"][0], tree(1)["layers"][0])
+                assert np.array_equal(kept, tree(1)["layers"][1])
+
+    run(main())
+
+
+def test_iteration_and_streams(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as server:
+                await out.publish(tree(1), version=1)
+                names = {name: array async for name, array in server.stream(1)}
+                assert list(names) == ["layers.0", "layers.1", "empty"]
+                assert np.array_equal(names["layers.1"], tree(1)["layers"][1])
+                with pytest.raises(ValueError, match=r"version 5 .* the channel has \[1\]"):
+                    async for _ in server.stream(5):
+                        pass
+                seen = []
+                async for version, got in server:
+                    same(got, tree(version))
+                    seen.append(version)
+                    if version == 3:
+                        break
+                    await out.publish(tree(version + 1), version=version + 1)
+                assert seen == [1, 2, 3]
+
+    run(main())
+
+
+def test_what_cannot_be_published(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out:
+                with pytest.raises(TypeError, match=r"value\['a'\]"):
+                    await out.publish({"a": object()}, version=1)
+                with pytest.raises(ValueError, match="an int from 0 on, not True"):
+                    await out.publish({}, version=True)
+                await out.publish(tree(5), version=5)
+                for version in (4, 5):
+                    with pytest.raises(ValueError, match="the newest is 5"):
+                        await out.publish(tree(1), version=version)
+                assert out.newest == 5
+
+    run(main())

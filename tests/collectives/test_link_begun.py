@@ -1,0 +1,207 @@
+"""Collectives of small values over sockets that are done within the call, beside ordinary ones."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.collectives import link_express
+from aiodist.collectives.link_express import LinkExpress
+from aiodist.transports import polling
+
+pytestmark = pytest.mark.strength(2)
+
+TREE = {"a": np.arange(3.0), "b": [1, "two", None]}
+
+
+@pytest.fixture(autouse=True)
+def no_turn_is_due(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(polling, "TURN", 3600.0)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def transport(request):
+    return request.param
+
+
+OPERATIONS = {
+    "broadcast": lambda g, x: g.broadcast(x if g.rank == 0 else None, 0),
+    "broadcast in place": lambda g, x: g.broadcast(x if g.rank == 0 else np.zeros_like(x), 0),
+    "broadcast of a tree": lambda g, x: g.broadcast(TREE if g.rank == 0 else None, 0),
+    "all_gather": lambda g, x: g.all_gather(x + g.rank),
+    "all_gather with out": lambda g, x: g.all_gather(x, out=np.zeros((g.size, *x.shape))),
+    "gather": lambda g, x: g.gather(x * g.rank, 1),
+    "scatter": lambda g, x: g.scatter([x + r for r in range(g.size)] if g.rank == 1 else None, 1),
+    "all_to_all": lambda g, x: g.all_to_all([x * g.rank + r for r in range(g.size)]),
+    "barrier": lambda g, x: g.barrier(),
+}
+
+
+def same(found, expected):
+    assert type(found) is type(expected)
+    if isinstance(found, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    elif isinstance(found, dict):
+        same([*found.items()], [*expected.items()])
+    elif isinstance(found, np.ndarray):
+        assert found.tobytes() == expected.tobytes()
+    else:
+        assert found == expected
+
+
+def nothing_is_left(ranks):
+    for group in ranks:
+        context = group._context
+        assert not context.calls.ops
+        assert not context.calls.arrivals.early
+        assert not any(context.calls._unsolicited)
+        assert all(known.frames.memory is None for known in context.express._known.values())
+
+
+async def learn(ranks, operation, x):
+    """The first call joins the ranks, the second one tells them how long the others' words are."""
+    for _ in range(2):
+        expected = await called(ranks, operation, x)
+    return expected
+
+
+async def called(ranks, operation, x, order=None):
+    works = {rank: operation(ranks[rank], x) for rank in order or range(len(ranks))}
+    return [await works[rank] for rank in range(len(ranks))]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_the_last_rank_is_done_within_its_call(groups, name):
+    operation = OPERATIONS[name]
+    async with groups(2) as ranks:
+        x = np.arange(5.0)
+        expected = await learn(ranks, operation, x)
+        for last in (1, 0):
+            first = operation(ranks[1 - last], x)
+            assert not first.done()
+            second = operation(ranks[last], x)
+            assert second.done()
+            same(second.result(), expected[last])
+            same(await first, expected[1 - last])
+            assert (first.op, first.seq, first.nbytes) == (second.op, second.seq, first.nbytes)
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+async def test_it_gives_what_the_ordinary_way_gives(groups, size):
+    """Another rank is late each time, and some go the ordinary way."""
+    async with groups(size) as ranks:
+        x = np.arange(4.0)
+        for operation in OPERATIONS.values():
+            expected = await learn(ranks, operation, x)
+            for first in range(0, size, 2):
+                order = [*range(first, size), *range(first)]
+                kept = [group._context.express for group in ranks]
+                ranks[first // 2]._context.express = None
+                found = await called(ranks, operation, x, order)
+                for group, express in zip(ranks, kept, strict=True):
+                    group._context.express = express
+                same(found, expected)
+        nothing_is_left(ranks)
+
+
+async def test_another_length_than_last_time_comes(groups):
+    """At the rank that has nothing to share itself, it is found out by the frame alone."""
+    async with groups(2) as ranks:
+        for length in (3, 3, 1, 700, 700, 3, 100_000, 3):
+            x = np.arange(float(length))
+            for order in ((0, 1), (1, 0)):
+                same(await called(ranks, OPERATIONS["broadcast"], x, order), [x, x])
+        nothing_is_left(ranks)
+
+
+async def test_what_does_not_fit_is_told_to_all(groups):
+    def operation(group, x):
+        return group.broadcast(x if group.rank == 0 else np.zeros(7), 0)
+
+    async with groups(3) as ranks:
+        await learn(ranks, OPERATIONS["broadcast in place"], np.ones(3))
+        for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+            works = [operation(ranks[rank], np.ones(3)) for rank in order]
+            await asyncio.wait(works)
+            for work in works:
+                with pytest.raises(aiodist.MismatchError, match="does not fit"):
+                    await work
+        await called(ranks, OPERATIONS["broadcast in place"], np.ones(3))
+        nothing_is_left(ranks)
+
+
+async def test_different_calls_are_told(groups):
+    async with groups(2) as ranks:
+        for src in (0, 1):
+            await learn(ranks, lambda g, x, src=src: g.broadcast(x, src), np.ones(2))
+        for first in (0, 1):
+            works = [ranks[rank].broadcast(np.ones(2), rank) for rank in (first, 1 - first)]
+            await asyncio.wait(works)
+            for work in works:
+                with pytest.raises(aiodist.MismatchError, match=r"(?s)src=0.*src=1"):
+                    await work
+        await called(ranks, OPERATIONS["barrier"], None)
+        nothing_is_left(ranks)
+
+
+async def test_a_word_right_behind_the_contribution_counts(groups):
+    """Both have come when the late rank calls: it fails, though it could have completed, and
+    nothing is written."""
+    async with groups(2) as ranks:
+        operation = OPERATIONS["broadcast in place"]
+        await learn(ranks, operation, np.ones(3))
+        ranks[0].broadcast(np.ones(3), 0).cancel()
+        into = np.zeros(3)
+        with pytest.raises(aiodist.CollectiveAbortedError):
+            await ranks[1].broadcast(into, 0)
+        assert not into.any()
+        await called(ranks, operation, np.ones(3))
+        nothing_is_left(ranks)
+
+
+async def test_one_that_waits_is_cancelled_or_late(groups):
+    async with groups(3) as ranks:
+        operation = OPERATIONS["all_gather"]
+        await learn(ranks, operation, np.ones(3))
+        works = [operation(ranks[rank], np.ones(3)) for rank in (0, 1)]
+        works[0].cancel()
+        with pytest.raises(aiodist.CollectiveAbortedError):
+            await works[1]
+        with pytest.raises(aiodist.CollectiveAbortedError):
+            await operation(ranks[2], np.ones(3))
+        with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+            await ranks[0].all_gather(np.ones(3), timeout=0.05)
+        assert set(caught.value.missing) == {1, 2}
+        for group in ranks[1:]:
+            with pytest.raises(aiodist.CollectiveTimeoutError):
+                await operation(group, np.ones(3))
+        await called(ranks, operation, np.ones(3))
+        nothing_is_left(ranks)
+
+
+async def test_a_peer_leaves_while_it_waits(groups):
+    async with groups(2) as ranks:
+        await learn(ranks, OPERATIONS["gather"], np.ones(3))
+        work = OPERATIONS["gather"](ranks[0], np.ones(3))
+        ranks[1].abort("enough")
+        with pytest.raises(aiodist.AiodistError, match=r"enough|lost"):
+            await work
+
+
+async def test_kinds_that_were_not_called_for_long_are_forgotten(groups, monkeypatch):
+    monkeypatch.setattr(link_express, "KEPT_KINDS", 2)
+    async with groups(2) as ranks:
+        for name in ("barrier", "gather", "broadcast", "gather"):
+            await called(ranks, OPERATIONS[name], np.ones(3))
+        for group in ranks:
+            express = group._context.express
+            assert isinstance(express, LinkExpress)
+            kinds = [call for call, _ in express._known]
+            assert kinds == [b"broadcast(src=0)", b"gather(dst=1)"]

@@ -1,0 +1,150 @@
+"""The page of a coordinator, in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import numpy as np
+import pytest
+from chromium import Page, browsing, command
+
+import aiodist
+from aiodist.wire.address import parse_address
+from aiodist_server import feed
+from aiodist_server.http import serving
+
+pytestmark = [
+    pytest.mark.skipif(command() is None, reason="no Chromium: apt-get install chromium"),
+    pytest.mark.one_loop,
+]
+
+LOCAL = parse_address("tcp://127.0.0.1:0")
+HOSTILE = "<script>document.title = 'harm'</script><img src=x onerror='document.title=1'>"
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "PERIOD", 0.2)
+
+
+@asynccontextmanager
+async def opened(coordinator: aiodist.Coordinator) -> AsyncIterator[Page]:
+    program = command()
+    assert program is not None
+    async with browsing(program) as page, serving(coordinator, LOCAL) as url:
+        await page.resize(1000, 800)
+        await page.go(url)
+        yield page
+
+
+PROGRAM = """
+import asyncio, sys
+import numpy as np
+import aiodist
+
+async def read_a_shard():
+    await asyncio.Event().wait()
+
+async def main(address, group, name):
+    async with aiodist.connect(address, rank=2, size=3, group=group, name=name) as ranks:
+        told = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        while not told.done():
+            await ranks.all_reduce(np.ones(1000))
+        await read_a_shard()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+"""Rank 2: works with the others until it is told something."""
+
+
+@asynccontextmanager
+async def rank_2(coordinator: aiodist.Coordinator) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, coordinator.address, HOSTILE, f"{HOSTILE} 2"),
+        stdin=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def work(coordinator: aiodist.Coordinator, rank: int) -> None:
+    """What the other ranks do, until one of them is lost; then they wait for the end."""
+    connecting = aiodist.connect(
+        coordinator.address, rank=rank, size=3, group=HOSTILE, name=f"{HOSTILE} {rank}"
+    )
+    async with connecting as group:
+        with suppress(aiodist.PeerLostError):
+            while True:
+                await group.all_reduce(np.ones(1000))
+                await asyncio.sleep(0.005)
+        await asyncio.Event().wait()
+
+
+async def test_it_shows_what_the_groups_do() -> None:
+    """One way through it: groups come, a rank holds up others, one dies, all without a reload."""
+    async with (
+        aiodist.Coordinator() as coordinator,
+        AsyncExitStack() as stack,
+        opened(coordinator) as page,
+    ):
+        await page.until("document.querySelector('#live').dataset.state === 'live'")
+        assert "No group yet" in await page.text()
+        third = await stack.enter_async_context(rank_2(coordinator))
+        tasks = [asyncio.create_task(work(coordinator, rank)) for rank in range(2)]
+
+        # What ranks do, and how fast.
+        await page.until("document.querySelectorAll('.member').length === 3")
+        await page.until("document.querySelector('.member .number').textContent > '0'")
+        assert await page.text("h2") == HOSTILE  # as text, for that is what it is
+        assert await page.text(".member .name") == f"{HOSTILE} 0"
+        assert await page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+        assert await page.text(".events") != ""
+
+        # Who holds up others, with the line of its program.
+        assert third.stdin is not None
+        third.stdin.write(b"now\n")
+        await page.until("document.querySelector('.finding')")
+        finding = await page.text(".finding")
+        assert "rank 2 holds up others" in finding
+        assert "ranks 0-1 in all_reduce" in finding
+        assert "in read_a_shard" in finding
+        red = "rgb(198, 47, 43)"
+        for selector in (".finding strong", ".finding .stack", "[data-kind=culprit] .rank"):
+            colour = f"getComputedStyle(document.querySelector({selector!r})).color"
+            assert await page.evaluate(colour) == red
+        fill = "getComputedStyle(document.querySelector('rect[data-kind=culprit]')).fill"
+        assert await page.evaluate(fill) == red
+        assert "rank 2 holds up others" in await page.evaluate("document.title")
+
+        # It stays as it was where somebody reads in it, and fits on a phone, in the dark as well.
+        await page.evaluate("document.querySelector('.member').open = true")
+        shown = await page.evaluate("document.body.dataset.shown")
+        await page.until(f"document.body.dataset.shown > {shown} + 1")
+        assert await page.evaluate("document.querySelector('.member').open")
+        assert "pid " in await page.text(".member .where")
+        light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        await page.resize(400, 800)
+        assert await page.evaluate("document.documentElement.scrollWidth") == 400
+        await page.colours("dark")
+        dark = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (light, dark) == ("rgb(245, 246, 248)", "rgb(17, 21, 26)")
+
+        # One dies; the others go on without it.
+        third.kill()
+        await page.until("document.querySelector('.member.gone')")
+        assert "lost: " in await page.text(".member.gone .doing")
+        await page.until("!document.querySelector('.finding')")
+        assert "rank 2 is lost" in await page.text(".notices")
+
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await page.until("document.querySelector('.group.ended')")
+        assert page.problems == []

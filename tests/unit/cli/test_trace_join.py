@@ -1,0 +1,147 @@
+"""What traced ranks have written, joined into one trace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aiodist_cli import trace_join
+from aiodist_cli.trace_join import Clock
+
+CALL = "all_reduce(SUM, float32[16384])"
+
+
+def operation(
+    op: str, start: float, end: float, *, seq: int | None = 0, tag: Any = None, peer: Any = None,
+    state: str = "done", plans: tuple[str, ...] = ("pull_whole.all_reduce",),
+) -> list[Any]:  # fmt: skip
+    call = CALL if op == "all_reduce" else ""
+    return [0, op, tag, seq, call, peer, 65536, start, end, state, "", list(plans)]
+
+
+def part(rank: int, *operations: list[Any], machine: str = "m", **more: Any) -> dict[str, Any]:
+    return {
+        "aiodist": 1, "group": "g", "rank": rank, "pid": 10 + rank, "host": "h", "machine": machine,
+        "name": "", "complete": True, "clock": [], "events": [],
+        "scopes": [["g", 1, rank, 2, "aa"]], "operations": list(operations),
+    } | more  # fmt: skip
+
+
+def events(*parts: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
+    """Those with these fields."""
+    found = trace_join.join(parts).trace["traceEvents"]
+    return [one for one in found if all(one.get(key) == wanted[key] for key in wanted)]
+
+
+def slices(*parts: dict[str, Any]) -> list[tuple[int, str, float, float]]:
+    return [
+        (one["pid"], one["name"], one["ts"], one["dur"]) for one in events(*parts, ph="X")
+    ]  # fmt: skip
+
+
+def test_waiting_is_apart_from_moving() -> None:
+    parts = part(0, operation("all_reduce", 1.0, 4.0)), part(1, operation("all_reduce", 3.0, 4.5))
+    assert slices(*parts) == [
+        (0, "all_reduce", 0.0, 3e6),
+        (0, "waiting for rank 1", 0.0, 2e6),
+        (0, "moving", 2e6, 1e6),
+        (1, "all_reduce", 2e6, 1.5e6),
+        (1, "moving", 2e6, 1.5e6),
+    ]
+    whole = events(*parts, name="all_reduce", ph="X", pid=0)[0]["args"]
+    assert whole == {
+        "group": "g", "epoch": 1, "rank": 0, "bytes": 65536, "state": "done", "number": 0,
+        "call": CALL, "op": "SUM", "dtype": "float32", "algorithm": "pull_whole.all_reduce",
+        "waited_us": 2e6, "moved_us": 1e6,
+    }  # fmt: skip
+
+
+def test_an_arrow_leads_from_who_came_last_to_those_who_waited() -> None:
+    parts = part(0, operation("all_reduce", 1.0, 4.0)), part(1, operation("all_reduce", 3.0, 4.5))
+    (begins,), (ends,) = events(*parts, ph="s"), events(*parts, ph="f")
+    assert (begins["pid"], begins["ts"], ends["pid"], ends["ts"]) == (1, 2e6, 0, 2e6)
+    assert begins["id"] == ends["id"]
+    assert ends["bp"] == "e"  # to the slice that it ends in, and not to the next one
+
+
+def test_what_a_rank_waited_for_that_has_no_trace_is_not_known() -> None:
+    assert slices(part(0, operation("all_reduce", 1.0, 4.0))) == [(0, "all_reduce", 0.0, 3e6)]
+
+
+def test_collectives_of_other_numbers_and_tags_have_nothing_to_do_with_each_other() -> None:
+    first = part(0, operation("all_reduce", 1.0, 2.0, seq=1), operation("all_reduce", 1.0, 2.0))
+    other = part(1, operation("all_reduce", 1.0, 2.0, tag="x"))
+    assert not events(first, other, ph="s")
+
+
+def test_a_clock_that_is_ahead_is_brought_into_the_common_one() -> None:
+    """Rank 1 is on another host, whose clock shows 100 s more; the answers took 20 and 60 us."""
+    parts = (
+        part(0, operation("all_reduce", 1.0, 4.0), clock=[[0.5, 50.0, 1e-5]]),
+        part(
+            1, operation("all_reduce", 103.0, 104.5), machine="n", clock=[[100.5, -50.0, 3e-5]]
+        ),
+    )  # fmt: skip
+    joined = trace_join.join(parts)
+    assert (joined.hosts, joined.ranks, joined.operations) == (2, 2, 2)
+    assert joined.error == pytest.approx(4e-5)
+    assert [one[2] for one in slices(*parts)] == pytest.approx([0.0, 0.0, 2e6, 2e6, 2e6])
+
+
+def test_ranks_of_one_host_have_one_clock() -> None:
+    """However wrong each comparison is."""
+    parts = (
+        part(0, operation("all_reduce", 1.0, 4.0), clock=[[0.5, 7.0, 0.5]]),
+        part(1, operation("all_reduce", 3.0, 4.5), clock=[[0.6, 6.5, 0.1]]),
+    )
+    assert trace_join.join(parts).error == 0.0
+    assert [one[2] for one in slices(*parts)] == [0.0, 0.0, 2e6, 2e6, 2e6]
+
+
+def test_a_clock_that_drifts() -> None:
+    clock = Clock([[0.0, 10.0, 1e-5], [1.0, 99.0, 1e-3], [100.0, 10.001, 2e-5]])
+    assert clock.common(-5.0) == 5.0
+    assert clock.common(50.0) == pytest.approx(60.0005)
+    assert clock.common(200.0) == 210.001
+    assert clock.error == 2e-5
+    assert Clock([]).common(3.0) == 3.0
+
+
+def test_messages_of_one_tag_are_matched_in_their_order() -> None:
+    sends = [operation("send", t, t + 0.1, seq=None, tag=0, peer=1) for t in (1.0, 5.0)]
+    sends.append(operation("send", 0.0, 0.1, seq=None, tag="other", peer=1))
+    sends.append(operation("send", 0.5, 0.6, seq=None, tag=0, peer=1, state="cancelled"))
+    receives = [operation("recv", t, t + 1, seq=None, tag=0, peer=0) for t in (4.5, 2.0)]
+    found = slices(part(0, *sends), part(1, *receives))
+    assert (1, "waiting for rank 0", 4.5e6, 0.5e6) in found
+    assert [one for one in found if one[0] == 1 and one[1] != "recv"] == [
+        (1, "waiting for rank 0", 4.5e6, 0.5e6),
+        (1, "moving", 5e6, 0.5e6),
+        (1, "moving", 2e6, 1e6),
+    ]
+
+
+def test_an_ssend_waits_for_its_receive() -> None:
+    sending = operation("ssend", 1.0, 3.0, seq=None, tag=0, peer=1)
+    receiving = operation("recv", 2.0, 3.0, seq=None, tag=0, peer=0)
+    assert (0, "waiting for rank 1", 0.0, 1e6) in slices(part(0, sending), part(1, receiving))
+
+
+def test_what_runs_at_the_same_time_is_on_tracks_beside_each_other() -> None:
+    calls = [operation("all_reduce", t, t + 2.0, tag=t) for t in (1.0, 2.0, 3.0)]
+    message = operation("send", 1.5, 1.6, seq=None, tag=0, peer=1)
+    found = events(part(0, *calls, message, events=[[1.0, "epoch 1"]]))
+    tracks = {one["tid"]: one["args"]["name"] for one in found if one["name"] == "thread_name"}
+    placed = [tracks[one["tid"]] for one in found if one["ph"] in "Xi"]
+    assert placed == [
+        "membership", "collectives", "collectives (2)", "collectives", "messages",
+    ]  # fmt: skip
+
+
+def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
+    json.dumps(trace_join.join([part(0, events=[[1.0, "epoch 1"]])]).trace)
+    assert trace_join.join([part(0, complete=False)]).trace["otherData"]["incomplete"] == "0"
+    with pytest.raises(ValueError, match="version 1, not 2"):
+        trace_join.join([part(0, aiodist=2)])

@@ -1,0 +1,188 @@
+"""Small all-reduces with tags of ranks that share memory, as programs call them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import CollectiveTimeoutError, MismatchError, ReduceOp, trace
+from aiodist.collectives import post_express
+from aiodist.rank import doings
+from aiodist.transports import polling
+
+torch = pytest.importorskip("torch")
+
+
+async def everyone(ranks, start):
+    return list(await asyncio.gather(*[start(group) for group in ranks]))
+
+
+@asynccontextmanager
+async def sharing(size):
+    async with aiodist.local(size, transports=("shm",), op_timeout=30.0) as ranks:
+        while any(group._context.post_express is None for group in ranks):
+            await everyone(ranks, lambda g: g.barrier(tag="begin"))
+        yield ranks
+
+
+@pytest.fixture(autouse=True)
+def no_turn_is_due(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(polling, "TURN", 3600.0)
+
+
+@pytest.fixture
+def posted(monkeypatch):
+    """The calls that were posted, by tag and number."""
+    seen = []
+    make = post_express.Call.__init__
+
+    def note(self, recipe, key, *args):
+        seen.append(key)
+        make(self, recipe, key, *args)
+
+    monkeypatch.setattr(post_express.Call, "__init__", note)
+    return seen
+
+
+MAKES = {
+    "numpy": lambda n: np.full(n, 2.0),
+    "torch": lambda n: torch.full((n,), 2.0),
+    "long": lambda n: np.full(n * 1000, 2.0),
+}
+
+
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("tag", ["a", 7, -(1 << 62)])
+def test_who_comes_last_is_done_within_the_call(run, posted, make, tag):
+    async def main():
+        async with sharing(3) as ranks:
+            for _ in range(3):
+                arrays = [make(3) for _ in ranks]
+                works = [
+                    group.all_reduce(x, tag=tag) for group, x in zip(ranks, arrays, strict=True)
+                ]
+                assert [work.done() for work in works] == [False, False, True]
+                for work, x in zip(works, arrays, strict=True):
+                    assert await work is x
+                    assert (x == 6.0).all()
+            assert posted == [(tag, number) for number in range(3) for _ in ranks]
+            (entry, *_) = [
+                one
+                for one in ranks[2]._context.endpoint.recorder.entries(0.0)
+                if (one.tag, one.seq) == (tag, 2)
+            ]
+            assert entry.state == "done"
+
+    run(main())
+
+
+OTHERS = {
+    "large": lambda g: g.all_reduce(np.ones(50_000), tag="a"),
+    "half": lambda g: g.all_reduce(np.ones(3, np.float16), tag="a"),
+    "own": lambda g: g.all_reduce(np.ones(3), ReduceOp.custom(np.add), tag="a"),
+    "number": lambda g: g.all_reduce(1, tag="a"),
+    "soon": lambda g: g.all_reduce(np.ones(3), tag="a", timeout=1.5),
+    "out": lambda g: g.all_reduce(np.ones(3), tag="a", out=np.empty(3)),
+}
+
+
+@pytest.mark.parametrize("start", OTHERS.values(), ids=OTHERS)
+def test_what_is_not_posted(run, posted, start):
+    async def main():
+        async with sharing(3) as ranks:
+            for result in await everyone(ranks, start):
+                assert np.all(np.asarray(result) == 3)
+        assert not posted
+
+    run(main())
+
+
+def test_a_hook_hears_of_every_step(run, posted):
+    points = []
+
+    async def main():
+        trace.install(lambda scope, point, *_: points.append(point))
+        async with sharing(2) as ranks:
+            points.clear()
+            await everyone(ranks, lambda g: g.all_reduce(np.ones(2), tag="a"))
+        assert not posted
+
+    run(main())
+    for point in ("start", "entered", "before_complete"):
+        assert points.count(point) == 2
+
+
+def test_deadlines_name_who_is_missing_and_count_from_the_call(run, monkeypatch):
+    monkeypatch.setattr(post_express, "LONG", 0.0)
+
+    async def main():
+        async with sharing(3) as ranks:
+            works = [group.all_reduce(np.ones(2), tag="a", timeout=0.3) for group in ranks[:2]]
+            for work in works:
+                with pytest.raises(CollectiveTimeoutError, match=r"within 0\.3 s") as caught:
+                    await work
+                assert caught.value.missing == (2,)
+                assert caught.value.tag == "a"
+
+    run(main())
+
+
+def test_a_late_rank_hears_why(run):
+    async def main():
+        async with sharing(2) as ranks:
+            one = ranks[0].all_reduce(np.ones(2), tag="a")
+            with pytest.raises(TypeError):
+                ranks[1].all_reduce(np.ones(2), "no operator", tag="a")
+            with pytest.raises(aiodist.CollectiveAbortedError) as caught:
+                await one
+            assert caught.value.rank == 1
+            works = [g.all_reduce(np.ones(2 + g.rank), tag="b") for g in ranks]
+            for error in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(error, MismatchError)
+                assert sorted(error.calls) == [0, 1]
+
+    run(main())
+
+
+def test_what_waits_is_seen(run):
+    """By the coordinator, which is told who is missing; and among the pending Works."""
+
+    async def main():
+        async with sharing(3) as ranks:
+            works = [g.all_reduce(np.ones(2), tag="a") for g in ranks[:2]]
+            context = ranks[0]._context
+            assert context.pending == [works[0]]
+            (found,) = doings._pending(context)
+            assert found.work is works[0]
+            assert doings._wait(found, {0: 0, 1: 1, 2: 2}).op == "all_reduce"
+            assert ranks[0]._context.pending == [works[0]]
+            works.append(ranks[2].all_reduce(np.ones(2), tag="a"))
+            assert all((x == 3).all() for x in await asyncio.gather(*works))
+
+    run(main())
+
+
+def test_a_function_that_fails_fails_the_call(run, monkeypatch):
+    async def main():
+        async with sharing(2) as ranks:
+            await everyone(ranks, lambda g: g.all_reduce(np.ones(2), tag="a"))
+            works = [ranks[0].all_reduce(np.ones(2), tag="a")]
+
+            def fail(self, values, out):
+                raise MemoryError("none left")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(post_express.PostRecipe, "reduce", fail)
+                works.append(ranks[1].all_reduce(np.ones(2), tag="a"))
+                with pytest.raises(MemoryError):
+                    await works[1]
+                with pytest.raises((MemoryError, aiodist.CollectiveAbortedError)):
+                    await works[0]
+            await everyone(ranks, lambda g: g.all_reduce(np.ones(2), tag="a"))
+
+    run(main())

@@ -1,0 +1,104 @@
+"""What a traced rank writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.rank import tracing
+
+
+@pytest.fixture
+def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Ranks that join from now on are traced, into this directory."""
+    monkeypatch.setattr(tracing, "_write_when_terminated", lambda: None)
+    monkeypatch.setenv(tracing.VARIABLE, str(tmp_path / "traces"))
+    return tmp_path / "traces"
+
+
+def parts(where: Path) -> list[dict[str, Any]]:
+    found = [json.loads(file.read_text("utf-8")) for file in where.glob("*.json")]
+    return sorted(found, key=lambda one: (one["rank"], one["events"]))
+
+
+async def test_all_operations_are_written_with_their_times(traced: Path) -> None:
+    async with aiodist.local(2) as groups:
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        for _ in range(3):
+            await asyncio.gather(*(one.all_reduce(np.ones(4)) for one in groups))
+        await asyncio.gather(groups[0].send("x", 1, tag="t"), groups[1].recv(tag="t"))
+        after = loop.time()
+    one, other = parts(traced)
+    assert [row[1:7] for row in one["operations"]] == [
+        *(["all_reduce", None, seq, "all_reduce(SUM, float64[4])", None, 32] for seq in range(3)),
+        ["send", "t", None, "", 1, one["operations"][3][6]],
+    ]
+    assert [row[1] for row in other["operations"]] == ["all_reduce"] * 3 + ["recv"]
+    for row in [*one["operations"], *other["operations"]]:
+        assert before <= row[7] <= row[8] <= after
+        assert row[9] == "done"
+    assert one["operations"][0][11] == ["recursive_doubling.all_reduce"]
+    assert [text for _, text in one["events"]][:1] == ["epoch 1 of 'world': 2 ranks"]
+    assert "leaves" in [text for _, text in one["events"]]
+    assert one["complete"] and one["machine"] == other["machine"]
+
+
+async def test_clocks_are_compared_with_the_coordinators(traced: Path) -> None:
+    async with aiodist.local(1) as (group,):
+        (tracer,) = [one for one in tracing._tracers if one._actor is group._actor]
+        for _ in range(100):
+            if not tracer._clock:
+                await asyncio.sleep(0)
+    [[when, ahead, error]] = parts(traced)[0]["clock"]
+    # It is the clock of this process.
+    assert abs(ahead) <= error
+    assert when > 0 < error
+
+
+async def test_what_is_pending_when_the_process_ends_is_written_as_waiting(traced: Path) -> None:
+    async with aiodist.local(2) as groups:
+        work = groups[0].all_reduce(np.ones(4))
+        tracing._write_all()  # at exit
+        await asyncio.gather(work, groups[1].all_reduce(np.ones(4)))
+    one, other = parts(traced)
+    assert [row[9] for row in one["operations"]] == ["waits"]
+    assert other["operations"] == []
+
+
+async def test_losses_are_written(traced: Path) -> None:
+    async with aiodist.local(2) as groups:
+        groups[1].abort("enough")
+        with pytest.raises(aiodist.PeerLostError):
+            await groups[0].all_reduce(np.ones(4))
+    one, _ = parts(traced)
+    assert any("rank 1 lost" in text for _, text in one["events"])
+    (row,) = one["operations"]
+    assert row[9] == "failed"
+    assert row[10].startswith("PeerLostError: ")
+
+
+async def test_off_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not so much as looked at: what notes an operation is the append of the ring itself."""
+    monkeypatch.delenv(tracing.VARIABLE, raising=False)
+    async with aiodist.local(1) as (group,):
+        recorder = group._actor.endpoint.recorder
+        assert group._context.records.add == recorder._ring.append
+        assert not recorder.observers
+        assert not any(one._actor is group._actor for one in tracing._tracers)
+
+
+async def test_a_directory_that_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(tracing.VARIABLE, str(tmp_path / "file" / "traces"))
+    async with aiodist.local(1) as (group,):
+        await group.barrier()
+    assert "nothing is traced" in caplog.text

@@ -1,0 +1,135 @@
+"""The rings in which ranks post: what is read is what was put, in its order, and nothing else."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections import deque
+
+import pytest
+
+from aiodist.errors import ProtocolError
+from aiodist.shared_memory import posts
+from aiodist.shared_memory.board import SEGMENT, Board
+from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, prefix_of
+
+
+@pytest.fixture
+def ring(monkeypatch):
+    """Rings of few bytes."""
+    monkeypatch.setattr(posts, "SIZE", 1024)
+    monkeypatch.setattr(posts, "_MASK", 1023)
+
+
+def posting(size):
+    """The posts of `size` ranks, and their memory."""
+    memories = [memoryview(mmap.mmap(-1, SEGMENT)) for _ in range(size)]
+    found = [
+        Posts(
+            Board(
+                rank,
+                memories[rank],
+                {peer: memories[peer].toreadonly() for peer in range(size) if peer != rank},
+            )
+        )
+        for rank in range(size)
+    ]
+    return found, memories
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_everyone_reads_all_in_order(ring, seed):
+    chance = random.Random(seed)
+    size = chance.choice([2, 3, 5])
+    ranks, _ = posting(size)
+    due = {(rank, reader.rank): deque() for rank in range(size) for reader in ranks[rank].readers}
+    refused = number = 0
+    for _ in range(600):
+        rank = chance.randrange(size)
+        if chance.random() < 0.5:
+            number += 1
+            words, data = bytes(chance.randrange(1, 40)), chance.randbytes(chance.randrange(200))
+            if ranks[rank].put(prefix_of(number, words, len(data)), data):
+                ranks[rank].tell()
+                for peer in range(size):
+                    if peer != rank:
+                        due[peer, rank].append((number, words, data))
+            else:
+                refused += 1
+                assert any(due[peer, rank] for peer in range(size) if peer != rank)
+        else:
+            reader = chance.choice(ranks[rank].readers)
+            while reader.has_more() and chance.random() < 0.9:
+                left = due[rank, reader.rank]
+                number_, words, data = left[0]
+                other = prefix_of(number_ + 1, words, len(data))
+                assert reader.expected(other, len(data)) is None
+                taken = reader.expected(prefix_of(number_, words, len(data)), len(data))
+                if taken is None:  # the end of the ring comes first
+                    taken = reader.take()
+                    if taken is None:
+                        continue
+                    assert taken == left[0]
+                else:
+                    assert taken == data
+                left.popleft()
+    assert refused
+    for (rank, peer), left in due.items():
+        (reader,) = [one for one in ranks[rank].readers if one.rank == peer]
+        while reader.has_more():
+            if (post := reader.take()) is not None:
+                assert post == left.popleft()
+        assert not left
+
+
+def test_one_wake_up_for_each_sleep():
+    (one, two), _ = posting(2)
+    put(one)
+    assert one.tell() == []
+    assert not two.sleep(), "something is there already"
+    two.readers[0].take()
+    assert two.sleep()
+    put(one)
+    assert one.tell() == [1]
+    put(one)
+    assert one.tell() == []
+    two.awake()
+    put(one)
+    assert one.tell() == []
+    while two.readers[0].has_more():
+        two.readers[0].take()
+    assert two.sleep()
+    put(one)
+    assert one.tell() == [1]
+
+
+def put(one, data=b"data"):
+    assert one.put(prefix_of(1, b"words", len(data)), data)
+
+
+@pytest.mark.parametrize(
+    "header", [(64, 5, 400, 1), (0, 5, 4, 1), (1 << 30, 5, 4, 1), (64, 0, 0, 0)]
+)
+def test_what_is_no_post(header):
+    (one, two), memories = posting(2)
+    put(one)
+    one.tell()
+    memories[0][START : START + 24] = posts._BEGIN.pack(*header)
+    (reader,) = two.readers
+    with pytest.raises(ProtocolError, match="rank 0 posted"):
+        reader.take()
+    reader.give_up()
+    put(one)
+    one.tell()
+    assert not reader.has_more()
+
+
+def test_nothing_is_left_of_what_is_closed():
+    (one, two), memories = posting(2)
+    put(one)
+    one.tell()
+    two.close()
+    two.awake()
+    assert not two.readers
+    words = memories[1][:4096].cast("Q")
+    assert (words[HEAD], words[SLEEP]) == (0, 0)

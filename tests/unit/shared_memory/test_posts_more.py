@@ -1,0 +1,327 @@
+"""Small all-reduces with tags, on several ranks in one thread: called in another order by each.
+
+Calls, callbacks, frames, wake-ups and cancellations come in any interleaving. Some calls are posted
+and some sent, each rank for itself, over rings that are often full.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from aiodist.collectives import reductions
+from aiodist.engine import tags
+from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
+from aiodist.shared_memory import posts
+from aiodist.types import SUM, ReduceOp
+
+
+class Tagged:
+    """One all_reduce with a tag, and what became of it on each rank. `other`: the rank that calls
+    something else."""
+
+    def __init__(self, number, tag, length, canceller=None, other=None):
+        self.number = number
+        self.tag = tag
+        self.length = length
+        self.canceller = canceller
+        self.other = other
+        self.works = {}
+        self.arrays = {}
+
+    def start(self, context, *, posts):
+        rank = context.rank
+        length = self.length + (rank == self.other)
+        x = self.arrays[rank] = np.full(length, self.value(rank))
+        work = None
+        if posts and context.post_express is not None:
+            work = context.post_express.all_reduce(x, SUM, math.inf, self.tag)
+        if work is None:
+            call = reductions.all_reduce(context, x, SUM, None)
+            work = context.calls.launch(call.op, call.text, call.start, tag=self.tag)
+        self.works[rank] = work
+
+    def value(self, rank):
+        return 10.0 * self.number + rank + 1
+
+    def is_right(self, rank, size):
+        return (self.works[rank].result() == sum(map(self.value, range(size)))).all()
+
+
+class Program:
+    """Each rank makes all calls, those of one tag in their order, and else in any."""
+
+    def __init__(self, world, calls, chance):
+        self.world = world
+        self.calls = calls
+        self.chance = chance
+        self.left = {rank: self.shuffled() for rank in world.ranks}
+        self.cancels = [call for call in calls if call.canceller is not None]
+
+    def shuffled(self):
+        order = [call.tag for call in self.calls]
+        self.chance.shuffle(order)
+        lines = {tag: [call for call in self.calls if call.tag == tag] for tag in order}
+        return [lines[tag].pop(0) for tag in order]
+
+    def events(self):
+        alive = [rank for rank in self.world.ranks if rank not in self.world.dead]
+        calls = [("call", rank) for rank in alive if self.left[rank]]
+        cancels = [("cancel", call) for call in self.cancels if call.canceller in call.works]
+        return calls + cancels + self.world.events()
+
+    def step(self):
+        events = self.events()
+        if not events:
+            return False
+        match self.chance.choice(events):
+            case ("call", rank):
+                call = self.left[rank].pop(0)
+                call.start(self.world.contexts[rank], posts=self.chance.random() < 0.8)
+            case ("cancel", call):
+                self.cancels.remove(call)
+                if call.works[call.canceller].cancel():
+                    call.arrays[call.canceller][...] = -1e9
+            case event:
+                self.world.do(event)
+        return True
+
+    def run(self):
+        for _ in range(100_000):
+            if not self.step():
+                return
+        raise AssertionError("it goes on for ever")
+
+
+@pytest.fixture(params=[1024, posts.SIZE])
+def posting(request, lanes, monkeypatch):
+    """``posting(size, polls)``: ranks that post."""
+    monkeypatch.setattr(posts, "SIZE", request.param)
+    monkeypatch.setattr(posts, "_MASK", request.param - 1)
+
+    def make(size, seed, *, polls=False):
+        world = lanes.World(size, lanes.Chance(seed), polls=polls)
+        for context in world.contexts:
+            context.shares_memory = True
+        return world
+
+    return make
+
+
+def some_calls(chance, size, count, **rarely):
+    """`rarely`: what happens in some of them to a rank."""
+    return [
+        Tagged(
+            number,
+            chance.choice("abcdefgh"),
+            chance.choice([1, 1, 3, 40]),
+            **{what: chance.randrange(size) for what, odds in rarely.items()
+               if chance.random() < odds},
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def check_over(world):
+    """Nothing is kept of what has ended."""
+    for context in world.contexts:
+        assert not context.pending
+        assert not context.calls.ops
+        assert not context.post_express.works
+        assert not context.calls.arrivals.early
+        assert not context.calls.tags._pending
+        assert not any(context.calls._unsolicited)
+        assert not context.post_express._bytes
+
+
+@pytest.mark.parametrize("polls", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order(posting, seed, polls, monkeypatch):
+    """Tags are forgotten again and again on the way, in every other of the worlds."""
+    if seed % 2:
+        monkeypatch.setattr(tags, "MANY", 1)
+    chance = random.Random(seed)
+    size = chance.choice([2, 2, 3, 4, 16])
+    world = posting(size, seed, polls=polls)
+    calls = some_calls(chance, size, 30 if size < 16 else 8)
+    Program(world, calls, chance).run()
+    for call in calls:
+        for rank in world.ranks:
+            assert call.is_right(rank, size), (call.number, rank)
+    check_over(world)
+    assert any(context.calls.tags._forgotten for context in world.contexts) == bool(seed % 2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_some_are_cancelled(posting, seed):
+    chance = random.Random(f"cancel {seed}")
+    size = chance.choice([2, 3, 4])
+    world = posting(size, seed, polls=chance.random() < 0.5)
+    calls = some_calls(chance, size, 20, canceller=0.4)
+    Program(world, calls, chance).run()
+    for call in calls:
+        for rank, work in call.works.items():
+            assert work.done(), f"rank {rank} hangs in #{call.number}"
+            if work.cancelled():
+                assert call.canceller == rank
+            elif (error := work.exception()) is not None:
+                assert isinstance(error, CollectiveAbortedError)
+                assert error.rank == call.canceller != rank
+                assert error.tag == call.tag
+            else:
+                assert call.is_right(rank, size)
+    check_over(world)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_rank_calls_something_else(posting, seed):
+    """The error of all says who called what. Other tags are not concerned."""
+    chance = random.Random(f"other {seed}")
+    size = chance.choice([2, 3, 4])
+    world = posting(size, seed)
+    calls = some_calls(chance, size, 20, other=0.3)
+    Program(world, calls, chance).run()
+    for call in calls:
+        texts = {
+            rank: f"all_reduce({SUM}, float64[{call.length + (rank == call.other)}])"
+            for rank in world.ranks
+        }
+        for rank, work in call.works.items():
+            if call.other is None:
+                assert call.is_right(rank, size)
+                continue
+            error = work.exception()
+            assert isinstance(error, (MismatchError, CollectiveAbortedError)), error
+            if isinstance(error, MismatchError):
+                assert error.calls.items() <= texts.items()
+                assert len(set(error.calls.values())) == 2
+    check_over(world)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rank_dies(posting, seed):
+    """What it has posted counts: what it gave completes or fails, nothing hangs."""
+    chance = random.Random(f"dies {seed}")
+    size = chance.choice([2, 3, 4])
+    world = posting(size, seed, polls=chance.random() < 0.5)
+    calls = some_calls(chance, size, 12)
+    program = Program(world, calls, chance)
+    for _ in range(chance.randrange(80)):
+        program.step()
+    dead = chance.randrange(size)
+    world.kill(dead)
+    for _ in range(chance.randrange(10)):
+        program.step()
+    world.tell_of(dead)
+    program.run()
+    for call in calls:
+        for rank, work in call.works.items():
+            if rank == dead:
+                continue
+            assert work.done(), f"rank {rank} hangs in #{call.number}"
+            if (error := work.exception()) is None:
+                assert call.is_right(rank, size)
+            else:
+                assert isinstance(error, PeerLostError)
+                assert error.ranks == (dead,)
+    alive = [context for context in world.contexts if context.rank != dead]
+    assert not any(context.pending for context in alive)
+
+
+def test_what_a_dead_rank_has_posted_is_taken(posting):
+    world = posting(2, 0)
+    call = Tagged(0, "a", 3)
+    call.start(world.contexts[0], posts=True)
+    call.start(world.contexts[1], posts=True)
+    assert call.works[1].done()
+    assert not call.works[0].done()
+    for wires in world.wires.values():
+        wires.clear()  # nobody was woken
+    world.kill(1)
+    world.tell_of(1)
+    assert call.is_right(0, 2)
+
+
+def test_a_thousand_at_once_are_one_wake_up(posting):
+    world = posting(2, 0)
+    calls = [Tagged(number, number, 1) for number in range(1000)]
+    for call in calls[:900]:
+        call.start(world.contexts[0], posts=True)
+    woken = sum(len(wires) for wires in world.wires.values())
+    for call in calls[:3]:
+        call.start(world.contexts[1], posts=True)
+    if posts.SIZE > 1 << 16:
+        assert woken == 0
+        assert [len(world.wires[1, 0]), len(world.wires[0, 1])] == [1, 0]
+    for call in calls[3:]:
+        call.start(world.contexts[1], posts=True)
+    for call in calls[900:]:
+        call.start(world.contexts[0], posts=True)
+    world.settle()
+    assert all(call.is_right(rank, 2) for call in calls for rank in range(2))
+    check_over(world)
+
+
+def test_the_group_ends(posting):
+    world = posting(2, 0)
+    calls = [Tagged(number, "ab"[number % 2], 3) for number in range(4)]
+    for call in calls:
+        call.start(world.contexts[0], posts=True)
+    context = world.contexts[0]
+    assert len(context.pending) == 4
+    context.close(GroupClosedError("over"))
+    for call in calls:
+        assert isinstance(call.works[0].exception(), GroupClosedError)
+    assert context.post_express is None
+    assert not context.pending
+
+
+@pytest.mark.parametrize("tail", [b"", b"\x91\xa1a", b"\x92\xc2\xc4\x00", b"\xc1"])
+def test_a_post_that_makes_no_sense(posting, tail):
+    """Whoever posts it is lost."""
+    world = posting(2, 0)
+    blamed = []
+    world.contexts[0].endpoint.blame = lambda rank, error: blamed.append(rank)
+    theirs = world.contexts[1].post_express._posts
+    words = tail or b"\x92\xa1a\xa1b"
+    assert theirs.put(posts.prefix_of(0, words, 8), bytes(8))
+    theirs.tell()
+    world.contexts[0].post_express.read()
+    world.contexts[0].post_express.read()
+    assert blamed == [1]
+
+
+KERNELS = [
+    (op, dtype)
+    for op in (SUM, ReduceOp.AVG, ReduceOp.MAX, ReduceOp.PRODUCT)
+    for dtype in ("float64", "float32", "int64", "complex64")
+    if (op, dtype) not in ((ReduceOp.AVG, "int64"), (ReduceOp.MAX, "complex64"))
+]
+
+
+@pytest.mark.parametrize(("op", "dtype"), KERNELS)
+@pytest.mark.parametrize("length", [1, 5])
+def test_posted_or_sent_the_bits_are_the_same(posting, op, dtype, length):
+    found = []
+    for way in range(3):  # all send, all post, some do
+        world = posting(3, 0)
+        works = []
+        for rank, context in enumerate(world.contexts):
+            x = np.arange(1 + rank, 1 + rank + length).astype(dtype) / 7
+            x = x.astype(dtype)
+            if dtype.startswith("f"):
+                x[0] = np.float64(0x7FF8000000000001 + rank).astype(dtype) if rank else np.nan
+            work = None
+            if way == 1 or (way == 2 and rank):
+                work = context.post_express.all_reduce(x, op, math.inf, "a")
+                assert work is not None
+            if work is None:
+                call = reductions.all_reduce(context, x, op, None)
+                work = context.calls.launch(call.op, call.text, call.start, tag="a")
+            works.append(work)
+        world.settle()
+        found += [work.result().tobytes() for work in works]
+    assert len(set(found)) == 1
