@@ -38,6 +38,9 @@ import numpy as np
 import aiodist
 
 HERE = re.compile(r"^( *)# here\n", re.MULTILINE)
+ELSEWHERE = re.compile(r"t(?:cp|ls)://(?!127\.0\.0\.1\b|localhost\b|\{)[\w.-]+")
+"""An address of another host: nothing that is run here may lead there."""
+
 SECONDS = 60
 """For one block; the whole of those in processes have twice as long."""
 
@@ -51,6 +54,9 @@ def program(setup: str, code: str) -> str:
 
 def run(place: str, setup: str, code: str, ranks: int) -> Iterator[str]:
     """Run a block on ranks in this process: what goes wrong."""
+    if found := ELSEWHERE.search(program(setup, code)):
+        yield f'{place}: {found[0]} is another host: use 127.0.0.1, or say not-run="…"'
+        return
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             asyncio.run(_on_ranks(place, program(setup, code), ranks))
@@ -83,6 +89,10 @@ async def _awaited(result: Any) -> None:
 def run_in_processes(blocks: Sequence[tuple[str, str, str]], ranks: int) -> Iterator[str]:
     """Run blocks, each a place, its setup and its code, one after the other in new processes."""
     programs = [(place, program(setup, code)) for place, setup, code in blocks]
+    for place, source in programs:
+        if found := ELSEWHERE.search(source):
+            yield f'{place}: {found[0]} is another host: use 127.0.0.1, or say not-run="…"'
+            return
     run = [sys.executable, "-m", "aiodist_cli", "run", "-n", f"{ranks}", __file__]
     done = subprocess.run(
         [*run, json.dumps(programs)],

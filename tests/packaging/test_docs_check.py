@@ -79,6 +79,13 @@ def test_blocks_may_want_processes(check: Any, tmp_path: Path) -> None:
     assert 'File "page.md:6", line 2' in problem
 
 
+@pytest.mark.parametrize("where", ["", " in=processes"])
+def test_no_block_leads_to_another_host(check: Any, tmp_path: Path, where: str) -> None:
+    page = f"```python{where}\nawait aiodist.connect('tcp://10.0.0.1:29500', size=1)\n```\n"
+    (problem,) = problems(check, tmp_path, page)
+    assert problem.startswith("page.md:1: tcp://10.0.0.1 is another host: ")
+
+
 def test_what_is_not_run_says_why(check: Any, tmp_path: Path) -> None:
     wrong = 'nothing runs this: have it run, or say why not by not-run="…"'
     python, command = "```python{}\nawait x\n```\n", "```console{}\n$ rm x\n```\n"
