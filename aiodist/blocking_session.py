@@ -23,6 +23,11 @@ def _blocking(connect: Callable[P, Connecting]) -> Callable[P, BlockingGroup]:
         live on one event loop, which has a thread of its own: leases are renewed, and what others
         send is taken, whatever the program does. A group that is still open when the process exits
         is closed then. After a fork it stays with the parent.
+
+        For example::
+
+            with aiodist.connect_blocking() as group:  # under `aiodist run`
+                group.barrier()
         """
         connecting = connect(*args, **options)
 

@@ -39,6 +39,10 @@ def breakpoint(group: Group, rank: int = 0) -> Coroutine[Any, Any, None]:
 
     Raises ValueError for what is no rank; RuntimeError on `rank`, where that has no input, and
     CollectiveAbortedError on the others then.
+
+    For example::
+
+        await aiodist.breakpoint(group, rank=2)  # all ranks call it, and rank 2 stops here
     """
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < group.size:
         error = ValueError(f"rank={rank!r} is no rank of this group of {group.size}")

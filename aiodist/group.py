@@ -163,6 +163,12 @@ class Group(Operations):
         Independent of this group: it stays usable when this one is revoked or closed by others. As
         with `split` and `dup`, all ranks have it or none: one that another rank has revoked in the
         meantime is given as well, revoked.
+
+        For example::
+
+            if group.rank < 2:
+                pair = await group.subgroup([0, 1])
+                await pair.barrier()
         """
         self._check_loop()
         return await self._derive("subgroup", deriving.members(self._context, ranks), timeout)
@@ -173,6 +179,10 @@ class Group(Operations):
         """Groups of the ranks that gave the same `color`, ordered by (key, rank).
 
         To be called by all ranks. None as color: no group, the result is None.
+
+        For example::
+
+            half = await group.split(group.rank % 2)
         """
         self._enter()
         part = await deriving.parts(self._context, color, key, timeout, self._decline)
@@ -184,7 +194,13 @@ class Group(Operations):
         deriving.decline(self._context, self._name, kind, ranks, layout, error)
 
     async def dup(self, *, timeout: float | None = None) -> Group:
-        """Another group of the same ranks, whose operations match apart from this one's."""
+        """Another group of the same ranks, whose operations match apart from this one's.
+
+        For example::
+
+            other = await group.dup()
+            await asyncio.gather(group.barrier(), other.barrier())
+        """
         self._check_loop()
         return await self._derive("dup", list(range(self.size)), timeout)
 
@@ -209,6 +225,11 @@ class Group(Operations):
         Any one rank may call it; the word is passed on until all who live have heard it. Groups
         made of this one go on, and so does this rank's membership: `agree`, `shrink` and
         `rendezvous` are for revoked groups, too. Idempotent.
+
+        For example::
+
+            if group.rank == 0:
+                group.revoke()
         """
         self._check_loop()
         self._context.revoke(self.rank)
@@ -221,6 +242,11 @@ class Group(Operations):
         it has not ruled lost have called. Cancelled or out of time on one rank, it fails on all
         that have not heard the outcome: with `CollectiveAbortedError`, `CollectiveTimeoutError`.
         While the coordinator is away it waits; `CoordinatorLostError` where that never comes back.
+
+        For example::
+
+            if await group.agree(True):  # all have come this far
+                pass
         """
         self._check_loop()
         try:
@@ -238,6 +264,13 @@ class Group(Operations):
         To be called by all who live; the first call revokes this group. Fails as `agree` does; it
         can then be called again. After a cancelled call that came too late to stop the others, the
         next call gives the group that they have.
+
+        For example::
+
+            try:
+                await group.barrier()
+            except (aiodist.PeerLostError, aiodist.GroupRevokedError):
+                group = await group.shrink()
         """
         self._check_loop()
         return self._gone_on(await self._recovery.go_on(Purpose.SHRINK, self._seconds(timeout)))
@@ -256,6 +289,10 @@ class Group(Operations):
         `max_size` members; where that makes fewer than `min_size`, waits for more, and then until
         nobody has joined for the group's `join_window`. Both are those of `connect` where not
         given, and the same on all ranks. Survivors are never turned away.
+
+        For example::
+
+            group = await group.rendezvous(timeout=60)
         """
         self._check_loop()
         self._recovery.check_root("rendezvous")
@@ -268,7 +305,14 @@ class Group(Operations):
     async def views(self) -> AsyncIterator[View]:
         """``async for view in group.views()``: who is alive, lost, or waits to join; at once, and
         after every change, over all epochs, until this rank leaves. For the group that `connect`
-        gave alone. Changes that come faster than they are asked for are seen in one."""
+        gave alone. Changes that come faster than they are asked for are seen in one.
+
+        For example::
+
+            async for view in group.views():
+                print(len(view.members), "ranks live")
+                break
+        """
         self._check_loop()
         self._recovery.check_root("views")
         async for view in views(self._actor):
@@ -301,6 +345,10 @@ class Group(Operations):
 
         Raises TypeError for a dtype that does not travel, ValueError for a negative shape, OSError
         where the system has no memory to give.
+
+        For example::
+
+            x = group.empty((2, 3), np.float32)
         """
         self._enter()
         return self._context.heap.empty(shape, dtype, like)
@@ -311,6 +359,12 @@ class Group(Operations):
 
         Raises TypeError and ValueError for what cannot be written in place, on that rank; the
         others then have CollectiveAbortedError.
+
+        For example::
+
+            window = await group.expose(np.zeros(4))
+            await window.put(0, group.rank, 1.5)  # x[rank] = 1.5, at rank 0
+            await window.close()
         """
         self._check_loop()
         own = await self._derive("expose", list(range(self.size)), timeout)
@@ -319,7 +373,12 @@ class Group(Operations):
     # -- threads ----------------------------------------------------------------------------------
 
     def blocking(self) -> BlockingGroup:
-        """The operations of this group as ordinary calls, for other threads than the loop's."""
+        """The operations of this group as ordinary calls, for other threads than the loop's.
+
+        For example::
+
+            ranks = await asyncio.to_thread(group.blocking().all_gather, group.rank)
+        """
         return BlockingGroup(self, Home.of(self._loop))
 
     # -- the end ----------------------------------------------------------------------------------
@@ -333,6 +392,10 @@ class Group(Operations):
 
         Raises CollectiveTimeoutError, having left, if somebody had not taken all within the group's
         `op_timeout`: `.missing` says who.
+
+        For example::
+
+            await group.close()
         """
         self._check_loop()
         if self._closing is None:
@@ -359,7 +422,13 @@ class Group(Operations):
 
     def abort(self, reason: str = "aborted") -> None:
         """Leave at once: what is pending fails, here and on the other ranks, for which this rank is
-        lost, for that reason. The coordinator logs that as no crash. Idempotent."""
+        lost, for that reason. The coordinator logs that as no crash. Idempotent.
+
+        For example::
+
+            if group.rank == 0:
+                group.abort("the disk is full")
+        """
         self._check_loop()
         reason = failures.sayable(reason)
         error = self._context.error(GroupClosedError, f"the group was aborted: {reason}")

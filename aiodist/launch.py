@@ -109,6 +109,14 @@ def run(
         RuntimeError: called inside a running event loop, which it would block. That of a notebook
             waits for its cells in any case.
         ModuleNotFoundError: `main` is a function of a notebook, and there is no cloudpickle.
+
+    For example::
+
+        async def main(group, offset):
+            return group.rank + offset
+
+        if __name__ == "__main__":
+            print(aiodist.run(main, nprocs=4, args=(10,)))  # [10, 11, 12, 13]
     """
     spawn.require_posix("aiodist.run")
     _check_caller(nprocs)

@@ -54,6 +54,12 @@ class Operations:
 
         `x` is an array, a scalar, or a flat list of arrays that are reduced together; dtypes and
         shapes are the same on all ranks. The result is in `x`, or in `out` where given.
+
+        For example::
+
+            x = np.ones(3)
+            await group.all_reduce(x)  # x has the sum of all ranks
+            loss = await group.all_reduce(0.5, aiodist.ReduceOp.AVG)
         """
         self._check_loop()
         context = self._context
@@ -80,7 +86,12 @@ class Operations:
         timeout: float | None = None,
     ) -> Work[Any]:
         """Reduce `x` of all ranks at `dst` (in `x`, or in `out`); None elsewhere, where `x` is
-        never altered."""
+        never altered.
+
+        For example::
+
+            total = await group.reduce(group.rank, dst=0)  # None at the other ranks
+        """
         return self._start("reduce", tag, timeout, device_reductions.reduce, x, dst, op, out)
 
     @typed(Signatures.broadcast)
@@ -89,7 +100,12 @@ class Operations:
     ) -> Work[Any]:
         """The value `x` of rank `src`, on every rank. Elsewhere an `x` given (an array, or a tree
         of arrays) receives it in place, and asserts dtype and shape: where it does not fit on one
-        rank, it is a `MismatchError` on all, and no array is written."""
+        rank, it is a `MismatchError` on all, and no array is written.
+
+        For example::
+
+            name = await group.broadcast("a" if group.rank == 0 else None)
+        """
         return self._start("broadcast", tag, timeout, values.broadcast, x, src)
 
     @typed(Signatures.all_gather)
@@ -100,6 +116,10 @@ class Operations:
 
         `out`: a list of arrays, one a rank, or one array for all of them, one after the other along
         its first dimension. Where it does not fit on one rank, it is a `MismatchError` on all.
+
+        For example::
+
+            ranks = await group.all_gather(group.rank)  # [0, 1, …]
         """
         return self._start("all_gather", tag, timeout, values.all_gather, x, out)
 
@@ -113,7 +133,13 @@ class Operations:
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`."""
+        """The list of all ranks' `x` at `dst`; None elsewhere. `out` as for `all_gather`.
+
+        For example::
+
+            x = np.arange(group.rank + 1)  # lengths may differ
+            xs = await group.gather(x, dst=0)
+        """
         return self._start("gather", tag, timeout, values.gather, x, dst, out)
 
     @typed(Signatures.scatter)
@@ -129,6 +155,11 @@ class Operations:
         """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere.
 
         Where `out` does not fit on one rank, it is a `MismatchError` on all.
+
+        For example::
+
+            xs = [n * n for n in range(group.size)] if group.rank == 0 else None
+            x = await group.scatter(xs)
         """
         return self._start("scatter", tag, timeout, values.scatter, xs, src, out)
 
@@ -146,6 +177,11 @@ class Operations:
 
         `xs` is a list of one array (or scalar) a rank, or one array that is split along its first
         dimension as `numpy.array_split` does. Never in place.
+
+        For example::
+
+            x = np.ones(4 * group.size)
+            part = await group.reduce_scatter(x)  # four elements, each of them group.size
         """
         return self._start(
             "reduce_scatter", tag, timeout, device_reductions.reduce_scatter, xs, op, out
@@ -158,6 +194,11 @@ class Operations:
         """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ.
 
         `out` as for `all_gather`.
+
+        For example::
+
+            xs = [f"from {group.rank} to {rank}" for rank in range(group.size)]
+            ys = await group.all_to_all(xs)  # ys[0] is from rank 0
         """
         return self._start("all_to_all", tag, timeout, values.all_to_all, xs, out)
 
@@ -175,6 +216,13 @@ class Operations:
         what is wanted is held by somebody: otherwise it is a `MismatchError` on all, and nothing is
         written. For arrays of the host. Raises TypeError for other leaves, and arrays on devices;
         ValueError for an `out` in the memory of `x`.
+
+        For example::
+
+            row = np.full((1, group.size), group.rank)  # row `rank` of a square
+            shape = (group.size, group.size)
+            held = aiodist.Shard(row, (slice(group.rank, group.rank + 1), slice(None)), shape)
+            whole = await group.reshard(held, np.empty(shape, row.dtype))
         """
         return self._start("reshard", tag, timeout, resharding.reshard, x, out)
 
@@ -188,7 +236,12 @@ class Operations:
         tag: Tag = None,
         timeout: float | None = None,
     ) -> Work[Any]:
-        """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`."""
+        """The reduction of `x` of ranks 0 to `rank`, in `x` or in `out`.
+
+        For example::
+
+            before_me_and_mine = await group.scan(len("abc"))
+        """
         return self._start("scan", tag, timeout, device_reductions.scan, x, op, out)
 
     @typed(Signatures.scan)
@@ -202,11 +255,21 @@ class Operations:
         timeout: float | None = None,
     ) -> Work[Any]:
         """The reduction of `x` of ranks 0 to `rank` - 1, in `x` or in `out`. At rank 0, where that
-        is the reduction of nothing, the elements of `x` as they are."""
+        is the reduction of nothing, the elements of `x` as they are.
+
+        For example::
+
+            sizes_before = await group.exscan(10)  # rank 0 keeps its 10
+        """
         return self._start("exscan", tag, timeout, device_reductions.exscan, x, op, out)
 
     def barrier(self, *, tag: Tag = None, timeout: float | None = None) -> Work[None]:
-        """Nothing but the meeting: done once all ranks have called it."""
+        """Nothing but the meeting: done once all ranks have called it.
+
+        For example::
+
+            await group.barrier(timeout=30)
+        """
         return self._start("barrier", tag, timeout, base.barrier)
 
     @typed(Signatures.share)
@@ -227,6 +290,10 @@ class Operations:
 
         Raises TypeError for what holds no array, or arrays of the host and of a device, ValueError
         for CUDA tensors that are not contiguous.
+
+        For example::
+
+            table = await group.share(np.arange(1000) if group.rank == 0 else None)
         """
         return self._start("share", tag, timeout, loans.loan, x, src)
 
@@ -239,6 +306,13 @@ class Operations:
 
         Messages of one rank and tag do not overtake each other. Where the receiver does not keep
         up, sends stay pending: nobody's memory grows without bound.
+
+        For example::
+
+            if group.rank == 0:
+                await group.send({"step": 7}, 1, tag="state")
+            elif group.rank == 1:
+                state = await group.recv(src=0, tag="state")
         """
         self._enter()
         if timeout is not None:
@@ -254,7 +328,15 @@ class Operations:
         self, x: Any, dst: int, *, tag: str | int = 0, timeout: float | None = None
     ) -> Work[None]:
         """`send` that is synchronous: done when a receive of `dst` has taken the message, and the
-        memory of `x` may be used again. In the line of its tag with all other sends."""
+        memory of `x` may be used again. In the line of its tag with all other sends.
+
+        For example::
+
+            if group.rank == 0:
+                await group.ssend("go", 1)  # rank 1 has taken it
+            elif group.rank == 1:
+                await group.recv(src=0)
+        """
         self._enter()
         deadlines.check_timeout(timeout)
         base.check_root(self._context, dst, "dst")
@@ -281,6 +363,12 @@ class Operations:
 
         Raises PeerLostError once nothing can come of `src` any more. From any source: as soon as a
         rank is lost, for it may have had something to send, and once all others have left in order.
+
+        For example::
+
+            group.send(np.ones(3), (group.rank + 1) % group.size)
+            x = np.empty(3)
+            await group.recv(out=x)
         """
         self._enter()
         if timeout is not None:
@@ -318,7 +406,13 @@ class Operations:
         timeout: float | None = None,
     ) -> Work[Any]:
         """Send `x` to `dst` with `tag`, and receive from `src` with `recv_tag` (None: with `tag`,
-        too), at once. The result is what was received."""
+        too), at once. The result is what was received.
+
+        For example::
+
+            right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+            x = await group.sendrecv(group.rank, right, src=left)
+        """
         self._enter()
         if recv_tag is None:
             recv_tag = tag
@@ -338,7 +432,14 @@ class Operations:
         timeout: float | None = None,
     ) -> Work[Envelope]:
         """Wait for a message without taking it: its `Envelope(source, tag, nbytes)`, which has the
-        `dtype` and `shape` of a message that is an array."""
+        `dtype` and `shape` of a message that is an array.
+
+        For example::
+
+            group.send(b"abc", group.rank)
+            found = await group.probe(src=group.rank)
+            value = await group.recv(src=found.source, tag=found.tag)
+        """
         self._enter()
         self._check_source(src)
         deadlines.check_timeout(timeout)
@@ -349,7 +450,13 @@ class Operations:
     def iprobe(
         self, *, src: int | AnySource = ANY_SOURCE, tag: str | int | AnyTag = ANY_TAG
     ) -> Envelope | None:
-        """The envelope of a message that is there, or None."""
+        """The envelope of a message that is there, or None.
+
+        For example::
+
+            if group.iprobe() is not None:
+                value = await group.recv()
+        """
         self._enter()
         self._check_source(src)
         return self._context.p2p.iprobe(src=src, tag=tag)
@@ -361,6 +468,13 @@ class Operations:
 
         Ends when the group is closed here; fails when a rank that could send is lost, or all others
         have left.
+
+        For example::
+
+            group.send("end", group.rank, tag="log")
+            async for value, source, tag in group.messages(tag="log"):
+                if value == "end":
+                    break
         """
         while True:
             # The group may be closed while this waits, and while a message is worked on.

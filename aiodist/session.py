@@ -136,6 +136,14 @@ def connect(
         ValueError, TypeError: arguments or environment that make no sense, an empty token included;
             `allow_pickle` where other hosts can connect, and neither a token nor TLS that asks for
             certificates keeps strangers out.
+
+    For example::
+
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.connect(coordinator.address, size=1) as group,
+        ):
+            await group.barrier()
     """
     if max_message_bytes < 1:
         raise ValueError(f"max_message_bytes is at least 1, not {max_message_bytes!r}")
@@ -388,6 +396,11 @@ async def local(size: int, **options: Unpack[JoinOptions]) -> AsyncIterator[list
 
     For tests, notebooks and simulation. `options` are those of `connect`. Leaving the block closes
     all ranks, leaving it by an exception aborts them.
+
+    For example::
+
+        async with aiodist.local(3) as groups:
+            print(await asyncio.gather(*(one.all_reduce(1) for one in groups)))  # [3, 3, 3]
     """
     name = f"inproc://local-{secrets.token_hex(8)}"
     async with Coordinator(name, token=options.get("token"), returns=False):

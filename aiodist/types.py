@@ -78,6 +78,11 @@ class ReduceOp:
 
     Every operator is taken to be associative. `commutative=False` keeps rank order;
     `elementwise=True` allows the array to be cut into pieces that are reduced apart.
+
+    For example::
+
+        largest = await group.all_reduce(group.rank, aiodist.ReduceOp.MAX)
+        await group.all_reduce(np.ones(2), lambda a, b: a + 2 * b)  # a function of yours
     """
 
     name: str
@@ -102,7 +107,13 @@ class ReduceOp:
 
     @staticmethod
     def premul_sum(factor: float | int) -> ReduceOp:
-        """The sum of `factor * x` over ranks; `factor` must be the same on all ranks."""
+        """The sum of `factor * x` over ranks; `factor` must be the same on all ranks.
+
+        For example::
+
+            x = np.ones(2)
+            await group.all_reduce(x, aiodist.ReduceOp.premul_sum(0.5))
+        """
         if isinstance(factor, bool) or not isinstance(factor, (int, float)):
             raise TypeError(f"premul_sum takes an int or float factor, not {factor!r}")
         return ReduceOp("PREMUL_SUM", factor=factor)
@@ -121,6 +132,11 @@ class ReduceOp:
         into `a` and returns `a`). With `elementwise=True` it may get any pieces of them. Whatever
         it raises on a rank, that rank's Work fails with it, and those of all others with
         `CollectiveAbortedError`: none is done before the calls on all ranks have ended well.
+
+        For example::
+
+            op = aiodist.ReduceOp.custom(np.hypot, commutative=True, elementwise=True)
+            await group.all_reduce(np.ones(2), op)
         """
         if not callable(function):
             raise TypeError(f"custom takes a function of two arguments, not {function!r}")

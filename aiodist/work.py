@@ -40,6 +40,12 @@ class Work(asyncio.Future[T], Generic[T]):
         nbytes: bytes of the value as far as known when it started; of a completed receive, those
             of the message.
         source: the rank a completed receive came from, else None.
+
+    For example::
+
+        work = group.all_reduce(np.ones(3))  # it has started
+        await asyncio.wait([work])
+        print(work.op, work.elapsed, work.result())
     """
 
     # Slots, and no `__init__`: that makes one in 0.25 instead of 0.65 microseconds.
@@ -148,6 +154,15 @@ class Work(asyncio.Future[T], Generic[T]):
         """Wait at most `timeout` seconds for the result, without cancelling the operation.
 
         Raises TimeoutError when it is still pending then.
+
+        For example::
+
+            work = group.all_reduce(1)
+            try:
+                await work.wait(timeout=5)
+            except TimeoutError:
+                print("it goes on")
+            await work
         """
         if timeout is None or timeout == math.inf:
             return await asyncio.shield(self)

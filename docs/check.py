@@ -36,6 +36,8 @@ import names
 import running
 import written
 
+import examples
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
@@ -207,9 +209,12 @@ def main() -> int:
         begun = time.monotonic()
         problems += check_page(page)
         print(f"{page.relative_to(ROOT)} {time.monotonic() - begun:.1f} s")
+    problems += examples.check()
     for page in PAGES:
         for block, why in not_run(page):
             print(f"not run: {block.place}: {why}")
+    for name, why in examples.ELSEWHERE.items():
+        print(f"not run: the example of {name}: {why}")
     for problem in problems:
         print(problem, file=sys.stderr)
     print(f"{len(PAGES)} pages, {len(problems)} problems")

@@ -1,15 +1,18 @@
 """What mkdocstrings shows of the code beyond what stands in one place: an extension of griffe.
 
 The overloads of an operation stand in `aiodist.signatures`, and are shown with the operation. And
-docstrings are written for `help()`: before an example stands ``::``, which is a colon in HTML.
+docstrings are written for `help()`: an example stands behind ``::``, which Markdown does not know.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 import griffe
+
+LITERAL = re.compile(r"::\n\n((?: {4,}\S.*\n|\n)+)")
 
 
 class Docstrings(griffe.Extension):
@@ -33,4 +36,8 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Something with a docstring was read."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"::$", ":", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = LITERAL.sub(_fenced, f"{obj.docstring.value}\n")
+
+
+def _fenced(match: re.Match[str]) -> str:
+    return f":\n\n```python\n{textwrap.dedent(match[1]).strip()}\n```\n\n"

@@ -90,7 +90,18 @@ class OwnLoop(Home):
 
 class BlockingWork(Generic[T]):
     """An operation that goes on while its thread does something else: what `isend` and `irecv` of a
-    `BlockingGroup` return. To be used in any thread but that of the group's loop."""
+    `BlockingGroup` return. To be used in any thread but that of the group's loop.
+
+    For example::
+
+        def in_a_thread(group):
+            work = group.isend("a", group.rank, tag="t")
+            value = group.recv(tag="t")
+            work.wait()
+            return value
+
+        assert await asyncio.to_thread(in_a_thread, group.blocking()) == "a"
+    """
 
     def __init__(self, home: Home, call: Callable[[], Any]) -> None:
         """`call` is made on the loop of `home`; it gives a Work, a coroutine, or a plain value."""

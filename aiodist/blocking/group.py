@@ -53,6 +53,13 @@ class BlockingGroup:
     Concurrent calls from several threads need tags to tell them apart, as concurrent tasks do. A
     KeyboardInterrupt withdraws the operation that is waited for, as a cancelled Work is withdrawn,
     before it is raised.
+
+    For example::
+
+        def in_a_thread(group):
+            return group.all_gather(group.rank)
+
+        ranks = await asyncio.to_thread(in_a_thread, group.blocking())
     """
 
     def __init__(self, group: Any, home: Home) -> None:

@@ -36,6 +36,18 @@ def publisher(
 
     Entering raises what `connect` does, and JoinError where another publisher of the channel is
     alive.
+
+    For example::
+
+        address = group.address  # of any coordinator
+        if group.rank == 0:
+            async with aiodist.publisher("policy", address=address) as out:
+                await out.publish({"w": np.ones(3)}, version=1)
+                await group.barrier()  # they have it
+        else:
+            async with aiodist.subscriber("policy", address=address) as weights:
+                version, tree = await weights.latest()
+                await group.barrier()
     """
     if not 1 <= keep <= MOST_RELEASES:
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")

@@ -22,6 +22,16 @@ def subscriber(
 
     `address`, `patience` and `options` are those of `aiodist.publisher`. There need be no publisher
     yet, or any more. Entering raises what `aiodist.connect` does.
+
+    For example::
+
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher("policy", address=coordinator.address) as out,
+            aiodist.subscriber("policy", address=coordinator.address) as weights,
+        ):
+            await out.publish([1.5], version=7)
+            assert await weights.latest() == (7, [1.5])
     """
     return Subscriber(Participant(channel, address, patience, options))
 

@@ -20,6 +20,12 @@ class Shard:
 
     Raises TypeError for an `index` that is not made of slices, ValueError where it has a step or
     does not lie in `shape`, or `array` has another shape than this part.
+
+    For example::
+
+        own = slice(group.rank, group.rank + 1)
+        row = aiodist.Shard(np.ones((1, 3)), (own,), (group.size, 3))
+        whole = await group.reshard({"w": row}, {"w": np.empty((group.size, 3))})
     """
 
     array: Any

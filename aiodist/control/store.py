@@ -43,6 +43,15 @@ class Store:
 
     `ttl`: seconds after which the key is deleted, counted from the last write; a write without
     keeps it for good.
+
+    For example::
+
+        store = group.store
+        if group.rank == 0:
+            await store.set("answer", b"42", ttl=60)
+        await store.wait("answer", timeout=10)
+        assert await store.get("answer") == b"42"
+        await store.add("visits", 1)  # atomic, as compare_set is
     """
 
     def __init__(self, client: ControlClient, *, timeout: float = 300.0) -> None:

@@ -84,6 +84,12 @@ class Coordinator:
 
     Bad bytes, a wrong token, a client that does not read: that connection is closed and logged to
     the logger ``aiodist.coordinator``; the others do not notice.
+
+    For example::
+
+        async with aiodist.Coordinator("tcp://127.0.0.1:0", token="secret") as coordinator:
+            group = await aiodist.connect(coordinator.address, size=1, token="secret")
+            await group.close()
     """
 
     def __init__(

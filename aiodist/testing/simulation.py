@@ -56,6 +56,15 @@ class Simulation:
     `seed` decides all that is random; `durable`: the coordinator has a state file; `options` are
     those of `aiodist.connect`. `loop`, `network`, `faults` (see `FaultInjector.fail_at`) and
     `history` are for tests to use.
+
+    For example::
+
+        from aiodist.testing import Simulation
+
+        async def program(group):
+            return await group.all_reduce(group.rank)
+
+        assert Simulation(3, seed=1).run(program) == [3, 3, 3]
     """
 
     def __init__(

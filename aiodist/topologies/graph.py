@@ -15,6 +15,12 @@ class Graph(Neighbors):
     it is seen when values go along it.
 
     Raises ValueError for what is no rank.
+
+    For example::
+
+        others = [rank for rank in range(group.size) if rank != group.rank]
+        graph = aiodist.Graph(group, others)
+        values = await graph.neighbor_all_gather(group.rank)  # in the order of `others`
     """
 
     def __init__(

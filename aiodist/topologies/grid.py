@@ -18,6 +18,12 @@ class Grid(Neighbors):
     one behind it. The same on all ranks; nothing is sent to make it.
 
     Raises ValueError for dims that do not make the size of the group.
+
+    For example::
+
+        grid = aiodist.Grid(group, (0, 1), periodic=True)
+        before, behind = grid.shift(0)  # ranks; without periodic=, None at an end
+        values = await grid.neighbor_all_gather(group.rank)
     """
 
     def __init__(

@@ -50,7 +50,15 @@ MOST_WORDS = 1000
 
 
 class Window:
-    """Memory of all ranks of a group, as each has exposed it. Made by `Group.expose`."""
+    """Memory of all ranks of a group, as each has exposed it. Made by `Group.expose`.
+
+    For example::
+
+        async with await group.expose(np.zeros(4)) as window:
+            await window.accumulate(0, ..., np.ones(4))  # x += 1, at rank 0
+            await window.fence()
+            x = await window.get(0, slice(0, 2))  # a copy of x[0:2]
+    """
 
     def __init__(
         self,

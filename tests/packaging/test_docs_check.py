@@ -79,6 +79,13 @@ def test_blocks_may_want_processes(check: Any, tmp_path: Path) -> None:
     assert 'File "page.md:6", line 2' in problem
 
 
+@pytest.mark.parametrize("where", ["", " in=processes"])
+def test_no_block_leads_to_another_host(check: Any, tmp_path: Path, where: str) -> None:
+    page = f"```python{where}\nawait aiodist.connect('tcp://10.0.0.1:29500', size=1)\n```\n"
+    (problem,) = problems(check, tmp_path, page)
+    assert problem.startswith("page.md:1: tcp://10.0.0.1 is another host: ")
+
+
 def test_what_is_not_run_says_why(check: Any, tmp_path: Path) -> None:
     wrong = 'nothing runs this: have it run, or say why not by not-run="…"'
     python, command = "```python{}\nawait x\n```\n", "```console{}\n$ rm x\n```\n"
@@ -219,3 +226,70 @@ def test_messages_say_what_they_are_for_and_somebody_takes_them(
     assert no_docstring == "aiodist/wire: Nobodys has no docstring that says what it is for"
     assert no_taker.startswith("aiodist/wire: nobody takes Nobodys: ")
     assert no_kind.endswith("the docstring does not say what LATEST is for")
+
+
+def test_public_functions_have_examples_that_run(
+    check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import examples
+
+    def good() -> None:
+        """What it does.
+
+        For example::
+
+            y = [
+                await group.all_reduce(1)]
+
+            assert y == [2]
+
+        And so on.
+        """
+
+    def wrong() -> None:
+        """What it does::
+
+            await group.gone()
+
+        No more.
+        """
+
+    def silent() -> None:
+        """Ends in a colon::"""
+
+    assert {"aiodist.connect", "aiodist.Group.all_reduce", "aiodist.Work.wait"} <= {
+        *examples.public()
+    }
+    assert {*examples.SETUPS, *examples.ELSEWHERE} <= {*examples.public()}
+    some = {"f.good": good, "f.wrong": wrong, "f.silent": silent}
+    monkeypatch.setattr(examples, "public", lambda: some)
+    failed, missing = examples.check()
+    assert failed.startswith("the example of f.wrong: ")
+    assert missing == "f.silent has no example in its docstring"
+
+
+def test_the_site_has_a_page_for_each_file_that_is_linked(check: Any, tmp_path: Path) -> None:
+    import site_hooks
+    from mkdocs.exceptions import PluginError
+
+    site_hooks.ROOT, site_hooks.DOCS = tmp_path, tmp_path / "docs"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.py").write_text("x = 1\n")
+    (tmp_path / "READ.md").write_text("[b](docs/b.md) [a](more/a.py#x)\n")
+    page = tmp_path / "docs" / "b.md"
+    page.write_text("[1](../READ.md#top) [2](../more) [3](https://x.y) `x`\n")
+    assert [*site_hooks._targets(page)] == [tmp_path / "READ.md", tmp_path / "more"]
+    assert site_hooks._linked(page.read_text(), page, "b.md") == (
+        "[1](source/READ.md#top) [2](source/more.md) [3](https://x.y) `x`\n"
+    )
+    assert site_hooks._text(tmp_path / "READ.md") == "[b](../b.md) [a](more/a.py.md#x)\n"
+    assert site_hooks._text(tmp_path / "more") == "# `more`\n\n- [a.py](more/a.py.md)\n"
+    assert "x = 1" in site_hooks._text(tmp_path / "more" / "a.py")
+
+    class Page:
+        file = type("File", (), {"src_uri": "b.md"})
+
+    assert site_hooks.on_post_page('<a href="https://x.y">', page=Page) == '<a href="https://x.y">'
+    with pytest.raises(PluginError, match=r"b\.md loads from elsewhere"):
+        site_hooks.on_post_page('<script src="https://x.y/z.js">', page=Page)
