@@ -59,6 +59,7 @@ class Publisher:
         except BaseException:
             await self._participant.close()
             raise
+        self._participant.stay = self._keep_place
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -92,7 +93,8 @@ class Publisher:
         participant.check()
         async with self._publishing:
             directory.check_higher(participant.releases, version)
-            writing = Writing(encode(params), version)
+            # In a thread, for arrays that are not contiguous are copied by this.
+            writing = await in_thread(lambda: Writing(encode(params), version))
             memory = Memory(writing.release.nbytes, shared=bool(participant.host))
             try:
                 release = await in_thread(lambda: writing.write(memory.view))
@@ -151,6 +153,13 @@ class Publisher:
             after = await participant.change(directory.PUBLISHER, Place, mine)
             if after == [me]:
                 return
+
+    async def _keep_place(self) -> None:
+        """A coordinator that was restarted has forgotten who publishes."""
+        me = self._participant.place
+        await self._participant.change(
+            directory.PUBLISHER, Place, lambda known: None if known else [me]
+        )
 
     def _own(self) -> list[Release]:
         return sorted(

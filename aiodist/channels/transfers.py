@@ -157,9 +157,8 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
             await checking
             holding.fill()
     finally:
-        if checking is not None and not checking.done():
-            checking.cancel()
-            await asyncio.wait({checking})
+        if checking is not None:
+            await asyncio.gather(checking, return_exceptions=True)
 
 
 async def _word(pair: Group, holding: Holding, patience: float) -> Any:
