@@ -90,6 +90,7 @@ class Participant:
                 options.setdefault("token", found.token)
         self._address = address
         self._options = options
+        self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in
         self._group: Group | None = None
         self._opening = asyncio.Lock()
         self._failure: AiodistError | None = None
@@ -109,10 +110,17 @@ class Participant:
         try:
             self.spawn(self._again(lambda store: self._listen(store, ready[0])), "door")
             self.spawn(self._again(lambda store: self._follow(store, ready[1])), "releases")
-            await asyncio.gather(*(self._until(event) for event in ready))
+            async with asyncio.timeout(self._timeout):
+                await asyncio.gather(*(self._until(event) for event in ready))
             # Only now: who is seen in the store is called at its door.
             await self.ask(self._beat)
             self.spawn(self._again(self._live), "beat")
+        except TimeoutError as error:
+            await self.close()
+            if isinstance(error, AiodistError):
+                raise
+            text = f"the coordinator went away while the channel {self.channel!r} was entered"
+            raise JoinTimeoutError(text) from None
         except BaseException:
             await self.close()
             raise
@@ -172,8 +180,9 @@ class Participant:
 
     async def _join(self) -> None:
         name = f"channel {self.channel}/{self.id}"
-        timeout = self._options.get("timeout") or 30.0
-        connecting = self._connecting(name, 0, 1, timeout).with_store(f"channel {self.channel}")
+        connecting = self._connecting(name, 0, 1, self._timeout).with_store(
+            f"channel {self.channel}"
+        )
         self._group = group = await connecting
         actor = group._actor
         memory = memory_of(actor.people[actor.roots[0]]).host
