@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +13,6 @@ from aiodist.channels.holding import Holding, Memory, in_thread
 from aiodist.channels.manifest import Writing
 from aiodist.channels.participant import GONE, PATIENCE, Participant
 from aiodist.errors import CollectiveTimeoutError, JoinError
-
-log = logging.getLogger("aiodist.channels")
 
 
 def publisher(
