@@ -143,7 +143,7 @@ def with_release(known: list[Release], new: Release, keep: int) -> list[Release]
     """The versions that there are once `new` is published, of which `keep` are kept. Raises
     ValueError for one that is not higher."""
     if new in known:  # it was, and the answer was lost
-        return known
+        return known[-keep:]
     check_higher(known, new.version)
     return [*known, new][-keep:]
 

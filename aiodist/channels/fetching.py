@@ -50,10 +50,9 @@ class Fetching:
 
     async def this(self, release: Release) -> Holding:
         """This version, whole. Raises ValueError once the channel has it no more."""
-        while release in self._participant.releases:
+        while release in await self._participant.look():
             with suppress(NobodyError):
                 return await self._attempt(release)
-            self._participant.check()
             await asyncio.sleep(PAUSE)
         raise ValueError(f"the channel does not have version {release.version} any more")
 

@@ -4,6 +4,7 @@ what is said there."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -60,7 +61,8 @@ class Participant:
     `releases` is what the channel has, by version, as far as it is known here; `changed` is set
     when there is something new of that, or this has failed. `holdings`: what is here of versions.
     `met(name)` is called when another participant wants to meet this one in a group of that name;
-    `own()` are the releases that this one stands for, should the store have lost them.
+    `own()` are the releases that this one stands for, should the store have lost them; `stay()` is
+    called with each sign of life.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Participant:
         self.bytes_sent = 0
         self.met: Callable[[str], Coroutine[Any, Any, None]]
         self.own: Callable[[], list[Release]] = list
+        self.stay: Callable[[], Awaitable[object]] | None = None
         if address is None:
             found = environment.settings_from(os.environ)
             address = found.address
@@ -87,10 +90,11 @@ class Participant:
                 options.setdefault("token", found.token)
         self._address = address
         self._options = options
+        self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in
         self._group: Group | None = None
         self._opening = asyncio.Lock()
         self._failure: AiodistError | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._pairs: set[Group] = set()  # those that it is in
         self._left = asyncio.Event()  # one of them is no more
         self._closing: asyncio.Task[None] | None = None  # leaves; None: this takes part
@@ -106,10 +110,17 @@ class Participant:
         try:
             self.spawn(self._again(lambda store: self._listen(store, ready[0])), "door")
             self.spawn(self._again(lambda store: self._follow(store, ready[1])), "releases")
-            await asyncio.gather(*(self._until(event) for event in ready))
+            async with asyncio.timeout(self._timeout):
+                await asyncio.gather(*(self._until(event) for event in ready))
             # Only now: who is seen in the store is called at its door.
             await self.ask(self._beat)
             self.spawn(self._again(self._live), "beat")
+        except TimeoutError as error:
+            await self.close()
+            if isinstance(error, AiodistError):
+                raise
+            text = f"the coordinator went away while the channel {self.channel!r} was entered"
+            raise JoinTimeoutError(text) from None
         except BaseException:
             await self.close()
             raise
@@ -169,11 +180,13 @@ class Participant:
 
     async def _join(self) -> None:
         name = f"channel {self.channel}/{self.id}"
-        timeout = self._options.get("timeout") or 30.0
-        connecting = self._connecting(name, 0, 1, timeout).with_store(f"channel {self.channel}")
+        connecting = self._connecting(name, 0, 1, self._timeout).with_store(
+            f"channel {self.channel}"
+        )
         self._group = group = await connecting
         actor = group._actor
-        self.host = memory_of(actor.people[actor.roots[0]]).host
+        memory = memory_of(actor.people[actor.roots[0]]).host
+        self.host = memory and hashlib.blake2b(memory.encode(), digest_size=16).hexdigest()
         self.place = Place(self.id, self.host)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -181,6 +194,11 @@ class Participant:
         task = self._loop.create_task(work, name=f"aiodist channel {self.channel}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Cancel it when this ends. Somebody else looks at how it ends."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -257,17 +275,15 @@ class Participant:
 
     async def _follow(self, store: Store, ready: asyncio.Event) -> None:
         async with store.watch(directory.RELEASES) as changes:
-            await self._look(store)
+            self._know(await store.get(directory.RELEASES, timeout=self.patience))
             ready.set()
             async for _, value in changes:
                 self._know(value)
 
-    async def look(self) -> None:
-        """Know what the channel has now: what is told of it may still be on its way."""
-        await self.ask(self._look)
-
-    async def _look(self, store: Store) -> None:
-        self._know(await store.get(directory.RELEASES, timeout=self.patience))
+    async def look(self) -> list[Release]:
+        """What the channel has now: `releases` may not have it yet."""
+        value = await self.ask(lambda store: store.get(directory.RELEASES, timeout=self.patience))
+        return directory.unpacked(Release, value)
 
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)
@@ -280,6 +296,8 @@ class Participant:
 
     async def _beat(self, store: Store) -> None:
         await store.set(directory.at(self.id), self.host.encode(), ttl=GONE, timeout=self.patience)
+        if self.stay is not None:
+            await self.stay()
         # A coordinator that was restarted has forgotten what the channel has.
         if directory.restored(self.releases, self.own()) is not None:
             await self.change(

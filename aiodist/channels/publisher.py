@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import Any
 
@@ -14,8 +13,6 @@ from aiodist.channels.holding import Holding, Memory, in_thread
 from aiodist.channels.manifest import Writing
 from aiodist.channels.participant import GONE, PATIENCE, Participant
 from aiodist.errors import CollectiveTimeoutError, JoinError
-
-log = logging.getLogger("aiodist.channels")
 
 
 def publisher(
@@ -71,6 +68,7 @@ class Publisher:
         except BaseException:
             await self._participant.close()
             raise
+        self._participant.stay = self._keep_place
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -104,7 +102,8 @@ class Publisher:
         participant.check()
         async with self._publishing:
             directory.check_higher(participant.releases, version)
-            writing = Writing(encode(params), version)
+            # In a thread, for arrays that are not contiguous are copied by this.
+            writing = await in_thread(lambda: Writing(encode(params), version))
             memory = Memory(writing.release.nbytes, shared=bool(participant.host))
             try:
                 release = await in_thread(lambda: writing.write(memory.view))
@@ -163,6 +162,13 @@ class Publisher:
             after = await participant.change(directory.PUBLISHER, Place, mine)
             if after == [me]:
                 return
+
+    async def _keep_place(self) -> None:
+        """A coordinator that was restarted has forgotten who publishes."""
+        me = self._participant.place
+        await self._participant.change(
+            directory.PUBLISHER, Place, lambda known: None if known else [me]
+        )
 
     def _own(self) -> list[Release]:
         return sorted(

@@ -123,6 +123,7 @@ class Subscriber:
         release = await self._release(version)
         holding = self._fetching.holding(release)
         fetch = asyncio.ensure_future(self._fetching.this(release))
+        self._participant.adopt(fetch)
         with holding:
             try:
                 await _filled(holding, 1, fetch)
@@ -137,8 +138,7 @@ class Subscriber:
                 await asyncio.gather(fetch, return_exceptions=True)
 
     async def _release(self, version: int) -> Release:
-        await self._participant.look()
-        releases = {one.version: one for one in self._participant.releases}
+        releases = {one.version: one for one in await self._participant.look()}
         if version < self._given or version not in releases:
             raise ValueError(
                 f"version {version!r} cannot be had: the channel has {sorted(releases)}, and"

@@ -25,7 +25,7 @@ from aiodist.work import Work
 WAIT = -1
 """Instead of the number of a part: it takes longer."""
 
-GONE = -2
+NOT_HERE = -2
 """It has not got that version, or not any more."""
 
 TAKES, GIVES = 1, 0
@@ -55,7 +55,7 @@ async def asked(pair: Group, patience: float) -> tuple[int, int, bool]:
 async def give(pair: Group, holding: Holding | None, has: int, *, maps: bool) -> None:
     """Send the parts from `has` on, and return when all have been taken."""
     if holding is None:
-        await pair.send(GONE, TAKES, tag=PARTS)
+        await pair.send(NOT_HERE, TAKES, tag=PARTS)
         return
     sent: deque[Work[None]] = deque()
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
@@ -109,7 +109,7 @@ class _News:
         more will come, and it is told. Raises AiodistError where the other one has gone."""
         holding = self._holding
         if holding.is_abandoned:
-            await self._pair.send(GONE, TAKES, tag=PARTS)
+            await self._pair.send(NOT_HERE, TAKES, tag=PARTS)
             return False
         news = asyncio.ensure_future(holding.news())
         try:
@@ -157,9 +157,8 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
             await checking
             holding.fill()
     finally:
-        if checking is not None and not checking.done():
-            checking.cancel()
-            await asyncio.wait({checking})
+        if checking is not None:
+            await asyncio.gather(checking, return_exceptions=True)
 
 
 async def _word(pair: Group, holding: Holding, patience: float) -> Any:

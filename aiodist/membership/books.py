@@ -115,11 +115,11 @@ class Books:
 
     def share(self, group: Group, name: str) -> None:
         """From now on the group has the store `name` in common with all that ask for it, instead of
-        one of its own ("": it has its own). It lives as long as one of them does."""
+        one of its own ("": it keeps what it has). It lives as long as one of them does."""
         # It is not written down: what is in it tells of members that live, who say it again to a
         # coordinator that comes back, and who may be others by then. Which store a group shares is
         # not written down, either: each of its members says it when it comes back.
-        if group.shares == name:
+        if not name or group.shares:
             return
         key = (name, group.run_id)
         if key not in self._shared:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import aiodist
 from aiodist.channels import manifest
+from aiodist.channels.holding import Holding
 from aiodist.testing.simulation import Simulation
 
 CHUNK = 1 << 16
@@ -307,3 +310,101 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
             await stage.done.wait()
 
     stage.sim.play({0: publish(), 1: main(), 2: other()})
+
+
+def test_another_publisher_is_refused_after_a_restart_of_the_coordinator():
+    stage = Stage(2)
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            stage.sim.restart_coordinator(0.5)
+            await stage.done.wait()
+
+    async def second():
+        await asyncio.sleep(5)
+        with pytest.raises(aiodist.JoinError, match="has another publisher"):
+            async with stage.publisher():
+                pass
+        stage.done.set()
+
+    stage.sim.play({0: publish(), 1: second()})
+
+
+def mapped_here():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "memfd:aiodist-weights" in line}
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Chunk 10 is not checked before this is set."""
+    opened = threading.Event()
+    check = Holding.check
+
+    def checked(holding, number):
+        if number == 10:
+            opened.wait(30)
+        check(holding, number)
+
+    monkeypatch.setattr(Holding, "check", checked)
+    yield opened
+    opened.set()
+
+
+async def filled(holding, parts):
+    while holding.filled < parts:
+        await holding.news()
+
+
+def test_who_took_it_for_a_host_leaves_in_the_middle(run, gate):
+    """One of the others goes on, from what it has mapped; meanwhile there was one copy."""
+
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher("policy", address=coordinator.address, transports=("tcp",)) as out,
+            aiodist.subscriber("policy", address=coordinator.address) as other,
+        ):
+            await out.publish(tree(1), version=1)
+            async with aiodist.subscriber("policy", address=coordinator.address) as first:
+                leader = first._fetching.holding(out._participant.releases[-1])
+                taking = asyncio.ensure_future(first.latest())
+                await filled(leader, 10)
+                follower = other._fetching.holding(leader.release)
+                following = asyncio.ensure_future(other.latest())
+                await filled(follower, 10)
+                assert len(mapped_here()) == 1
+                assert not follower.memory.is_own
+                taking.cancel()
+                gate.set()
+                with pytest.raises(asyncio.CancelledError):
+                    await taking
+            _, got = await following
+            assert np.array_equal(got["w"], tree(1)["w"])
+            assert follower.memory.is_own
+            # A third one maps what the second one has.
+            async with aiodist.subscriber("policy", address=coordinator.address) as third:
+                _, got = await third.latest()
+                assert np.array_equal(got["w"], tree(1)["w"])
+                assert len(mapped_here()) == 1
+        assert out.bytes_sent < 1.9 * tree(1)["w"].nbytes
+
+    run(main())
+
+
+def test_a_stream_that_is_broken_off_leaves_nothing(run, gate):
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher("policy", address=coordinator.address, transports=("tcp",)) as out,
+        ):
+            big = tree(1)["w"]
+            await out.publish({"a": big[:100], "b": big}, version=1)
+            async with aiodist.subscriber("policy", address=coordinator.address) as weights:
+                async for name, _ in weights.stream(1):
+                    assert name == "a"
+                    break
+                gate.set()
+
+    run(main())

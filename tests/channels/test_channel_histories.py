@@ -178,7 +178,7 @@ def test_the_coordinator_restarts_in_the_middle(durable):
     assert all(seen[-1] == 5 for seen in stage.seen.values())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_histories(seed):
     """Publishers and subscribers die, stop and come again, the coordinator restarts: whoever lives
     gets the newest version in the end."""
@@ -215,3 +215,55 @@ def test_random_histories(seed):
     outcomes = stage.sim.play({**mains, **{rank: late(rank) for rank in spare}})
     for rank, outcome in enumerate(outcomes[1:], 1):
         assert outcome == last or isinstance(outcome, Killed), (rank, outcome)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_publishers(seed):
+    """One publisher after the other dies, and the next one goes on with higher versions."""
+    chance = random.Random(seed)
+    stage = Stage(7, seed=seed)
+    nodes = stage.sim.nodes
+    last, done = 12, asyncio.Event()
+    published = [0]  # what a trainer knows from its checkpoint
+
+    async def trainer(rank):
+        async with stage.publisher() as out:
+            more = True  # what the one before had published last, nobody else may have
+            while more or published[0] < last:
+                more = False
+                published[0] = max(published[0], out.newest or 0) + 1
+                await out.publish(tree(published[0]), version=published[0])
+                await asyncio.sleep(0.3)
+            await done.wait()
+        return rank
+
+    async def next_one(rank, seconds):
+        await asyncio.sleep(seconds)
+        nodes[rank - 1].kill(chance.choice(["reset", "silent"]))
+        return await trainer(rank)
+
+    async def faults(rank):
+        following = asyncio.ensure_future(stage.follow(rank, last))
+        for _ in range(3):
+            await asyncio.sleep(chance.uniform(0.5, 3.0))
+            if chance.random() < 0.4:
+                stage.sim.restart_coordinator(chance.uniform(0.1, 1.0))
+            elif nodes[6].alive:
+                nodes[6].stop()
+                stage.sim.network.later_by(chance.uniform(1, 25), nodes[6].resume)
+        return await following
+
+    async def main():
+        await asyncio.gather(
+            *(stage.sim.nodes[rank].spawn(stage.follow(rank, last)) for rank in (4, 5, 6)),
+            faults(3),
+        )
+        done.set()
+
+    mains = {0: trainer(0), 1: next_one(1, 1.5), 2: next_one(2, 12.0), 3: main()}
+    outcomes = stage.sim.play(mains)
+    assert isinstance(outcomes[0], Killed)
+    assert isinstance(outcomes[1], Killed) or outcomes[1] == 1
+    assert outcomes[2:] == [2, None]
+    assert all(seen[-1] >= last for seen in stage.seen.values())
+    assert {*stage.seen} == {3, 4, 5, 6}

@@ -63,6 +63,7 @@ def test_versions_only_grow():
     known = [release(1), release(3)]
     assert with_release(known, release(4), 2) == [release(3), release(4)]
     assert with_release(known, release(3), 2) == known  # said again
+    assert with_release(known, release(3), 1) == known[1:]
     for version in (0, 3):
         with pytest.raises(ValueError, match=f"version {version} .* the newest is 3"):
             check_higher(known, version)

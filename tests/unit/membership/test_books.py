@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aiodist.membership.effects import Tick
@@ -111,3 +113,19 @@ def test_a_coordinator_that_comes_back_has_it_empty_and_in_common(world, durable
 
 def ask(conn):
     return JoinRequest(group=f"g{conn}", id=f"id-{conn}", pid=conn, size=1, store="channel")
+
+
+def test_who_comes_back_with_another_store_changes_nothing(world):
+    views = {conn: join(world, conn) for conn in (1, 2)}
+    world.say(1, StoreSet("k", b"v"))
+    world.cut(1)
+    view = join(world, 1)
+    for number, store in ((11, "other"), (12, "")):
+        claim = Rejoin(replace(ask(1), store=store), 0, view.epoch, view.digest, (), ())
+        assert world.say(number, claim) == Rejoined((), ())
+        assert world.say(number, StoreGet("k")) == Result(b"v")
+    assert views[2].group == "g2"
+    for conn in (2, 12):
+        world.say(conn, Leave())
+    assert world.machine.is_empty
+    assert not world.machine._books._shared
