@@ -17,7 +17,7 @@ the others over links, a rank may have a result where another failed, tags are f
 
     called ──> posts ──> all others have posted? ── yes ──> reduces: done within the call
                                 │ no (it looks for a moment, unless others wait already)
-                                └──> waits: a `Waiting`, found by tag and number
+                                └──> waits: a `PostedCall`, found by tag and number
                                         ├── the last post comes ──> reduces: done
                                         └── anything else ──> an `Operation` (`take_over`)
 
@@ -133,7 +133,7 @@ class PostRecipe(Recipe):
         return Executor(Phase(self.phase.prepared, memory), None, done=self._size)
 
 
-class Call:
+class PostedCall:
     """One call, from its post to its end, or until it is an operation."""
 
     __slots__ = (
@@ -181,7 +181,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         self._moved = lane.moved
         self._polls = lane.polls
         self._crowded = context.size > cores()
-        self._waiting: dict[Key, Call] = {}  # by tag and number, the oldest first
+        self._waiting: dict[Key, PostedCall] = {}  # by tag and number, the oldest first
         self._bytes = 0  # that these have posted
         self._timer: Any = None  # of the oldest of them
         self._broken = False  # a rank is lost: nothing is posted any more
@@ -234,7 +234,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         arrivals.take(key)
         values = [None] * self._context.size
         values[self._context.rank] = flat
-        call = waiting[key] = Call(recipe, key, work, x, flat, seconds, prefix, values)
+        call = waiting[key] = PostedCall(recipe, key, work, x, flat, seconds, prefix, values)
         self._bytes += nbytes
         for rank, data in found.items():
             call.came(rank, data)
@@ -292,7 +292,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             calls.forget_tags()
         return work
 
-    def _news(self, call: Call) -> bool:
+    def _news(self, call: PostedCall) -> bool:
         """Whether one of those who are missing in `call` posts anything within a moment."""
         late = [each for each in self._posts.readers if call.values[each.rank] is None]
         return self._polls and self._comes(late)
@@ -300,7 +300,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
     def _comes(self, readers: Sequence[Reader]) -> bool:
         return self._progress.until(has_news, readers, crowded=self._crowded)
 
-    def _look(self, call: Call) -> None:
+    def _look(self, call: PostedCall) -> None:
         """Take what others have posted, until nothing is missing any more for `call`."""
         for reader in self._posts.readers:
             rank = reader.rank
@@ -312,7 +312,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
                 else:
                     self._take(reader)
 
-    def _wait(self, call: Call) -> None:
+    def _wait(self, call: PostedCall) -> None:
         work = call.work
         self._records.begin(work, call.recipe.call)
         work._on_cancel = partial(self._cancelled, call)
@@ -321,12 +321,12 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         self.rest()
         work.pending_for_user()
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: PostedCall) -> None:
         call.over = True
         del self._waiting[call.key]
         self._bytes -= call.nbytes
 
-    def _complete(self, call: Call) -> None:
+    def _complete(self, call: PostedCall) -> None:
         """Nothing is missing any more for `call`."""
         self._leave(call)
         recipe, work = call.recipe, call.work
@@ -408,7 +408,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         call = self._waiting.get(key)
         return None if call is None else self._to_operation(call)
 
-    def _to_operation(self, call: Call) -> Operation | None:
+    def _to_operation(self, call: PostedCall) -> Operation | None:
         self._leave(call)
         recipe = call.recipe
         rank = self._context.rank
@@ -426,7 +426,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             came=came,
         )
 
-    def _cancelled(self, call: Call, work: Work[Any]) -> None:
+    def _cancelled(self, call: PostedCall, work: Work[Any]) -> None:
         operation = self._to_operation(call)
         if operation is not None and not operation.done:
             self._calls.ends.cancelled(operation, work)
