@@ -226,13 +226,13 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         work: Work[Any] = Work.begin(self._loop, recipe.op, tag, seq, nbytes)
         for rank in self._posts.tell():
             self._context.kick(rank)
-        values = None if found or waiting else self._met(recipe, flat, prefix)
-        if values is not None:
-            return self._at_once(recipe, x, flat, seconds, prefix, values, work)
+        met = None if found or waiting else self._met(recipe, flat, prefix)
+        if met is not None:
+            return self._at_once(recipe, x, flat, seconds, prefix, met, work)
         # From here on it is called: nothing can be called before it, by whatever runs below.
         tags.take(tag)
         arrivals.take(key)
-        values = [None] * self._context.size
+        values: list[Any] = [None] * self._context.size
         values[self._context.rank] = flat
         call = waiting[key] = PostedCall(recipe, key, work, x, flat, seconds, prefix, values)
         self._bytes += nbytes
