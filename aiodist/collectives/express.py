@@ -225,8 +225,9 @@ class Express(ABC, Generic[G, R]):
     def _finish(self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any) -> None:
         """The collective `op` is done, with this result."""
         records = self._records
-        self._calls.tags.pass_over(None)
-        records.add((records.scope, op, None, work.seq, call, None, nbytes, work._started))
+        tag = work.tag
+        self._calls.tags.pass_over(tag)
+        records.add((records.scope, op, tag, work.seq, call, None, nbytes, work._started))
         if records.trace is not None:
             records.started(work)
         if self._progress.is_due():

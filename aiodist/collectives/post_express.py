@@ -17,7 +17,7 @@ the others over links, a rank may have a result where another failed, tags are f
 
     called ──> posts ──> all others have posted? ── yes ──> reduces: done within the call
                                 │ no (it looks for a moment, unless others wait already)
-                                └──> waits: a `Waiting`, found by tag and number
+                                └──> waits: a `PostedCall`, found by tag and number
                                         ├── the last post comes ──> reduces: done
                                         └── anything else ──> an `Operation` (`take_over`)
 
@@ -34,7 +34,7 @@ once, and takes all that was posted meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -52,7 +52,7 @@ from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader, has_news, prefix_of
+from aiodist.shared_memory.posts import Posts, Reader, has_news, prefixes
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.wire import kinds
@@ -67,8 +67,8 @@ MOST = 4096
 MOST_BYTES = 4 << 20
 """Most bytes that these have posted."""
 FEW = 1024
-KEPT_WORDS = 256
-"""Most tags of one recipe whose words are kept."""
+KEPT_TAGS = 2048
+"""Most tags of one recipe of whose posts the beginning is kept."""
 
 
 class PostingGroup(ExpressGroup, Protocol):
@@ -86,7 +86,7 @@ class PostRecipe(Recipe):
     """A recipe of an all_reduce that is posted. The memory of its phase is used by nobody: it is
     for one call at a time, and of these there are many."""
 
-    __slots__ = ("_kernel", "_plain", "_quietly", "_size", "_words", "dtype")
+    __slots__ = ("_kernel", "_plain", "_prefixes", "_quietly", "_size", "dtype")
 
     def __init__(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object, kernel: Kernel
@@ -97,16 +97,16 @@ class PostRecipe(Recipe):
         self._plain = kernel.plain(vector.length)  # reduces two arrays; None: no one function does
         self._size = phase.prepared.plan.size
         self._quietly = quietly()
-        self._words: dict[object, bytes] = {}  # of posts, by tag
+        self._prefixes: dict[object, Callable[[int], bytes]] = {}  # of posts, by tag
 
-    def words(self, tag: object) -> bytes:
-        """What posts with `tag` say beside their number."""
-        words = self._words.get(tag)
-        if words is None:
-            if len(self._words) == KEPT_WORDS:
-                self._words.clear()
-            words = self._words[tag] = pack_fields(tag, self.call)
-        return words
+    def prefix(self, tag: object, number: int) -> bytes:
+        """What comes before the data in posts of this call, of all ranks."""
+        prefix = self._prefixes.get(tag)
+        if prefix is None:
+            if len(self._prefixes) == KEPT_TAGS:
+                self._prefixes.clear()
+            prefix = self._prefixes[tag] = prefixes(pack_fields(tag, self.call), self.nbytes)
+        return prefix(number)
 
     def reduce(self, values: Sequence[Any], out: Flat) -> None:
         """``out`` = the reduction of `values`, by rank, of which it is one: as the plan does it."""
@@ -133,7 +133,7 @@ class PostRecipe(Recipe):
         return Executor(Phase(self.phase.prepared, memory), None, done=self._size)
 
 
-class Call:
+class PostedCall:
     """One call, from its post to its end, or until it is an operation."""
 
     __slots__ = (
@@ -151,7 +151,6 @@ class Call:
         seconds: float,
         prefix: bytes,
         values: list[Any],
-        missing: int,
     ) -> None:
         self.recipe = recipe
         self.key = key  # its tag and number
@@ -162,7 +161,7 @@ class Call:
         self.prefix = prefix  # what comes before the data in the posts of all ranks
         self.nbytes = recipe.nbytes
         self.values = values  # by rank; None: it has not come
-        self.missing = missing  # values that have not come
+        self.missing = len(values) - 1  # values that have not come
         self.over = False  # it waits no more, whatever became of it
 
     def came(self, rank: int, data: bytes | memoryview) -> None:
@@ -182,7 +181,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         self._moved = lane.moved
         self._polls = lane.polls
         self._crowded = context.size > cores()
-        self._waiting: dict[Key, Call] = {}  # by tag and number, the oldest first
+        self._waiting: dict[Key, PostedCall] = {}  # by tag and number, the oldest first
         self._bytes = 0  # that these have posted
         self._timer: Any = None  # of the oldest of them
         self._broken = False  # a rank is lost: nothing is posted any more
@@ -215,38 +214,36 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             return None
         seq = tags.upcoming(tag)
         key = tag, seq
-        size = self._context.size
-        values: list[Any] = [None] * size
-        missing = size - 1
         early = arrivals.early.get(key)
-        if early is not None:
-            found = early.values(recipe.call, nbytes)
-            if found is None:
-                return None  # there is something else among it
-            for rank, data in found.items():
-                values[rank] = np.frombuffer(data, recipe.dtype)
-                missing -= 1
-        if key in arrivals.verdicts:
-            return None
-        prefix = prefix_of(seq, recipe.words(tag), nbytes)
+        found = {} if early is None else early.values(recipe.call, nbytes)
+        if found is None or key in arrivals.verdicts:
+            return None  # it is to fail, or there is more to it
+        prefix = recipe.prefix(tag, seq)
         # Of a few bytes a copy is made sooner than a view.
         shown: Any = flat.tobytes() if nbytes <= FEW else flat.view(np.uint8).data
         if not self._posts.put(prefix, shown):
             return None
-        # From here on it is called: nothing can be called before it, by whatever runs below.
-        tags.take(tag)
-        if early is not None:
-            arrivals.take(key)
-        values[self._context.rank] = flat
         work: Work[Any] = Work.begin(self._loop, recipe.op, tag, seq, nbytes)
-        call = waiting[key] = Call(recipe, key, work, x, flat, seconds, prefix, values, missing)
-        self._bytes += nbytes
         for rank in self._posts.tell():
             self._context.kick(rank)
-        while not self._look(call):
-            # Where others wait, the one before has looked for long enough.
-            if not (self._polls and len(waiting) == 1 and self._news(call)):
-                break
+        met = None if found or waiting else self._met(recipe, flat, prefix)
+        if met is not None:
+            return self._at_once(recipe, x, flat, seconds, prefix, met, work)
+        # From here on it is called: nothing can be called before it, by whatever runs below.
+        tags.take(tag)
+        arrivals.take(key)
+        values: list[Any] = [None] * self._context.size
+        values[self._context.rank] = flat
+        call = waiting[key] = PostedCall(recipe, key, work, x, flat, seconds, prefix, values)
+        self._bytes += nbytes
+        for rank, data in found.items():
+            call.came(rank, data)
+        if self._broken:  # by what was heard while others were woken
+            self._to_operation(call)
+            return work
+        self._look(call)
+        while call.missing and not call.over and len(waiting) == 1 and self._news(call):
+            self._look(call)
         if not call.over:
             if call.missing:
                 self._wait(call)
@@ -254,26 +251,68 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
                 self._complete(call)
         return work
 
-    def _news(self, call: Call) -> bool:
+    def _met(self, recipe: PostRecipe, flat: Flat, prefix: bytes) -> list[Any] | None:
+        """The values of all ranks where they were posted, if all others post the same within a
+        moment. None: nothing has happened, what they have posted is still to be taken."""
+        values: list[Any] = [flat] * self._context.size
+        nbytes = recipe.nbytes
+        for reader in self._posts.readers:
+            if not (reader.has_more() or (self._polls and self._comes((reader,)))):
+                return None
+            data = reader.shown(prefix, nbytes)
+            if data is None:
+                return None
+            values[reader.rank] = np.frombuffer(data, recipe.dtype)
+        return None if self._broken else values
+
+    def _at_once(
+        self,
+        recipe: PostRecipe,
+        x: Any,
+        flat: Flat,
+        seconds: float,
+        prefix: bytes,
+        values: list[Any],
+        work: Work[Any],
+    ) -> Work[Any]:
+        """Reduce what is there."""
+        calls, readers = self._calls, self._posts.readers
+        try:
+            recipe.reduce(values, flat)
+        except Exception as error:
+            calls.tags.take(work.tag)
+            calls.take_over(work, recipe.call, None, failing(error), seconds, came={})
+            return work
+        finally:
+            for reader in readers:
+                reader.passed(prefix, recipe.nbytes)
+        self._moved.add(recipe.nbytes, recipe.nbytes * len(readers))
+        self._done(work, recipe, x)
+        if calls.tags.many:
+            calls.forget_tags()
+        return work
+
+    def _news(self, call: PostedCall) -> bool:
         """Whether one of those who are missing in `call` posts anything within a moment."""
         late = [each for each in self._posts.readers if call.values[each.rank] is None]
-        return self._progress.until(has_news, late, crowded=self._crowded)
+        return self._polls and self._comes(late)
 
-    def _look(self, call: Call) -> bool:
-        """Whether nothing is missing any more for `call`, or it waits no more."""
+    def _comes(self, readers: Sequence[Reader]) -> bool:
+        return self._progress.until(has_news, readers, crowded=self._crowded)
+
+    def _look(self, call: PostedCall) -> None:
+        """Take what others have posted, until nothing is missing any more for `call`."""
         for reader in self._posts.readers:
             rank = reader.rank
-            while call.values[rank] is None and reader.has_more():
-                data = reader.expected(call.prefix, call.nbytes)
+            while call.values[rank] is None and reader.has_more() and not call.over:
+                data = reader.shown(call.prefix, call.nbytes)
                 if data is not None:
-                    call.came(rank, data)
+                    call.came(rank, data.tobytes())
+                    reader.passed(call.prefix, call.nbytes)
                 else:
                     self._take(reader)
-                    if call.over:
-                        return True
-        return not call.missing
 
-    def _wait(self, call: Call) -> None:
+    def _wait(self, call: PostedCall) -> None:
         work = call.work
         self._records.begin(work, call.recipe.call)
         work._on_cancel = partial(self._cancelled, call)
@@ -282,12 +321,12 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         self.rest()
         work.pending_for_user()
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: PostedCall) -> None:
         call.over = True
         del self._waiting[call.key]
         self._bytes -= call.nbytes
 
-    def _complete(self, call: Call) -> None:
+    def _complete(self, call: PostedCall) -> None:
         """Nothing is missing any more for `call`."""
         self._leave(call)
         recipe, work = call.recipe, call.work
@@ -369,7 +408,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         call = self._waiting.get(key)
         return None if call is None else self._to_operation(call)
 
-    def _to_operation(self, call: Call) -> Operation | None:
+    def _to_operation(self, call: PostedCall) -> Operation | None:
         self._leave(call)
         recipe = call.recipe
         rank = self._context.rank
@@ -387,7 +426,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             came=came,
         )
 
-    def _cancelled(self, call: Call, work: Work[Any]) -> None:
+    def _cancelled(self, call: PostedCall, work: Work[Any]) -> None:
         operation = self._to_operation(call)
         if operation is not None and not operation.done:
             self._calls.ends.cancelled(operation, work)

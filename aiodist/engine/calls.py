@@ -329,7 +329,11 @@ class Calls:
         """A collective with `tag` has ended."""
         self.tags.release(tag, failed=failed)
         if self.tags.many:
-            self._send_about_tags(self.tags.propose())
+            self.forget_tags()
+
+    def forget_tags(self) -> None:
+        """There are many idle tags: have the ranks agree which of them can be forgotten."""
+        self._send_about_tags(self.tags.propose())
 
     def _send_about_tags(self, sends: Sends) -> None:
         for rank, fields in sends:

@@ -116,6 +116,9 @@ class TagCounts:
     def pass_over(self, tag: object) -> None:
         """A collective was called that is over already."""
         self._next[tag] = self._next.get(tag, 0) + 1
+        if tag is not None and tag not in self._pending and tag not in self._kept:
+            self._idle.pop(tag, None)
+            self._idle[tag] = None
 
     def upcoming(self, tag: object) -> int:
         """The number of the next collective."""

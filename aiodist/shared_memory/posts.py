@@ -28,7 +28,7 @@ A post is ``bytes to the next one, of words, of data; number; words; data``, its
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
@@ -63,12 +63,13 @@ class Post(NamedTuple):
     data: bytes
 
 
-def prefix_of(number: int, words: bytes, nbytes: int) -> bytes:
-    """The bytes of a post before its data of `nbytes`."""
+def prefixes(words: bytes, nbytes: int) -> Callable[[int], bytes]:
+    """What makes of a number the bytes of a post before its data of `nbytes`."""
     length = len(words)
-    pad = -(_BEGIN.size + length) % _UNIT
-    whole = _BEGIN.size + length + pad + _padded(nbytes)
-    return _BEGIN.pack(whole, length, nbytes, number) + words + bytes(pad)
+    tail = words + bytes(-(_BEGIN.size + length) % _UNIT)
+    whole = _BEGIN.size + len(tail) + _padded(nbytes)
+    begin = _BEGIN.pack
+    return lambda number: begin(whole, length, nbytes, number) + tail
 
 
 class Posts:
@@ -175,15 +176,17 @@ class Reader:
         """Whether there is one to read."""
         return self.words[HEAD] != self.taken
 
-    def expected(self, prefix: bytes, nbytes: int) -> bytes | None:
-        """The data of the next post, which is there, if it begins like that; else it stays."""
+    def shown(self, prefix: bytes, nbytes: int) -> memoryview | None:
+        """The data of the next post, which is there, if it begins like that. It stays, until it is
+        `passed`."""
         at = self.taken & _MASK
         start = at + len(prefix)
-        if self._ring[at:start].tobytes() != prefix:
-            return None
-        data = self._ring[start : start + nbytes].tobytes()
-        self._move(start - at + _padded(nbytes))
-        return data
+        ring = self._ring
+        return ring[start : start + nbytes] if ring[at:start].tobytes() == prefix else None
+
+    def passed(self, prefix: bytes, nbytes: int) -> None:
+        """What was `shown` is needed no more."""
+        self._move(len(prefix) + _padded(nbytes))
 
     def take(self) -> Post | None:
         """The next post, which is there; None where it is nothing but the end of the ring. Raises

@@ -39,13 +39,13 @@ def no_turn_is_due(monkeypatch):
 def posted(monkeypatch):
     """The calls that were posted, by tag and number."""
     seen = []
-    make = post_express.Call.__init__
+    real = post_express.PostRecipe.prefix
 
-    def note(self, recipe, key, *args):
-        seen.append(key)
-        make(self, recipe, key, *args)
+    def note(self, tag, number):
+        seen.append((tag, number))
+        return real(self, tag, number)
 
-    monkeypatch.setattr(post_express.Call, "__init__", note)
+    monkeypatch.setattr(post_express.PostRecipe, "prefix", note)
     return seen
 
 

@@ -231,3 +231,20 @@ def test_a_knock_shows_that_a_tag_was_forgotten(monkeypatch):
     arrivals.knock(2, (kinds.KNOCK, b"group", "a", 0), 0)
     assert not counts.frozen
     assert arrivals.early["a", 0].knockers == (2,)
+
+
+def test_what_is_over_within_its_call_leaves_its_tag_idle(monkeypatch):
+    monkeypatch.setattr(tags, "MANY", 0)
+    counts = TagCounts(1, 3)
+    counts.pass_over("a")
+    counts.pass_over(None)
+    assert counts.many
+    assert counts.heard(0, (PREPARE, 1, ["a"], [1]))[0] == [(0, (READY, 1, [True]))]
+    counts.take("b")
+    counts.pass_over("b")
+    counts.keep("c")
+    counts.pass_over("c")
+    assert counts.heard(0, (COMMIT, 1, [True])) == ([], True)
+    assert not counts.many
+    counts.release("b", failed=False)
+    assert counts.many

@@ -11,7 +11,7 @@ import pytest
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory import posts
 from aiodist.shared_memory.board import SEGMENT, Board
-from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, prefix_of
+from aiodist.shared_memory.posts import HEAD, SLEEP, START, Posts, prefixes
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_everyone_reads_all_in_order(ring, seed):
         if chance.random() < 0.5:
             number += 1
             words, data = bytes(chance.randrange(1, 40)), chance.randbytes(chance.randrange(200))
-            if ranks[rank].put(prefix_of(number, words, len(data)), data):
+            if ranks[rank].put(prefixes(words, len(data))(number), data):
                 ranks[rank].tell()
                 for peer in range(size):
                     if peer != rank:
@@ -62,9 +62,10 @@ def test_everyone_reads_all_in_order(ring, seed):
             while reader.has_more() and chance.random() < 0.9:
                 left = due[rank, reader.rank]
                 number_, words, data = left[0]
-                other = prefix_of(number_ + 1, words, len(data))
-                assert reader.expected(other, len(data)) is None
-                taken = reader.expected(prefix_of(number_, words, len(data)), len(data))
+                other = prefixes(words, len(data))(number_ + 1)
+                assert reader.shown(other, len(data)) is None
+                prefix = prefixes(words, len(data))(number_)
+                taken = reader.shown(prefix, len(data))
                 if taken is None:  # the end of the ring comes first
                     taken = reader.take()
                     if taken is None:
@@ -72,6 +73,7 @@ def test_everyone_reads_all_in_order(ring, seed):
                     assert taken == left[0]
                 else:
                     assert taken == data
+                    reader.passed(prefix, len(data))
                 left.popleft()
     assert refused
     for (rank, peer), left in due.items():
@@ -104,7 +106,7 @@ def test_one_wake_up_for_each_sleep():
 
 
 def put(one, data=b"data"):
-    assert one.put(prefix_of(1, b"words", len(data)), data)
+    assert one.put(prefixes(b"words", len(data))(1), data)
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_a_post_that_makes_no_sense(posting, tail):
     world.contexts[0].endpoint.blame = lambda rank, error: blamed.append(rank)
     theirs = world.contexts[1].post_express._posts
     words = tail or b"\x92\xa1a\xa1b"
-    assert theirs.put(posts.prefix_of(0, words, 8), bytes(8))
+    assert theirs.put(posts.prefixes(words, 8)(0), bytes(8))
     theirs.tell()
     world.contexts[0].post_express.read()
     world.contexts[0].post_express.read()
