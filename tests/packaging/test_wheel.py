@@ -74,6 +74,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         "torch",
         "server",
         "bench",
+        "docs",
         "notebook",
         "otel",
         "ray",
