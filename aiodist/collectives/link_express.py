@@ -25,9 +25,10 @@ from aiodist.collectives.express import (
 )
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Failure, Program
-from aiodist.engine.phase import Phase, Spans
+from aiodist.engine.phase import Phase, Spans, prepared
 from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs, SmallReductions
+from aiodist.schedules import dissemination
 from aiodist.schedules.plan import Plan, Recv, Reduce, Send, Step
 from aiodist.transports.base import Link
 from aiodist.transports.polling import cores
@@ -53,7 +54,11 @@ class LinkGroup(ExpressGroup, Protocol):
 
 
 KEPT_KINDS = 64
-"""Most kinds of calls whose frames are kept: those that were called last."""
+"""Most kinds of calls whose frames are kept: those that were called last. And of each of them, most
+lengths of what this rank shares."""
+
+SHARE_FIRST = frozenset({"broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier"})
+"""The collectives whose programs begin with small blobs of all ranks."""
 
 Round = tuple[int, int, int, Flat, memoryview, bool]
 """In a round two ranks exchange what they have, and each of them reduces both. The peer; the number
@@ -221,11 +226,11 @@ class LinkRecipe(Recipe):
 
 
 class Known(NamedTuple):
-    """What is kept of one kind of calls that share small blobs: their frames, and how many bytes
-    each rank had to share in the last one."""
+    """What is kept of the calls with the same words that share small blobs: their frames; and of
+    the last ones, by the bytes that this rank had to share, how many each rank had."""
 
     frames: Frames
-    lengths: list[int]
+    lengths: dict[int, list[int]]
 
 
 class LinkExpress(Express[LinkGroup, LinkRecipe]):
@@ -235,7 +240,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
 
     def __init__(self, context: LinkGroup) -> None:
         super().__init__(context)
-        self._known: dict[tuple[bytes, int], Known] = {}  # by call, and bytes that this rank shares
+        self._known: dict[bytes, Known] = {}  # by what is called, in words
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -286,43 +291,45 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
     # the program, which says what the blobs mean, runs in the call, too.
     def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
         context, calls = self._context, self._calls
-        if not self._may_begin(call, args):
+        if call.op not in SHARE_FIRST or context.size == 1 or not self._may_begin(call, args):
             return None
         if calls.arrivals.early:
             context.endpoint.poll()  # as in `_run`
-        if not context.is_idle:
-            return None
-        program, text = call.start(False), call.text.encode()
-        phase = next(program)
-        if not (isinstance(phase, Phase) and isinstance(phase.memory, Blobs)):
-            return None
-        memory = phase.memory
-        known = self._known_of(text, memory, phase)
-        seq = calls.tags.upcoming(None)
-        if not known.frames.begin(seq):
+        text, seq = call.text.encode(), calls.tags.upcoming(None)
+        known = self._known_of(text)
+        # The last moment to leave it to the ordinary way: a program may hold on to what it was
+        # called with, so it is started once.
+        if not (context.is_idle and known.frames.begin(seq)):
             return None
         work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
-        memory.expect(known.lengths)
-        known.frames.memory = memory
-        executor = Executor(phase, known.frames)
-        learning = self._learning(known, memory, program)
+        program, executor = call.start(False), None
         try:
-            if not executor.run() or not calls.arrivals.is_quiet((None, seq)):
-                calls.take_over(work, text, executor, learning, seconds)
-                return work
-            following = next(program)
-            # Over links a phase may be for others alone: here there is nothing to do in it.
-            while isinstance(following, Phase) and not following.prepared.plan.steps:
-                following = next(program)
-            rest = before(following, program)
+            phase = next(program)
+            if isinstance(phase, Phase) and isinstance(phase.memory, Blobs):
+                memory = phase.memory
+                lengths = known.lengths.get(len(memory.blobs[context.rank]), ())
+                memory.expect(lengths)
+                known.frames.memory = memory
+                executor = Executor(phase, known.frames)
+                if not executor.run() or not calls.arrivals.is_quiet((None, seq)):
+                    rest = self._learning(known, memory, program)
+                    calls.take_over(work, text, executor, rest, seconds)
+                    return work
+                phase = next(program)
+                # Over links a phase may be for others alone: here there is nothing to do in it.
+                while isinstance(phase, Phase) and not phase.prepared.plan.steps:
+                    phase = next(program)
+            rest = before(phase, program)
         except StopIteration as stop:
             if not isinstance(stop.value, Failure):
-                executor.close()
+                if executor is not None:
+                    executor.close()
                 self._finish(work, call.op, text, call.nbytes, stop.value)
                 return work
             rest = returning(stop.value)
         except Exception as error:
-            executor.close()
+            if executor is not None:
+                executor.close()
             calls.take_over(work, text, None, failing(error), seconds)
             return work
         finally:
@@ -330,18 +337,22 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
         calls.take_over(work, text, executor, rest, seconds)
         return work
 
-    def _known_of(self, call: bytes, memory: Blobs, phase: Phase) -> Known:
-        key = call, len(memory.blobs[self._context.rank])
-        known = self._known.pop(key, None)
+    def _known_of(self, call: bytes) -> Known:
+        known = self._known.pop(call, None)
         if known is None:
-            known = Known(Frames(self._context, call, phase.prepared.plan), [])
+            rank, size = self._context.rank, self._context.size
+            plan = prepared(dissemination.all_gather, rank, size).plan
+            known = Known(Frames(self._context, call, plan), {})
             if len(self._known) >= KEPT_KINDS:
                 del self._known[next(iter(self._known))]
-        self._known[key] = known  # the last one: it was called last
+        self._known[call] = known  # the last one: it was called last
         return known
 
     def _learning(self, known: Known, memory: Blobs, program: Program) -> Program:
         """`program`, which goes on the ordinary way; after it, what the others had to share."""
         result = yield from program
-        known.lengths[:] = map(len, memory.blobs)
+        lengths = [*map(len, memory.blobs)]
+        if len(known.lengths) >= KEPT_KINDS:
+            known.lengths.clear()
+        known.lengths[lengths[self._context.rank]] = lengths
         return result

@@ -97,13 +97,13 @@ def test_where_one_cannot_map_it_all_fail(run: Any, monkeypatch: pytest.MonkeyPa
     attach = Segment.attach
     attached = []
 
-    def refuse(fd: int, nbytes: int, *, writes: bool = False) -> Segment:
+    def refuse(fd: int, nbytes: int, *, writes: bool = False, keep: bool = False) -> Segment:
         if writes:
             attached.append(fd)
             if len(attached) == 2:
                 os.close(fd)
                 raise OSError("no room for a mapping")
-        return attach(fd, nbytes, writes=writes)
+        return attach(fd, nbytes, writes=writes, keep=keep)
 
     async def main() -> None:
         async with aiodist.local(3) as groups:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist import operations
 from aiodist.collectives import link_express
 from aiodist.collectives.link_express import LinkExpress
 from aiodist.transports import polling
@@ -203,5 +204,27 @@ async def test_kinds_that_were_not_called_for_long_are_forgotten(groups, monkeyp
         for group in ranks:
             express = group._context.express
             assert isinstance(express, LinkExpress)
-            kinds = [call for call, _ in express._known]
+            kinds = [*express._known]
             assert kinds == [b"broadcast(src=0)", b"gather(dst=1)"]
+
+
+async def test_a_program_is_started_once(groups, monkeypatch):
+    """Also where the ranks are not joined yet, and the ordinary way has it: what a program has
+    taken hold of is let go when it ends."""
+    made = operations.values.broadcast
+    begun = []
+
+    def counted(place, x, src):
+        call = made(place, x, src)
+
+        def start(on_lane):
+            begun.append(place.rank)
+            return call.start(on_lane)
+
+        return call._replace(start=start)
+
+    monkeypatch.setattr(operations.values, "broadcast", counted)
+    async with groups(3) as ranks:
+        for number in range(1, 5):
+            await called(ranks, OPERATIONS["broadcast"], np.ones(3))
+            assert sorted(begun) == sorted([0, 1, 2] * number)

@@ -14,6 +14,7 @@ import pytest
 
 from aiodist.coordinator.connection import Connection
 from aiodist.coordinator.entrance import Entrance
+from aiodist.coordinator.totals import Totals
 from aiodist.transports import inproc_names
 from aiodist.transports.sparing import Sparing
 from aiodist.wire.address import Address, parse_address
@@ -26,6 +27,7 @@ class Owner:
         self.token: bytes | None = None
         self.name, self.incarnation, self.returns = "one", 1, True
         self.sparing = Sparing(logging.getLogger("aiodist.coordinator"))
+        self.totals = Totals()
         self.there: list[Connection] = []
         self.came = asyncio.Event()
         self.went = asyncio.Event()

@@ -221,12 +221,12 @@ def fails_from(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     mapped: list[int] = []
     attach = Segment.attach
 
-    def limited(fd: int, nbytes: int, *, writes: bool = False) -> Segment:
+    def limited(fd: int, nbytes: int, *, writes: bool = False, keep: bool = False) -> Segment:
         mapped.append(fd)
         if len(mapped) >= count:
             os.close(fd)
             raise OSError(12, "Cannot allocate memory")
-        return attach(fd, nbytes)
+        return attach(fd, nbytes, writes=writes, keep=keep)
 
     monkeypatch.setattr(Segment, "attach", limited)
 
