@@ -80,7 +80,7 @@ def deaf(group: aiodist.Group, to: int) -> Iterator[None]:
     """This rank takes in nothing of rank `to` meanwhile."""
     link = group._actor.endpoint.peer(to).link
     assert isinstance(link, (StreamLink, ShmLink))
-    link._receive = lambda: False  # type: ignore[method-assign]
+    link._receive = lambda: False
     yield
     del link._receive
     link.poll()

@@ -52,7 +52,7 @@ async def overheard(group: aiodist.Group, frames: list[bytes]) -> bytes:
 def test_a_stranger_hears_nothing_of_the_group(run: Any, caplog: Any) -> None:
     async def main() -> None:
         options = {"group": NAME, "token": TOKEN, "transports": ("tcp",)}
-        async with aiodist.local(2, **options) as ranks:  # type: ignore[arg-type]
+        async with aiodist.local(2, **options) as ranks:
             await asyncio.gather(*(rank.barrier() for rank in ranks))
             view = ranks[0]._actor.view
             # It knows all but the token.
@@ -167,7 +167,7 @@ def test_a_proof_is_of_one_rank_to_another() -> None:
     assert not three.check("dialler", "a", mac, nonces, CLAIM)
     assert not two.check("listener", "a", mac, nonces, CLAIM)
     assert not one.check("dialler", "b", mac, nonces, CLAIM)  # sent back to who made it
-    assert not two.check("dialler", "a", mac, nonces[::-1], CLAIM)  # type: ignore[arg-type]
+    assert not two.check("dialler", "a", mac, nonces[::-1], CLAIM)
     assert not two.check("dialler", "a", mac, nonces, Claim(0, 1))  # altered on its way
     assert not two.check("dialler", "a", mac, (bytes(32), bytes(32)), CLAIM)  # played back later
     assert check_proof(b"", b"key", "dialler", *nonces) is False

@@ -79,7 +79,7 @@ def for_kit(request: pytest.FixtureRequest, mutual: Contexts) -> None:
 class TestTls(LinkConformance):
     contexts: TlsContexts
     # Who was connected to has the end of the handshake to take in first.
-    test_poll_alone_moves_frames = None  # type: ignore[assignment]
+    test_poll_alone_moves_frames = None
 
     def transport(self) -> Transport:
         return TcpTransport(self.contexts)

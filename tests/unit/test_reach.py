@@ -99,16 +99,16 @@ async def test_a_peer_that_names_the_loopback_is_dialled_where_the_coordinator_i
     own = registry.Endpoint("process", "here", allowed=("tcp",))
     peer = member("127.0.0.1", "tcp://127.0.0.1:5")
     with pytest.raises(OSError, match="listens there alone"):
-        await reach().dial(own, peer, "coordinator", None, 1.0)  # type: ignore[arg-type]
+        await reach().dial(own, peer, "coordinator", None, 1.0)
     with pytest.raises(OSError, match="check firewalls"):
-        await reach(GUARDED).dial(own, peer, "coordinator", None, 1.0)  # type: ignore[arg-type]
+        await reach(GUARDED).dial(own, peer, "coordinator", None, 1.0)
     assert transport.dialled == ["tcp://coordinator:5"] * 2
 
 
 async def test_where_no_transport_leads_it_says_so(transport: Transport) -> None:
     own = registry.Endpoint("process", "here", allowed=("shm",), user="me")
     with pytest.raises(OSError, match=r"no transport of shm is common .* users differ"):
-        await reach().dial(own, member("h"), "c", None, 1.0)  # type: ignore[arg-type]
+        await reach().dial(own, member("h"), "c", None, 1.0)
 
 
 def test_ranks_share_memory_by_host_and_user() -> None:

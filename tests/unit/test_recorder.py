@@ -160,7 +160,7 @@ def test_who_records_for_a_group_tells_the_ring_and_the_hook(clock: Clock) -> No
     finally:
         trace.install(None)
     for records, op in ((quiet, "barrier"), (loud, "all_reduce")):
-        work: Work[Any] = Work.begin(clock, op, None, 3)  # type: ignore[arg-type]
+        work: Work[Any] = Work.begin(clock, op, None, 3)
         records.begin(work)
         work.finish(None)
     assert heard == [(WORLD, "start"), (WORLD, "before_complete")]

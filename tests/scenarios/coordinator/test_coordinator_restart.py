@@ -238,7 +238,7 @@ def test_a_view_that_was_on_its_way_arrives(play: Play, durable: Any) -> None:
         joining = asyncio.create_task(one.join(rank=0))
         await one.client.status()
         # It is written down that the group has formed, and nobody hears it.
-        durable.coordinator._carry_out = lambda effects: None  # type: ignore[method-assign]
+        durable.coordinator._carry_out = lambda effects: None
         durable.coordinator._journal._carry_out = lambda effects: None
         second = asyncio.create_task(two.join(rank=1))
         await until(lambda: durable.coordinator.status()["groups"][0]["members"])
@@ -293,7 +293,7 @@ def test_one_without_the_token_is_not_taken_for_it(play: Play, forgetful: Any) -
                 opened(connection)
                 asked.set()
 
-            impostor.opened = note  # type: ignore[method-assign]
+            impostor.opened = note
             await asked.wait()
             assert impostor.status()["groups"] == []
         await forgetful.start(token="secret")
@@ -471,7 +471,7 @@ def test_a_coordinator_that_breaks_off_is_looked_for_again(
                 if len(calls) > 1:
                     connection.abort()
 
-            mute.received = hear  # type: ignore[method-assign]
+            mute.received = hear
             await until(lambda: len(calls) >= 3)
         monkeypatch.setattr(control_line, "REJOIN_SECONDS", 30.0)
         await forgetful.start()

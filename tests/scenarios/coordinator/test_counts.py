@@ -25,8 +25,7 @@ async def told(coordinator: Coordinator) -> dict[str, float]:
 
 async def pair(coordinator: Coordinator, **options: object) -> list[aiodist.Group]:
     joining = [
-        aiodist.connect(coordinator.address, rank=rank, size=2, **options)  # type: ignore[arg-type]
-        for rank in range(2)
+        aiodist.connect(coordinator.address, rank=rank, size=2, **options) for rank in range(2)
     ]
     return await asyncio.gather(*joining)
 

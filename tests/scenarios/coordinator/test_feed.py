@@ -194,7 +194,7 @@ async def test_nobody_measures_where_nobody_looks() -> None:
             asked.append(counts)
             return {"groups": []}
 
-        telling._surveys.found = found  # type: ignore[method-assign]
+        telling._surveys.found = found
         await telling._ask()
         telling._enter()
         await telling._ask()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator  # type: ignore[import-not-found,unused-ignore]
+from accelerate import Accelerator
 
 dist.init_process_group("aiodist")
 accelerator = Accelerator(cpu=True)

@@ -52,7 +52,7 @@ def train(model: nn.Module, steps: int = 6, accumulate: int = 1) -> list[float]:
     losses = []
     for step in range(steps):
         last = (step + 1) % accumulate == 0
-        quiet = contextlib.nullcontext() if last else model.no_sync()  # type: ignore[operator]
+        quiet = contextlib.nullcontext() if last else model.no_sync()
         with quiet:
             loss = loss_of(model, step)
             loss.backward()

@@ -116,7 +116,7 @@ def test_tensors_of_unknown_dtypes_do_not_travel() -> None:
 
 
 def test_tensors_without_memory_do_not_travel() -> None:
-    class Wrapper(torch.Tensor):  # type: ignore[misc]
+    class Wrapper(torch.Tensor):
         @staticmethod
         def __new__(cls: Any) -> Any:
             return torch.Tensor._make_wrapper_subclass(cls, (2,))

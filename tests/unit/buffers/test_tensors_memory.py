@@ -149,7 +149,7 @@ def test_what_has_no_plain_memory_takes_the_long_way(kind: str) -> None:
 
 
 def test_a_class_that_computes_in_a_way_of_its_own_does_not_travel() -> None:
-    class Scaled(torch.Tensor):  # type: ignore[misc]
+    class Scaled(torch.Tensor):
         """Its memory is there, and is not what it means."""
 
         @classmethod

@@ -149,11 +149,11 @@ async def test_rounds_are_interleaved(script: Script) -> None:
         for team in (one, two):
             run = team.run
 
-            async def logged(*args: object, team: Team = team, run=run, **more: object):  # type: ignore[no-untyped-def]
+            async def logged(*args: object, team: Team = team, run=run, **more: object):
                 log.append(f"{team.contender.name} {more['memory']} {args[1]}")
                 return await run(*args, **more)
 
-            team.run = logged  # type: ignore[method-assign]
+            team.run = logged
         columns = [column.name for column in columns_of([one, two], "all_reduce")]
         assert columns == ["gloo", "gloo group.empty", "openmpi", "openmpi group.empty"]
         assert columns_of([one], "ping_pong") == [Column(one)]
@@ -181,10 +181,10 @@ async def test_a_block_gets_as_many_iterations_as_fit(script: Script) -> None:
     async with teams(GLOO, [Site()] * 2) as (team,):
         run = team.run
 
-        async def logged(*args: object, **more: object):  # type: ignore[no-untyped-def]
+        async def logged(*args: object, **more: object):
             counts.append(args[1])
             return await run(*args, **more)
 
-        team.run = logged  # type: ignore[method-assign]
+        team.run = logged
         await measure([CASE], [team], Effort(1, 0.1), lambda text: None)
     assert counts == [1, 1, 4, 16, 50]

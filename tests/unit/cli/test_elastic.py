@@ -32,7 +32,7 @@ class Ranks:
         self.told.append(text)
 
     def kept(self, spare: Spare, size: int) -> Exit | None:
-        coroutine = keep(self, spare, size, None, self.start, self.tell)  # type: ignore[arg-type]
+        coroutine = keep(self, spare, size, None, self.start, self.tell)
         return asyncio.run(coroutine)
 
 

@@ -25,21 +25,21 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> object:
     return run
 
 
-def test_version(invoke) -> None:  # type: ignore[no-untyped-def]
+def test_version(invoke) -> None:
     result, text = invoke("--version")
     assert result.exit_code == 0
     assert text.strip() == f"aiodist {importlib.metadata.version('aiodist')}"
 
 
 @pytest.mark.parametrize("command", ["run", "coordinator", "status", "doctor", "bench"])
-def test_help_has_an_example_and_the_exit_statuses(invoke, command: str) -> None:  # type: ignore[no-untyped-def]
+def test_help_has_an_example_and_the_exit_statuses(invoke, command: str) -> None:
     result, text = invoke(command, "--help")
     assert result.exit_code == 0
     assert f" aiodist {command} " in text.partition("Usage:")[2].partition(command)[2]
     assert "Exit status: 0 if" in text
 
 
-def test_no_command_shows_help(invoke) -> None:  # type: ignore[no-untyped-def]
+def test_no_command_shows_help(invoke) -> None:
     _, text = invoke()
     assert "Usage: aiodist [OPTIONS] COMMAND" in text
 
@@ -73,13 +73,13 @@ def test_no_command_shows_help(invoke) -> None:  # type: ignore[no-untyped-def]
         (("coordinator", "extra"), "extra"),
     ],
 )
-def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_usage(invoke, arguments: tuple[str, ...], problem: str) -> None:
     result, text = invoke(*arguments)
     assert result.exit_code == 2
     assert problem in text
 
 
-def test_bad_address_is_said_to_be_bad(invoke) -> None:  # type: ignore[no-untyped-def]
+def test_bad_address_is_said_to_be_bad(invoke) -> None:
     result, text = invoke("status", "nonsense")
     assert result.exit_code == 1
     assert "aiodist status:" in text
@@ -94,7 +94,7 @@ def test_bad_address_is_said_to_be_bad(invoke) -> None:  # type: ignore[no-untyp
         (("--drain", "-1"), "drain_seconds: Input should be greater than or equal to 0"),
     ],
 )
-def test_coordinator_refuses_what_makes_no_sense(  # type: ignore[no-untyped-def]
+def test_coordinator_refuses_what_makes_no_sense(
     invoke, arguments: tuple[str, ...], problem: str
 ) -> None:
     result, text = invoke("coordinator", *arguments)
@@ -103,9 +103,7 @@ def test_coordinator_refuses_what_makes_no_sense(  # type: ignore[no-untyped-def
     assert "Value error" not in text
 
 
-def test_coordinator_without_the_server_extra(  # type: ignore[no-untyped-def]
-    invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coordinator_without_the_server_extra(invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiodist_server", None)
     result, text = invoke("coordinator")
     assert result.exit_code == 1

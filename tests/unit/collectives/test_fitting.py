@@ -77,7 +77,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, blobs: list[bytes]) -> None:
         made: Exception = cls(text, **fields)
         return made
 
-    for _ in fitting.settle(SimpleNamespace(error=error), None, False, False):  # type: ignore[arg-type]
+    for _ in fitting.settle(SimpleNamespace(error=error), None, False, False):
         pass
 
 

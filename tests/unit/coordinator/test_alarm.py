@@ -39,7 +39,7 @@ class Clock:
 @pytest.fixture
 def made() -> tuple[Clock, Alarm, list[float]]:
     clock, rung = Clock(), []
-    return clock, Alarm(clock, lambda: rung.append(clock.now)), rung  # type: ignore[arg-type]
+    return clock, Alarm(clock, lambda: rung.append(clock.now)), rung
 
 
 def test_it_rings_by_the_earliest_time(made: Any) -> None:

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 PAGE = 1 << 20
 
 
-class OnGpu(torch.Tensor):  # type: ignore[name-defined, misc]
+class OnGpu(torch.Tensor):
     """A tensor of the CPU that says it is on a GPU."""
 
     is_cuda = True
@@ -92,7 +92,7 @@ class FakeTorch:
         ((nbytes,), (base, read_only)) = there["shape"], there["data"]
         assert (there["typestr"], there["version"], read_only) == ("|u1", 3, False)
         memory_of = (ctypes.c_ubyte * nbytes).from_address(base)
-        memory_of.keeps = memory  # type: ignore[attr-defined]
+        memory_of.keeps = memory
         return torch.from_numpy(np.frombuffer(memory_of, np.uint8)).as_subclass(OnGpu)
 
 

@@ -75,7 +75,7 @@ async def test_what_is_dropped_of_a_peer_does_not_count_against_it(
     held = []
     for number in range(6):
         header = pack_fields(kinds.REVOKE, b"%08d" % number, 0)
-        stray = peer.frame(None, header, 0)  # type: ignore[arg-type]
+        stray = peer.frame(None, header, 0)
         assert isinstance(stray, Stray)
         stray.landed()
         held.append(peer._early_bytes)

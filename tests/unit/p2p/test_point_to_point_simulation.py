@@ -326,7 +326,7 @@ def run(
     with limited():
         world = World(net, choose, outs=outs)
         for name in choose.choices(list(weights), list(weights.values()), k=steps):
-            ACTIONS[name](world)  # type: ignore[operator]
+            ACTIONS[name](world)
         world.finish()
     return world
 
@@ -391,7 +391,7 @@ def test_one_receive_at_a_time_sees_messages_in_order(
                 if rank not in current or current[rank].work.done():
                     current[rank] = world.receive(rank)
             else:
-                ACTIONS[action](world)  # type: ignore[operator]
+                ACTIONS[action](world)
         world.finish()
     for numbers in world.order.values():
         assert numbers == sorted(numbers)

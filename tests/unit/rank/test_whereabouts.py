@@ -50,7 +50,7 @@ async def test_many_places_are_counted() -> None:
     functions: dict[str, object] = {"asyncio": asyncio}
     lines = [f"async def wait{n}():\n    await asyncio.sleep(3600)\n" for n in range(6)]
     exec(compile("".join(lines), "/somewhere/program.py", "exec"), functions)
-    tasks = [asyncio.create_task(functions[f"wait{n}"]()) for n in range(6)]  # type: ignore[operator]
+    tasks = [asyncio.create_task(functions[f"wait{n}"]()) for n in range(6)]
     await asyncio.sleep(0)
     places = whereabouts.of_tasks(asyncio.get_running_loop())
     for task in tasks:

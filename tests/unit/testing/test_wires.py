@@ -18,7 +18,7 @@ def loop() -> Iterator[VirtualLoop]:
 
 
 def wires(loop: VirtualLoop, **conditions: object) -> tuple[Wires, Node, Node]:
-    made = Wires(loop, "seed", Conditions(**conditions))  # type: ignore[arg-type]
+    made = Wires(loop, "seed", Conditions(**conditions))
     return made, made.node("a"), made.node("b")
 
 

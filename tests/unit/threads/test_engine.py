@@ -146,8 +146,8 @@ def test_endings_are_awaited_the_latest_first() -> None:
 
     first, second, third = ending("first"), ending("second"), ending("third")
     for each in (first, second, third):
-        engine().at_exit(each)  # type: ignore[arg-type]
-    engine().forget(second)  # type: ignore[arg-type]
+        engine().at_exit(each)
+    engine().forget(second)
     engine().end()
     engine().end()
     assert seen == ["third", "first"]
@@ -341,7 +341,7 @@ def test_an_interrupt_in_the_midst_of_work_aborts_all_groups() -> None:
     calm()
     groups = [Group(), Group()]
     for group in groups:
-        engine().adopt(group)  # type: ignore[arg-type]
+        engine().adopt(group)
     engine().loop.call_soon_threadsafe(interrupted)
     with pytest.raises(KeyboardInterrupt):
         while True:

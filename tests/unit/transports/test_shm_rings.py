@@ -206,16 +206,14 @@ class Between:
 
 def test_written_while_the_reader_falls_asleep() -> None:
     a, b = pair()
-    b.rings._fence = Between(lambda: a.rings.put(b"x"))  # type: ignore[assignment]
+    b.rings._fence = Between(lambda: a.rings.put(b"x"))
     assert not b.rings.sleep(for_room=False)
 
 
 def test_asleep_while_the_writer_writes() -> None:
     a, b = pair()
     asleep: list[bool] = []
-    a.rings._fence = Between(  # type: ignore[assignment]
-        lambda: asleep.append(b.rings.sleep(for_room=False))
-    )
+    a.rings._fence = Between(lambda: asleep.append(b.rings.sleep(for_room=False)))
     a.rings.put(b"x")
     assert a.bells == 1 or asleep == [False]
 
@@ -223,7 +221,7 @@ def test_asleep_while_the_writer_writes() -> None:
 def test_read_while_the_writer_falls_asleep() -> None:
     a, b = pair()
     a.rings.write([bytes(RING)])
-    a.rings._fence = Between(b.read)  # type: ignore[assignment]
+    a.rings._fence = Between(b.read)
     assert not a.rings.sleep(for_room=True)
 
 
@@ -236,7 +234,7 @@ def test_asleep_while_the_reader_reads() -> None:
         if not asleep:
             asleep.append(a.rings.sleep(for_room=True))
 
-    b.rings._fence = Between(sleep)  # type: ignore[assignment]
+    b.rings._fence = Between(sleep)
     b.read()
     assert b.bells == 1 or asleep == [False]
 

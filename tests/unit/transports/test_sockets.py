@@ -188,7 +188,7 @@ def listening(results: list[Any], accept: Any) -> tuple[FakeListening, SocketLis
     def admit(sock: socket.socket) -> StreamLink:
         return StreamLink(loop, sock, kind="tcp", peer_name="p")
 
-    return fake, SocketListener(loop, fake, "tcp://x:1", admit, accept)  # type: ignore[arg-type]
+    return fake, SocketListener(loop, fake, "tcp://x:1", admit, accept)
 
 
 async def test_out_of_file_descriptors_backs_off(
@@ -266,7 +266,7 @@ async def test_a_connection_that_is_gone_at_once_is_no_error() -> None:
     def admit(sock: socket.socket) -> StreamLink:
         raise OSError(errno.ENOTCONN, "gone")
 
-    listener = SocketListener(loop, fake, "tcp://x:1", admit, lambda link: None)  # type: ignore[arg-type]
+    listener = SocketListener(loop, fake, "tcp://x:1", admit, lambda link: None)
     listener._ready()
     assert theirs.recv(1) == b""
     theirs.close()

@@ -359,7 +359,7 @@ async def test_closing_in_a_forked_child_leaves_the_loop_alone() -> None:
 
     ends = Ends()
     link = StreamLink(
-        Loop(),  # type: ignore[arg-type]
+        Loop(),
         sock,
         kind="unix",
         peer_name="raw",

@@ -162,7 +162,7 @@ async def test_closing_in_a_forked_child_leaves_the_loop_and_the_memory_alone() 
     ends = Ends()
     own = bytearray(SEGMENT)
     link = ShmLink(
-        Loop(),  # type: ignore[arg-type]
+        Loop(),
         ours,
         memoryview(own),
         memoryview(bytes(SEGMENT)),
