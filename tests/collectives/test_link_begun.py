@@ -5,28 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import over_links
 import pytest
+from over_links import OVER_SOCKETS
 
 import aiodist
 from aiodist import operations
 from aiodist.collectives import link_express
 from aiodist.collectives.link_express import LinkExpress
-from aiodist.transports import polling
 
-pytestmark = pytest.mark.strength(2)
+pytestmark = OVER_SOCKETS
 
 TREE = {"a": np.arange(3.0), "b": [1, "two", None]}
-
-
-@pytest.fixture(autouse=True)
-def no_turn_is_due(monkeypatch):
-    """However slow the machine is."""
-    monkeypatch.setattr(polling, "TURN", 3600.0)
-
-
-@pytest.fixture(params=["unix", "tcp"])
-def transport(request):
-    return request.param
 
 
 OPERATIONS = {
@@ -57,12 +47,9 @@ def same(found, expected):
 
 
 def nothing_is_left(ranks):
+    over_links.nothing_is_left(ranks)
     for group in ranks:
-        context = group._context
-        assert not context.calls.ops
-        assert not context.calls.arrivals.early
-        assert not any(context.calls._unsolicited)
-        assert all(known.frames.memory is None for known in context.express._known.values())
+        assert all(known.frames.memory is None for known in group._context.express._known.values())
 
 
 async def learn(ranks, operation, x):

@@ -6,26 +6,15 @@ import asyncio
 
 import numpy as np
 import pytest
+from over_links import OVER_SOCKETS, nothing_is_left
 
 import aiodist
 from aiodist import ReduceOp
 from aiodist.collectives.link_express import LinkExpress, LinkRecipe
 from aiodist.engine import deadlines
-from aiodist.transports import polling as progress
 from aiodist.transports.stream import StreamLink
 
-pytestmark = pytest.mark.strength(2)
-
-
-@pytest.fixture(autouse=True)
-def no_turn_is_due(monkeypatch):
-    """However slow the machine is."""
-    monkeypatch.setattr(progress, "TURN", 3600.0)
-
-
-@pytest.fixture(params=["unix", "tcp"])
-def transport(request):
-    return request.param
+pytestmark = OVER_SOCKETS
 
 
 async def learn(ranks, *arrays):
@@ -52,14 +41,6 @@ async def until(condition):
             return
         await asyncio.sleep(0)
     pytest.fail("it never was")
-
-
-def nothing_is_left(ranks):
-    for group in ranks:
-        context = group._context
-        assert not context.calls.ops
-        assert not context.calls.arrivals.early
-        assert not any(context.calls._unsolicited)
 
 
 async def test_the_last_rank_is_done_within_its_call(groups):

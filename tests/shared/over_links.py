@@ -1,0 +1,24 @@
+"""What tests of collectives within the call share, of ranks that are joined by sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+OVER_SOCKETS = [
+    pytest.mark.strength(2),
+    pytest.mark.usefixtures("no_turn_is_due"),
+    pytest.mark.parametrize("transport", ["unix", "tcp"]),
+]
+"""The marks of a module of such tests."""
+
+
+def nothing_is_left(ranks: Sequence[Any]) -> None:
+    """No group has anything pending, or anything of what has ended."""
+    for group in ranks:
+        calls = group._context.calls
+        assert not calls.ops
+        assert not calls.arrivals.early
+        assert not any(calls._unsolicited)
