@@ -40,6 +40,7 @@ def test_they_meet_there(launcher: aiodist.Coordinator, ranks: Ranks) -> None:
         group.allreduce([tensor]).wait()
         assert tensor.tolist() == [2.0] * 4
         groups = launcher.status()["groups"]
+        group.barrier().wait()  # who is done first leaves, and the other one would not see it
         return [(one["name"], len(one["members"])) for one in groups]
 
     first, again = ranks(2, body), ranks(2, body)
