@@ -14,7 +14,7 @@ from aiodist.environment import token_in
 from aiodist.threads.engine import Engine
 from aiodist.wire.address import Address, parse_address
 from aiodist_torch import rendezvous
-from aiodist_torch.parting import Parting
+from aiodist_torch.parting import Parting, hold_file
 
 log = logging.getLogger("aiodist.torch")
 
@@ -86,6 +86,8 @@ class Membership:
                 raise
 
         group = engine.wait_for(join())
+        if is_default and rank == 0:
+            hold_file(store)
         parting = Parting.of(group, store) if is_default else None
         return cls(engine, group, coordinator, parting)
 

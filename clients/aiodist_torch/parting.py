@@ -8,14 +8,22 @@ long, has rank 0 keep it: then the next meeting is there, too.
 
 When rank 0 leaves, it drops torch's references to the store, and says so in the store of the group.
 The others wait for that word before they leave.
+
+With ``file://`` it is the file that goes. Whoever drops the last reference to a FileStore removes
+the file; but between the moment when torch finds that nobody else refers to it and the moment when
+it removes it, a quick rank may have opened it for the next meeting. It would then wait in a file
+that nobody else can find. So rank 0 refers to the last FileStore until the next meeting is
+complete, or its process exits: in between, nobody's reference is the last.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 import aiodist
 from aiodist_torch import rendezvous
@@ -34,6 +42,9 @@ _GOING, _KEPT = b"going", b"kept"
 
 _kept: list[Any] = []
 """Stores that are kept for ranks that had not waited any longer."""
+_held: list[Any] = []
+"""The store of rank 0's last meeting, if that was a FileStore."""
+atexit.register(_held.clear)
 
 
 class Parting:
@@ -90,6 +101,13 @@ class Parting:
             kept = await store.compare_set(_FATE, None, _KEPT, timeout=ANSWER)
             if not kept and await store.get(_FATE, timeout=ANSWER) == _GOING:
                 await store.wait(_SETTLED, timeout=ANSWER)
+
+
+def hold_file(store: Any) -> None:
+    """Refer to `store`, where rank 0 has met the others, until it meets them again; if it is a
+    FileStore. The one that was held before is let go of."""
+    store = rendezvous.underlying(store)
+    _held[:] = [store] if isinstance(store, c10d.FileStore) else []
 
 
 def forget_store() -> None:

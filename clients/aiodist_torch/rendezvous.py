@@ -71,7 +71,7 @@ def own_host(store: Any) -> tuple[str, str]:
     Where the store is a TCPStore, peers reach this host the way it reaches the store; else by its
     name, if that is known and leads beyond the host.
     """
-    store = _underlying(store)
+    store = underlying(store)
     host = _towards(store.host, store.port) if is_tcp(store) else _named(socket.gethostname())
     if is_loopback(host):
         return host, host
@@ -80,11 +80,12 @@ def own_host(store: Any) -> tuple[str, str]:
 
 def is_tcp(store: Any) -> bool:
     """Whether it is a TCPStore, which one process serves and all others call."""
-    store = _underlying(store)
+    store = underlying(store)
     return hasattr(store, "host") and hasattr(store, "port")
 
 
-def _underlying(store: Any) -> Any:
+def underlying(store: Any) -> Any:
+    """The store within those that torch wraps around it."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store

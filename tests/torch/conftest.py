@@ -46,13 +46,19 @@ def join(store: dist.Store, rank: int, size: int, timeout: float) -> ProcessGrou
 @pytest.fixture
 def ranks(no_leaks: None) -> Iterator[Ranks]:
     """``ranks(3, body)``: the results of ``body(process_group)`` of three ranks, which are threads;
-    raises what the first of them raises."""
+    raises what the first of them raises. `store()`: each one's own store, if not all share one."""
 
-    def run(size: int, body: Callable[[ProcessGroup], Any], *, timeout: float = 20) -> list[Any]:
-        store = dist.HashStore()
+    def run(
+        size: int,
+        body: Callable[[ProcessGroup], Any],
+        *,
+        timeout: float = 20,
+        store: Callable[[], dist.Store] | None = None,
+    ) -> list[Any]:
+        shared = dist.HashStore()
 
         def main(rank: int) -> Any:
-            group = join(store, rank, size, timeout)
+            group = join(store() if store else shared, rank, size, timeout)
             try:
                 return body(group)
             finally:

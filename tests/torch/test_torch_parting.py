@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import aiodist
 from aiodist_torch import parting
 from aiodist_torch.parting import Parting
 
+Ranks = Callable[..., list[Any]]
 Start = Callable[..., Any]
 
 
@@ -95,6 +97,22 @@ async def test_who_has_lost_the_group_does_not_wait(kept: list[Any]) -> None:
         for each in partings:
             await each.settle()
         assert not kept
+
+
+def test_the_file_where_ranks_met_is_there_when_they_meet_again(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Torch removes it with the last store, and may do so while a quick rank opens it again."""
+    file = tmp_path / "meeting"
+
+    def meet() -> dist.Store:
+        return dist.FileStore(str(file), 2)
+
+    for _ in range(2):
+        ranks(2, lambda group: group.barrier().wait(), store=meet)
+        assert file.exists()
+    ranks(2, lambda group: group.barrier().wait())  # they meet elsewhere
+    assert not file.exists()
 
 
 @pytest.mark.long
