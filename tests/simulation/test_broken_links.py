@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.links.peer import Peer
 from aiodist.testing import Conditions, Simulation
 from aiodist.testing.network import Node
 from aiodist.transports import unix
@@ -109,6 +111,23 @@ def test_connections_that_break_again_before_they_are_up(at):
     expected, _ = outcome(messages, 0, 0, arrived=False, size=2)
     assert simulation.run(messages) == expected
     assert network.broken >= BREAKS
+
+
+@pytest.mark.parametrize("which", [{0}, {1}, {0, 1}, {1, 3}, {0, 1, 2}], ids=str)
+def test_connections_that_break_while_they_are_taken(monkeypatch, which):
+    # What broke it may lie behind the answer to the greeting: then writing fails in `attach`.
+    attach, count = Peer.attach, itertools.count()
+
+    def attach_and_break(self: Peer, link: Any, *args: Any, **kwargs: Any) -> None:
+        attach(self, link, *args, **kwargs)
+        if next(count) in which:
+            link.break_off(ConnectionResetError("behind the answer"))
+
+    monkeypatch.setattr(Peer, "attach", attach_and_break)
+    found, _ = outcome(messages, 0, 0, arrived=False, size=2)
+    assert next(count) > max(which)
+    monkeypatch.undo()
+    assert found == outcome(messages, 0, 0, arrived=False, size=2)[0]
 
 
 def _bound(beyond: str) -> tuple[socket.socket, str]:
