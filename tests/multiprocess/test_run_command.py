@@ -124,7 +124,7 @@ def test_first_failure_stops_all(
     )
     gate = tmp_path / "gate"
     subprocess.run(["mkfifo", str(gate)], check=True)
-    process = aiodist("run", "-n", 3, path, gate)
+    process = aiodist("run", "-n", 3, path, gate, patient=True)
     pids = read_pids(process, 3)
     gate.write_text("")
     status, _, err = finish(process)
@@ -182,7 +182,7 @@ def test_one_failure_is_shown_once_and_its_consequences_by_a_line_each(
     )
     for rank in "02":
         subprocess.run(["mkfifo", str(tmp_path / f"gate{rank}")], check=True)
-    run = aiodist("run", "-n", 3, path, tmp_path / "lock", tmp_path / "gate")
+    run = aiodist("run", "-n", 3, path, tmp_path / "lock", tmp_path / "gate", patient=True)
     status, _, err = finish(run)
     assert status == 1
     lost = "aiodist.errors.PeerLostError: rank 1 is gone"
@@ -229,7 +229,8 @@ def test_cause_is_shown_rather_than_its_consequence(
     )
     gate = tmp_path / "gate"
     subprocess.run(["mkfifo", str(gate)], check=True)
-    status, _, err = finish(aiodist("run", "-n", 2, path, tmp_path / "lock", gate))
+    run = aiodist("run", "-n", 2, path, tmp_path / "lock", gate, patient=True)
+    status, _, err = finish(run)
     assert status == 1
     assert err[-2].startswith("aiodist run: rank 1 of 2 failed with exit code 1;")
     assert err[-1] == "[1] the cause"
@@ -252,7 +253,7 @@ def test_consequence_alone_is_shown(aiodist: Start, script: Callable[[str], Path
 def test_signal_ends_all(
     aiodist: Start, script: Callable[[str], Path], gone: Gone, number: signal.Signals
 ) -> None:
-    process = aiodist("run", "-n", 2, script(FOREVER))
+    process = aiodist("run", "-n", 2, "--grace", 1000, script(FOREVER))
     pids = read_pids(process, 2)
     process.send_signal(number)
     status, out, err = finish(process)
@@ -276,7 +277,9 @@ def test_stubborn_ranks_are_killed_after_the_grace_time(
     pids = read_pids(process, 2)
     process.send_signal(signal.SIGINT)
     status, out, _ = finish(process)
-    assert (status, sorted(out)) == (130, ["[0] not yet", "[1] not yet"])
+    # On a slow machine they may have no time for it: see the next but one.
+    assert status == 130
+    assert {*out} <= {"[0] not yet", "[1] not yet"}
     assert all(gone(pid) for pid in pids.values())
 
 
