@@ -12,8 +12,6 @@ import pytest
 
 from aiodist import Coordinator
 
-pytestmark = pytest.mark.timeout(60)
-
 Start = Callable[..., "subprocess.Popen[str]"]
 
 SUM = """
@@ -41,7 +39,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], str]:
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=200)
     return process.returncode, sorted(out.splitlines()), err
 
 
