@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 from hypothesis import settings
+from idle_time import IdleTime
 
 pytest.register_assert_rewrite("plans", "processes", "survey")
 
@@ -39,7 +40,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 
-FACTORIES = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+LOOPS = ("asyncio", "uvloop")
+FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+    "idle time": IdleTime,
+}
 
 
 @pytest.fixture
@@ -50,10 +56,10 @@ def patience(request: pytest.FixtureRequest) -> float:
     return seconds - min(5.0, seconds / 4)
 
 
-@pytest.fixture(params=sorted(FACTORIES))
+@pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest, patience: float) -> Iterator[Run[Any]]:
-    """``run(coroutine)`` in a loop of either kind; fails if a task is left over, and if it, or the
-    end of the loop, takes longer than `patience`."""
+    """``run(coroutine)`` in a loop of either kind, or one that `on_idle_time` gives; fails if a
+    task is left over, and if it, or the end of the loop, takes longer than `patience`."""
     stuck: list[str] = []
 
     async def checked(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -164,10 +170,10 @@ def in_turn(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or not item.get_closest_marker("one_loop"):
         return True
     loop = item.callspec.params.get("run") if hasattr(item, "callspec") else None
-    if loop is None or item.get_closest_marker("strength"):
-        return True  # or it is thinned as well, and `covering` has chosen its loops
+    if loop not in LOOPS or item.get_closest_marker("strength"):
+        return True  # it is on no other, or is thinned as well, and `covering` has chosen its loops
     name = f"{item.originalname} {item.callspec.id.replace(loop, '', 1)}"
-    return sorted(FACTORIES)[zlib.crc32(name.encode()) % len(FACTORIES)] == loop
+    return LOOPS[zlib.crc32(name.encode()) % len(LOOPS)] == loop
 
 
 def covering(rows: list[dict[str, int]], strength: int) -> set[int]:
@@ -262,7 +268,7 @@ def no_leaks() -> Iterator[None]:
     yield
     late = [t for t in threading.enumerate() if t not in threads and not _pooled(t)]
     for thread in late:
-        thread.join(5)
+        thread.join(30)
     alive = [thread for thread in late if thread.is_alive()]
     assert not alive, f"threads left over: {alive}"
     if (held := _held()) != files:

@@ -48,7 +48,7 @@ class Caller:
             # forget.
             if peer.dialing is asyncio.current_task():
                 peer.dialing = None
-        if not peer.is_linked:
+        if why and not peer.is_linked:
             self._endpoint.cut(peer.rank, peer.broken + why, is_over=is_over)
 
     async def _call(self, peer: Peer) -> str:

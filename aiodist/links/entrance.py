@@ -105,7 +105,6 @@ class Entrance:
                 greeter.link.close()
                 return
             peer.dialing.cancel()
-            peer.dialing = None
         own = peer.claim
         proof = identity.prove("listener", peer.id, nonces, own)
         # Urgent: nothing may overtake it.

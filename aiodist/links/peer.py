@@ -259,6 +259,9 @@ class Peer:
         link.max_header = MAX_HEADER
         link.max_payload = MAX_PAYLOAD
         self.link = link  # now, for to go on means to send
+        # That may find it broken already: then there has to be another call, though whoever made
+        # this one has not heard yet that it was taken.
+        self.dialing = None
         self._unheard = -1 if dialled else theirs.generation
         # Both sides know what both have claimed, so both count alike from here on, also where one
         # of them had not heard of the link before.

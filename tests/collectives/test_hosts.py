@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from idle_time import on_idle_time
 
 from aiodist import (
     CollectiveAbortedError,
@@ -298,6 +299,7 @@ def test_different_calls(run, on_hosts, layout, length):
 
 
 @layouts
+@on_idle_time
 @pytest.mark.parametrize("length", [10, MANY])
 def test_who_is_missing_is_named(run, on_hosts, layout, length):
     async def main():

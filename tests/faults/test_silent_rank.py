@@ -28,9 +28,10 @@ async def outcome(awaitable):
         return [type(error).__name__, str(error)]
 
 async def main():
-    address, rank, transport, lease = sys.argv[1:]
+    address, rank, transport, *leases = sys.argv[1:]
     group = await aiodist.connect(
-        address, rank=int(rank), size=3, transports=transport, lease=float(lease), op_timeout=40
+        address, rank=int(rank), size=3, transports=transport, lease=float(leases[int(rank)]),
+        op_timeout=200,
     )
     await program(group)
 
@@ -67,7 +68,7 @@ async def program(group):
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_a_rank_that_comes_back_after_its_lease(run, transport):
     async def main():
-        async with processes(HEAD + STOPPED + TAIL, 3, transport, 3.0) as ranks:
+        async with processes(HEAD + STOPPED + TAIL, 3, transport, 60, 60, 3) as ranks:
             for process in ranks:
                 assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGSTOP)
@@ -97,7 +98,7 @@ def test_a_rank_that_comes_back_after_its_lease(run, transport):
 BUSY = """
 async def program(group):
     await group.barrier()
-    end = time.monotonic() + 4.5
+    end = time.monotonic() + 5.5
     while group.rank == 0 and time.monotonic() < end:
         pass  # computes, and never lets the event loop have a turn
     say(await group.all_reduce(1))
@@ -108,7 +109,7 @@ async def program(group):
 @pytest.mark.parametrize("run", ["uvloop"], indirect=True)
 def test_computing_for_longer_than_the_lease_loses_nobody(run):
     async def main():
-        async with processes(HEAD + BUSY + TAIL, 3, "shm", 2.0) as ranks:
+        async with processes(HEAD + BUSY + TAIL, 3, "shm", 5, 60, 60) as ranks:
             for process in ranks:
                 assert await heard(process) == 3
                 assert await process.wait() == 0
@@ -138,7 +139,7 @@ async def program(group):
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 def test_a_child_that_was_forked_holds_nobody_alive(run, transport):
     async def main():
-        async with processes(HEAD + LEAVES_A_CHILD + TAIL, 3, transport, 30.0) as ranks:
+        async with processes(HEAD + LEAVES_A_CHILD + TAIL, 3, transport, 60, 60, 60) as ranks:
             for process in ranks:
                 assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGKILL)

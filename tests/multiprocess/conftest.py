@@ -14,17 +14,30 @@ import pytest
 Start = Callable[..., "subprocess.Popen[str]"]
 Gone = Callable[[int], bool]
 
+PATIENT = """
+from aiodist.launching import spawn
+from aiodist_cli import command, ranks
+
+spawn.SETTLE = ranks.PATIENCE = 3600.0
+command.main()
+"""
+"""The command, which waits for whatever a rank that has begun to fail, or is the cause of it, has
+to do until it has ended: on a slow machine that takes a Python process longer than it waits."""
+
 
 @pytest.fixture
 def aiodist(tmp_path: Path) -> Iterator[Start]:
-    """``aiodist("run", "-n", 2, …)`` starts the command with its output piped; what still runs
-    at the end of the test is killed."""
+    """``aiodist("run", "-n", 2, …)`` starts the command with its output piped (`patient`: see
+    `PATIENT`); what still runs at the end of the test is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: object, more_env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        *arguments: object, more_env: dict[str, str] | None = None, patient: bool = False
+    ) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIODIST_")}
+        command = ("-c", PATIENT) if patient else ("-m", "aiodist_cli")
         process = subprocess.Popen(
-            [sys.executable, "-m", "aiodist_cli", *map(str, arguments)],
+            [sys.executable, *command, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -54,7 +67,7 @@ def gone() -> Gone:
         try:
             poll = select.poll()
             poll.register(fd, select.POLLIN)
-            return bool(poll.poll(10_000))
+            return bool(poll.poll(50_000))
         finally:
             os.close(fd)
 
@@ -62,5 +75,7 @@ def gone() -> Gone:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is tested here is above the event loop: one kind of it does."""
+    """What is tested here is above the event loop: one kind of it does. It starts processes, which
+    on a slow machine takes far longer than all that they do."""
     item.add_marker("one_loop")
+    item.add_marker(pytest.mark.timeout(240))

@@ -13,8 +13,6 @@ import pytest
 
 import aiodist as library
 
-pytestmark = pytest.mark.timeout(60)
-
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -35,7 +33,7 @@ async def test_status_shows_groups(
     address = listen(serving)
 
     refused = aiodist("status", address)
-    _, err = refused.communicate(timeout=50)
+    _, err = refused.communicate(timeout=200)
     assert refused.returncode == 1
     assert "AIODIST_TOKEN" in err
 
@@ -44,9 +42,9 @@ async def test_status_shows_groups(
         address, group="solo", rank=0, size=1, token="secret", name="[b]me[/b]"
     ):
         asking = aiodist("status", address, "--json", more_env=env)
-        found = json.loads(asking.communicate(timeout=50)[0])
+        found = json.loads(asking.communicate(timeout=200)[0])
         showing = aiodist("status", address, more_env=env)
-        text, _ = showing.communicate(timeout=50)
+        text, _ = showing.communicate(timeout=200)
     assert (asking.returncode, showing.returncode) == (0, 0)
     assert (found["address"], found["draining"]) == (address, False)
     (group,) = found["groups"]
@@ -57,13 +55,13 @@ async def test_status_shows_groups(
     assert "[b]me[/b]" in text
 
     serving.send_signal(signal.SIGTERM)
-    serving.communicate(timeout=50)
+    serving.communicate(timeout=200)
     assert serving.returncode == 0
 
 
 def test_status_of_nobody(aiodist: Start) -> None:
     process = aiodist("status", "tcp://127.0.0.1:9", "--timeout", "1")
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (1, "")
     assert err.startswith("aiodist status: no coordinator answered at tcp://127.0.0.1:9")
 
@@ -75,7 +73,7 @@ async def test_top(aiodist: Start) -> None:
         for _ in range(7):
             await group.barrier()
         process = aiodist("top", address, "--interval", "0.1", "--count", "3")
-        out, err = await asyncio.to_thread(process.communicate, timeout=50)
+        out, err = await asyncio.to_thread(process.communicate, timeout=200)
     assert (process.returncode, err) == (0, "")
     assert out.count("group solo: epoch 1, 1 of 1 ranks") == 3
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
@@ -86,7 +84,7 @@ async def test_top(aiodist: Start) -> None:
 
 async def test_top_when_the_coordinator_goes_away(aiodist: Start) -> None:
     serving = aiodist("coordinator", "--listen", "tcp://127.0.0.1:0")
-    process = aiodist("top", listen(serving), "--interval", "0.1", "--timeout", "1")
+    process = aiodist("top", listen(serving), "--interval", "0.1", "--timeout", "5")
     assert process.stdout is not None
     assert "0 groups" in process.stdout.readline()
     serving.kill()
@@ -94,20 +92,20 @@ async def test_top_when_the_coordinator_goes_away(aiodist: Start) -> None:
     while "asking again" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=50)
+    _, err = process.communicate(timeout=200)
     assert (process.returncode, err) == (0, "")
 
 
 def test_top_of_nobody(aiodist: Start) -> None:
     process = aiodist("top", "tcp://127.0.0.1:9", "--timeout", "1")
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (1, "")
     assert err.startswith("aiodist top: no coordinator answered at tcp://127.0.0.1:9")
 
 
 def test_doctor(aiodist: Start) -> None:
     process = aiodist("doctor", "--json")
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, err) == (0, "")
     found = {check["name"]: check for check in json.loads(out)}
     assert found["aiodist"]["found"] == library.__version__

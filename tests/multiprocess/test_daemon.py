@@ -39,7 +39,7 @@ class Daemon:
 
     def end(self) -> tuple[int, str]:
         """Exit code and log."""
-        _, log = self.process.communicate(timeout=30)
+        _, log = self.process.communicate(timeout=200)
         return self.process.returncode, log
 
 
@@ -61,7 +61,7 @@ def started(program: str = PROGRAM, **settings: str) -> Iterator[subprocess.Pope
 
 
 def page(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=200) as answer:
         return bytes(answer.read())
 
 
@@ -156,10 +156,10 @@ def test_it_serves_http() -> None:
         assert process.stdout is not None
         words = process.stdout.readline().split()
         assert words[:2] == ["http", "on"]
-        with urllib.request.urlopen(f"{words[2]}healthz", timeout=30) as response:
+        with urllib.request.urlopen(f"{words[2]}healthz", timeout=200) as response:
             assert response.read() == b"ok\n"
         with started(http=words[2].rstrip("/")) as second:
-            out, log = second.communicate(timeout=30)
+            out, log = second.communicate(timeout=200)
             assert (second.returncode, out) == (1, "")
             assert "cannot start" in log and "already in use" in log
         daemon.signal(signal.SIGTERM)
@@ -210,13 +210,13 @@ def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
     with started() as first:
         address = Daemon(first).address
         with started(listen=address) as second:
-            out, log = second.communicate(timeout=30)
+            out, log = second.communicate(timeout=200)
             assert (second.returncode, out) == (1, "")
             assert f"cannot listen on {address}: Address already in use" in log
     empty = tmp_path / "empty"
     empty.write_text("\n")
     with started(token_file=str(empty)) as third:
-        _, log = third.communicate(timeout=30)
+        _, log = third.communicate(timeout=200)
         assert third.returncode == 1
         assert "is empty" in log
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
-
 SCRIPT = """
 import asyncio
 import sys
@@ -55,7 +53,7 @@ def test_a_signal_to_the_command_dumps_all_ranks(aiodist: Any, tmp_path: Path, l
     at = rf"\[1\]   its event loop is at {tmp_path.name}/train.py:\d+ in main"
     assert re.search(at, seen)
     (tmp_path / "fifo").write_text("go on")
-    assert run.wait(60) == 0
+    assert run.wait(200) == 0
 
 
 def test_after_an_error_there_are_files(aiodist: Any, tmp_path: Path) -> None:
@@ -64,7 +62,7 @@ def test_after_an_error_there_are_files(aiodist: Any, tmp_path: Path) -> None:
     )
     (tmp_path / "empty").write_text("")
     run = aiodist("run", "-n", 2, "--flight-recorder", "dumps", "train.py", "empty", "asyncio")
-    _, err = run.communicate(timeout=60)
+    _, err = run.communicate(timeout=200)
     assert run.returncode == 3, err
     [path] = (tmp_path / "dumps").iterdir()
     assert path.name.startswith("world-rank0-pid")
@@ -87,4 +85,4 @@ def test_the_signal_shows_what_the_ranks_are_doing(aiodist: Any, tmp_path: Path)
         seen += run.stderr.readline()
     assert "in barrier tag 'late' #0, for rank 1" in seen
     (tmp_path / "fifo").write_text("go on")
-    assert run.wait(60) == 0
+    assert run.wait(200) == 0

@@ -23,8 +23,6 @@ import aiodist
 from aiodist import launch
 from aiodist.launching import reports
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def no_process_is_left() -> Iterator[None]:
@@ -458,12 +456,12 @@ def test_ranks_end_with_the_caller(
     process = start('if __name__ == "__main__": ')
     ranks = watch(process)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == -number
     assert all_gone(ranks)
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
 
 
 def test_missing_guard_is_explained(start: Callable[[str], subprocess.Popen[str]]) -> None:
-    _, err = start("").communicate(timeout=30)
+    _, err = start("").communicate(timeout=200)
     assert 'call it under if __name__ == "__main__":' in err.splitlines()[-2]

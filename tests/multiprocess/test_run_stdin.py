@@ -8,10 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.timeout(120)
-
 SCRIPT = """
 import asyncio
 import os
@@ -63,7 +59,7 @@ def test_a_dialogue(tmp_path: Path) -> None:
         assert _until(process.stdout, "(Pdb) ") == "11\n(Pdb) "
         process.stdin.write("number = 100\ncontinue\n")
         process.stdin.flush()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
         assert process.returncode == 0, err
         assert sorted(out.removeprefix("(Pdb) ").splitlines()) == [
             "[0] the sum is 122",
@@ -74,13 +70,13 @@ def test_a_dialogue(tmp_path: Path) -> None:
 
 def test_without_it_the_error_says_what_to_do(tmp_path: Path) -> None:
     with _start(tmp_path, "-n", 2) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=200)
         assert process.returncode == 1
         assert "aiodist run --stdin 1" in err
 
 
 def test_a_rank_of_this_node(tmp_path: Path) -> None:
     with _start(tmp_path, "-n", 2, "--stdin", 2) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=200)
         assert process.returncode == 2
         assert "0 to 1" in err

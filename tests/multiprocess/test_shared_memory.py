@@ -33,7 +33,7 @@ def held():
 async def start():
     logging.basicConfig(format="%(message)s")
     rank, size = int(sys.argv[2]), int(sys.argv[3])
-    group = await aiodist.connect(sys.argv[1], rank=rank, size=size, op_timeout=30)
+    group = await aiodist.connect(sys.argv[1], rank=rank, size=size, op_timeout=200)
     await program(group)
     await group.close()
 
@@ -268,6 +268,7 @@ async def program(group):
                 except TimeoutError:
                     results.append("TimeoutError")
             elif group.rank == 0:
+                await group.recv(src=2)  # it has entered
                 results.append(await outcome(group.all_reduce(np.ones(length), timeout=0.05)))
             if group.rank == 0:
                 await group.barrier(tag=way)
@@ -276,7 +277,9 @@ async def program(group):
                     await group.barrier(tag=way)
                     results.append(await outcome(group.all_reduce(np.ones(length))))
                 else:
-                    results.append(await outcome(group.all_reduce(np.ones(length))))
+                    work = group.all_reduce(np.ones(length))
+                    await group.send(None, 0)
+                    results.append(await outcome(work))
                     await group.barrier(tag=way)
             results.append(await outcome(group.all_reduce(np.ones(length))))
         say(results)

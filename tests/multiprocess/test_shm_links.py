@@ -69,7 +69,7 @@ async def traffic(link, checker, seed):
     assert checker.came == FRAMES
 
 async def main(seed, address):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         checker = Checker(not seed)
         if address:
             link = await ShmTransport().dial(address, checker)

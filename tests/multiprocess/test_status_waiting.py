@@ -11,8 +11,6 @@ import pytest
 
 from aiodist.control.client import ControlClient
 
-pytestmark = pytest.mark.timeout(120)
-
 SCRIPT = """
 import asyncio
 import sys
@@ -81,9 +79,9 @@ def test_what_is_waited_for(aiodist: Any, tmp_path: Path, how: str) -> None:
     assert (finding["culprits"], finding["lacking"]) == (culprits, lacking)
     assert [held["what"] for held in finding["held"]] == [what]
     shown = aiodist("status", address, more_env={"COLUMNS": "200"})
-    out, err = shown.communicate(timeout=60)
+    out, err = shown.communicate(timeout=200)
     assert text in out, err
     fifo.write_text("go on")  # blocks until it is read
-    assert run.wait(60) == 0
+    assert run.wait(200) == 0
     daemon.terminate()
-    assert daemon.wait(60) == 0
+    assert daemon.wait(200) == 0

@@ -10,11 +10,7 @@ import sys
 import termios
 from typing import Any
 
-import pytest
-
 import aiodist
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def until(terminal: int, text: str) -> None:

@@ -33,7 +33,6 @@ def refused(*command: str) -> bool:
 
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.skipif(
         not hasattr(os, "geteuid") or os.geteuid() != 0 or refused(*as_user(OTHER)),
         reason="processes of other users cannot be started here",
@@ -47,7 +46,7 @@ import numpy as np
 import aiodist
 
 async def main(address, rank, size):
-    async with aiodist.connect(address, rank=rank, size=size, token="secret", timeout=30) as group:
+    async with aiodist.connect(address, rank=rank, size=size, token="secret", timeout=200) as group:
         # Alone and all at once: over links, and over shared memory where there is some.
         for peer in range(size):
             if peer != rank:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 
@@ -28,6 +29,7 @@ def test_a_join_goes_on_at_the_next_coordinator(run):
     run(main())
 
 
+@on_idle_time
 def test_nobody_waits_longer_than_asked(run):
     async def main():
         async with aiodist.Coordinator() as coordinator:

@@ -328,8 +328,8 @@ def test_a_busy_member_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def member() -> None:
         client = await ControlClient.open(box["address"])
-        await client.join(JoinRequest(group="g", id="busy", size=1, lease=1.0), 30)
-        for _ in range(5):  # three in a lease; the loop has no turn meanwhile
+        await client.join(JoinRequest(group="g", id="busy", size=1, lease=4.0), 30)
+        for _ in range(4):  # three in a lease; the loop has no turn meanwhile
             assert renewed.acquire(timeout=30)
         assert (await client.status())["groups"][0]["lost"] == {}
         client.close()

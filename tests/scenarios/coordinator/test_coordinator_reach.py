@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from idle_time import on_idle_time
 
 from aiodist.control import dial as control_dial
 from aiodist.control.client import ControlClient
@@ -106,6 +107,7 @@ def test_a_foreign_service_is_told_apart_at_once(play: Play, answer: bytes) -> N
             await site.process(address)
 
 
+@on_idle_time
 def test_a_service_that_hangs_up_is_tried_again(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,6 +286,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@on_idle_time
 def test_tls(play: Play, certificate: Path) -> None:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from idle_time import on_idle_time
 
 from aiodist.control import line as control_line
 from aiodist.control.events import CoordinatorBack, CoordinatorGone
@@ -158,6 +159,7 @@ def test_writes_that_are_given_up_do_not_block_others(play: Play, durable: Any) 
         await durable.coordinator.stop()
 
 
+@on_idle_time
 def test_who_does_not_come_back_is_lost(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:

@@ -7,6 +7,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 
@@ -170,6 +171,7 @@ def test_a_worker_does_not_start_without_its_group(run, stage):
     run(main())
 
 
+@on_idle_time
 def test_too_few_workers_are_waited_for_again_and_again(run, stage, caplog, monkeypatch):
     monkeypatch.setattr("aiodist.services.lifespan._PAUSE", 0.0)
     again = asyncio.Event()
