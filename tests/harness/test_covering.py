@@ -41,6 +41,12 @@ def test_without_parameters(): ...
 def test_loops(run, number): ...
 
 
+@pytest.mark.one_loop
+@pytest.mark.strength(2)
+@pytest.mark.parametrize("number", range(20))
+def test_thinned(run, number): ...
+
+
 @pytest.mark.strength(2)
 @pytest.mark.parametrize(("a", "b"), [(1, 2), (1, 3), (2, 2)])
 def test_together(a, b): ...
@@ -96,6 +102,12 @@ def test_one_kind_of_loop_for_what_does_not_depend_on_it(on_them: Run) -> None:
     assert 10 < [loop for loop, _ in chosen].count("uvloop") < 30
     assert len(loops("--all-combinations")) == len(loops("test_written.py::test_loops")) == 80
     assert {*loops("--left-out")} == {*loops("--all-combinations")} - {*chosen}
+
+
+def test_what_is_on_one_kind_of_loop_is_thinned_among_that(on_them: Run) -> None:
+    done = on_them("-q", "--collect-only")
+    numbers = re.findall(r"::test_thinned\[\w+-(\d+)\]$", done.stdout, re.MULTILINE)
+    assert sorted(map(int, numbers)) == list(range(20))
 
 
 def test_all_of_them_when_asked(on_them: Run) -> None:

@@ -59,8 +59,3 @@ def gone() -> Gone:
             os.close(fd)
 
     return wait
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is tested here is above the event loop: one kind of it does."""
-    item.add_marker("one_loop")
