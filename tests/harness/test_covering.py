@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import subprocess
@@ -58,9 +59,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def on_them(tmp_path_factory: pytest.TempPathFactory, tried: Run) -> Run:
-    """``on_them(*arguments)``: pytest on the tests above."""
+    """``on_them(*arguments)``: pytest on the tests above; what was asked before is known."""
     folder = tmp_path_factory.mktemp("covering")
-    return lambda *arguments: tried(folder, *arguments, tests=TESTS)
+    return functools.cache(lambda *arguments: tried(folder, *arguments, tests=TESTS))
 
 
 def collected(on_them: Run, *options: str) -> dict[str, set[tuple[int, ...]]]:
@@ -129,7 +130,6 @@ def test_one_that_is_named_is_run(on_them: Run) -> None:
     found = collected(on_them)
     left_out = min(found["test_all"] - found["test_values"])
     name = "-".join(map(str, left_out))
-    done = on_them(f"test_written.py::TestCombinations::test_values[{name}]")
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
-    done = on_them("test_written.py::test_long")
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    named = f"test_written.py::TestCombinations::test_values[{name}]", "test_written.py::test_long"
+    done = on_them(*named)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
