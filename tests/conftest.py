@@ -47,6 +47,16 @@ FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "idle time": IdleTime,
 }
 
+ABOVE_THE_LOOP = tuple(
+    f"{Path(__file__).parent / name}{os.sep}"
+    for name in (
+        *("channels", "collectives", "faults", "multiprocess", "scenarios"),
+        *("unit/blocking", "unit/collectives", "unit/control", "unit/p2p"),
+    )
+)
+"""Where tests are about what is above the event loop. What depends on it is tested on both kinds:
+the transports, and what they share."""
+
 
 @pytest.fixture
 def patience(request: pytest.FixtureRequest) -> float:
@@ -136,19 +146,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--left-out", action="store_true", help="only that, and no other test")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """As if each of these tests were marked so."""
+    if str(item.path).startswith(ABOVE_THE_LOOP):
+        item.add_marker("one_loop")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out, unless they are named, tests that are marked `long`, and what `in_turn` does not
-    want of those that are marked `one_loop`; thin those that are marked `strength(t)`: see
-    `covering`."""
-    marked: dict[tuple[Any, ...], list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("strength"):
-            marked[item.path, item.cls, item.originalname].append(item)
+    want of those that are marked `one_loop`; thin what is left of those that are marked
+    `strength(t)`: see `covering`."""
     out: set[pytest.Item] = set()
     everything = config.getoption("all_combinations")
     if not everything and not any("::" in argument for argument in config.args):
         out.update(item for item in items if item.get_closest_marker("long"))
         out.update(item for item in items if not in_turn(item))
+    marked: dict[tuple[Any, ...], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        thinned = item not in out and item.get_closest_marker("strength")
+        if thinned and isinstance(item, pytest.Function):
+            marked[item.path, item.cls, item.originalname].append(item)
     for group in marked.values():
         marker = group[0].get_closest_marker("strength")
         assert marker is not None
@@ -170,8 +187,8 @@ def in_turn(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or not item.get_closest_marker("one_loop"):
         return True
     loop = item.callspec.params.get("run") if hasattr(item, "callspec") else None
-    if loop not in LOOPS or item.get_closest_marker("strength"):
-        return True  # it is on no other, or is thinned as well, and `covering` has chosen its loops
+    if loop not in LOOPS:
+        return True
     name = f"{item.originalname} {item.callspec.id.replace(loop, '', 1)}"
     return LOOPS[zlib.crc32(name.encode()) % len(LOOPS)] == loop
 

@@ -209,15 +209,12 @@ class ControlClient(Line):
         text = f"the coordinator at {self.address} is away ({self._gone.reason})"
         missing: tuple[int, ...] = ()
         if not self.is_away:
-            number, withdrawn = self._requests.start(Withdraw())
-            try:
-                await asyncio.wait(
-                    {joined, withdrawn},
-                    timeout=WITHDRAW_SECONDS,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-            finally:
-                self._requests.drop(number)
+            withdrawn = self._requests.begin(Withdraw())
+            await asyncio.wait(
+                {joined, withdrawn},
+                timeout=WITHDRAW_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
             if joined.done():
                 withdrawn.cancel()
                 return

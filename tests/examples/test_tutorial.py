@@ -154,6 +154,7 @@ def test_torch_multiprocessing(free_port: int, environment: Environment) -> None
     ]
 
 
+@pytest.mark.long
 def test_by_hand(free_port: int, environment: Environment) -> None:
     program = [sys.executable, "-u", str(PROGRAMS / "by_hand.py")]
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}

@@ -142,12 +142,13 @@ class Load:
         await asyncio.wait([client.task for client in self.clients])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("server", "app"),
     [
         ("uvicorn", "fastapi_app"),
-        pytest.param("uvicorn", "starlette_app", marks=pytest.mark.long),
-        pytest.param("gunicorn", "starlette_app", marks=pytest.mark.long),
+        ("uvicorn", "starlette_app"),
+        ("gunicorn", "starlette_app"),
     ],
 )
 async def test_workers_come_and_go_under_load(

@@ -47,7 +47,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.strength(2)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
 @pytest.mark.parametrize("length", [10, 100_000])
 def test_kill_9(run, transport, length):

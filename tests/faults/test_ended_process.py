@@ -152,6 +152,7 @@ async def end(processes: list[Any]) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("transport", ["shm", "unix"])
 async def test_who_holds_its_sockets_does_not_keep_it_alive(transport: str, loop: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import subprocess
@@ -41,6 +42,12 @@ def test_without_parameters(): ...
 def test_loops(run, number): ...
 
 
+@pytest.mark.one_loop
+@pytest.mark.strength(2)
+@pytest.mark.parametrize("number", range(20))
+def test_thinned(run, number): ...
+
+
 @pytest.mark.strength(2)
 @pytest.mark.parametrize(("a", "b"), [(1, 2), (1, 3), (2, 2)])
 def test_together(a, b): ...
@@ -52,9 +59,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def on_them(tmp_path_factory: pytest.TempPathFactory, tried: Run) -> Run:
-    """``on_them(*arguments)``: pytest on the tests above."""
+    """``on_them(*arguments)``: pytest on the tests above; what was asked before is known."""
     folder = tmp_path_factory.mktemp("covering")
-    return lambda *arguments: tried(folder, *arguments, tests=TESTS)
+    return functools.cache(lambda *arguments: tried(folder, *arguments, tests=TESTS))
 
 
 def collected(on_them: Run, *options: str) -> dict[str, set[tuple[int, ...]]]:
@@ -98,6 +105,12 @@ def test_one_kind_of_loop_for_what_does_not_depend_on_it(on_them: Run) -> None:
     assert {*loops("--left-out")} == {*loops("--all-combinations")} - {*chosen}
 
 
+def test_what_is_on_one_kind_of_loop_is_thinned_among_that(on_them: Run) -> None:
+    done = on_them("-q", "--collect-only")
+    numbers = re.findall(r"::test_thinned\[\w+-(\d+)\]$", done.stdout, re.MULTILINE)
+    assert sorted(map(int, numbers)) == list(range(20))
+
+
 def test_all_of_them_when_asked(on_them: Run) -> None:
     found = collected(on_them, "--all-combinations")
     assert found["test_pairs"] == found["test_values"] == found["test_all"]
@@ -117,7 +130,6 @@ def test_one_that_is_named_is_run(on_them: Run) -> None:
     found = collected(on_them)
     left_out = min(found["test_all"] - found["test_values"])
     name = "-".join(map(str, left_out))
-    done = on_them(f"test_written.py::TestCombinations::test_values[{name}]")
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
-    done = on_them("test_written.py::test_long")
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
+    named = f"test_written.py::TestCombinations::test_values[{name}]", "test_written.py::test_long"
+    done = on_them(*named)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr

@@ -75,7 +75,5 @@ def gone() -> Gone:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is tested here is above the event loop: one kind of it does. It starts processes, which
-    on a slow machine takes far longer than all that they do."""
-    item.add_marker("one_loop")
+    """It starts processes, which on a slow machine takes far longer than all that they do."""
     item.add_marker(pytest.mark.timeout(240))

@@ -58,6 +58,7 @@ NAMES = {
 }
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("names", sorted(NAMES))
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_by_hand(script, start, names, order):
@@ -98,6 +99,7 @@ def test_a_token_keeps_strangers_out(script, start):
     server.kill()
 
 
+@pytest.mark.long
 def test_torchrun(script, start):
     pytest.importorskip("torch")
     process = start(

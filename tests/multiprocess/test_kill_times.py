@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_it_measures() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.kill_times", "--rounds", "1", "--size", "3"],

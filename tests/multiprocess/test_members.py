@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def measured(file: Path, *arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(
@@ -31,6 +33,7 @@ def test_it_measures(tmp_path: Path) -> None:
     assert all(one["joins"] > 0 and one["traffic"] > 0 for one in found)
 
 
+@pytest.mark.long
 def test_groups_that_form_lose_a_member_and_have_a_barrier(tmp_path: Path) -> None:
     found = measured(
         tmp_path / "figures.json",

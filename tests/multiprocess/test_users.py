@@ -110,7 +110,12 @@ async def kinds_of(
 
 @pytest.mark.parametrize(
     "users",
-    [[ROOT, OTHER], [OTHER, ROOT], [ROOT, OTHER, ROOT], [OTHER, ROOT, OTHER]],
+    [
+        pytest.param([ROOT, OTHER], marks=pytest.mark.long),
+        pytest.param([OTHER, ROOT], marks=pytest.mark.long),
+        [ROOT, OTHER, ROOT],
+        [OTHER, ROOT, OTHER],
+    ],
     ids=lambda users: "-".join("root" if user == ROOT else "other" for user in users),
 )
 async def test_users_meet(start: Start, users: list[int]) -> None:

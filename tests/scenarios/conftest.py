@@ -60,8 +60,3 @@ def durable(tmp_path: Path) -> Machine:
 @pytest.fixture
 def forgetful() -> Machine:
     return Machine(None)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is tested here is above the event loop: one kind of it does."""
-    item.add_marker("one_loop")

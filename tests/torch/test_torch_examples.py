@@ -79,6 +79,7 @@ def test_nonblocking(env: Env, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_collectives(env: Env, tmp_path: Path) -> None:
     everyones = "[tensor([0.]), tensor([1.]), tensor([2.]), tensor([3.])]"
     lines = played("collectives.py", env, tmp_path)
@@ -158,6 +159,7 @@ def test_torchrun(env: Env, tmp_path: Path) -> None:
     assert found == [says(0), says(1)]
 
 
+@pytest.mark.long
 def test_breakpoint(env: Env) -> None:
     """The debugger asks, and goes on when it is told to."""
     # torch warns that it can make the waiting ranks' timeout longer for its own backends only.

@@ -32,11 +32,12 @@ def test_calls_of_methods(job: Start) -> None:
     assert job("direct.py", 2).finish(quiet=False) == ["called\n"] * 2
 
 
+@pytest.mark.long
 def test_compiled_functions(job: Start) -> None:
     assert job("compiled.py", 2).finish(quiet=False) == ["compiled\n"] * 2
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_killed_rank(job: Start, victim: int) -> None:
     """The others hear of it by its links, not by its lease; what that takes is printed."""
     running = job("lost.py", 3, str(victim), f"tcp://127.0.0.1:{free_port()}")
@@ -48,10 +49,12 @@ def test_a_killed_rank(job: Start, victim: int) -> None:
     assert all(out.startswith("recovered ") for out, _, _ in ends)
 
 
-def test_training(job: Start) -> None:
-    assert job("training.py", 4).finish(quiet=False) == ["trained\n"] * 4
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_training(job: Start, size: int) -> None:
+    assert job("training.py", size).finish(quiet=False) == ["trained\n"] * size
 
 
+@pytest.mark.long
 def test_accelerate(job: Start) -> None:
     running = job("accelerated.py", 2, LOCAL_RANK="0")
     assert running.finish(quiet=False) == ["accelerated\n"] * 2
@@ -77,12 +80,16 @@ def said(program: str, env: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("first", ["torch", "aiodist_torch", "aiodist"])
+@pytest.mark.parametrize(
+    "first",
+    ["torch", *(pytest.param(n, marks=pytest.mark.long) for n in ("aiodist_torch", "aiodist"))],
+)
 def test_torch_knows_the_backend(installed: dict[str, str], first: str) -> None:
     program = f"import {first}, torch.distributed as d; print(d.is_backend_available('aiodist'))"
     assert said(program, installed) == "True\n"
 
 
+@pytest.mark.long
 def test_making_a_group_does_not_import_dynamo(installed: dict[str, str]) -> None:
     program = "import sys, aiodist_torch.process_group; print('torch._dynamo' in sys.modules)"
     assert said(program, installed) == "False\n"

@@ -65,7 +65,7 @@ def test_scripts_of_accelerate(job: Start, script: str) -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("", ""),
+        pytest.param("", "", marks=pytest.mark.long),
         ("nccl", 'aiodist: AIODIST_TORCH_REPLACES=nccl: only "gloo" can be replaced; nothing is\n'),
     ],
 )
@@ -106,6 +106,7 @@ def test_a_torch_that_is_built_otherwise_is_left_as_it_is(installed: dict[str, s
     assert "this torch does not offer what is needed" in done.stderr
 
 
+@pytest.mark.long
 def test_aiodist_run_asks_for_it(installed: dict[str, str]) -> None:
     program = Path(__file__).with_name("programs") / "replaced.py"
     command = [sys.executable, "-m", "aiodist_cli", "run", "-n", "2"]

@@ -71,7 +71,6 @@ OPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_loop
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_as_the_long_way(run, kind):
     make = KINDS[kind]

@@ -96,6 +96,23 @@ def test_ranks_of_one_process_that_meet_there_share_nothing(run, set_ups):
     run(main())
 
 
+def test_a_value_that_ends_the_group_begins_none(run, set_ups):
+    async def main():
+        async with aiodist.local(2, **SHM, allow_pickle=True) as ranks:
+
+            class EndsIt:
+                def __reduce__(self):
+                    ranks[0].revoke()
+                    return int, ()
+
+            with pytest.raises(aiodist.GroupRevokedError):
+                ranks[0].all_gather(EndsIt())
+            await turn()
+            assert not set_ups
+
+    run(main())
+
+
 @pytest.mark.parametrize("length", [3, 50_000])
 def test_calls_while_it_settles_keep_order_and_values(run, length):
     """Every rank calls at its own speed, some many ahead: the numbers of operations agree."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,13 +43,14 @@ class Member:
         self.sent: list[bytes] = []
         self.busy: bytes | Exception | None = b"computes"
         self.idents: list[int] = []
+        self.waited: list[float] = []
         self.abandoned = 0
 
     def renew_from_thread(self, frame: bytes) -> None:
         self.sent.append(frame)
 
     def busy_from_thread(self, seconds: float, ident: int) -> bytes | None:
-        assert seconds >= 0
+        self.waited.append(seconds)
         self.idents.append(ident)
         if isinstance(self.busy, Exception):
             raise self.busy
@@ -119,6 +121,17 @@ def test_a_loop_that_does_not_turn_is_said_to_be_busy_until_it_does(desk: Desk) 
     desk.loop.turn()
     desk.lease.step()
     assert desk.member.sent[-1] == ALIVE
+
+
+def test_how_long_a_loop_has_not_turned(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+    now = 100.0
+    monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=lambda: now))
+    for _ in range(2):
+        desk.lease.step()
+        now += PATIENCE * INTERVAL
+        desk.lease.step()
+        now += (1 - PATIENCE) * INTERVAL
+    assert desk.member.waited == [PATIENCE * INTERVAL, (1 + PATIENCE) * INTERVAL]
 
 
 @pytest.mark.parametrize("busy", [None, RuntimeError("no stack")])

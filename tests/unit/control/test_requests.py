@@ -122,6 +122,14 @@ async def test_a_wait_that_is_given_up_is_called_off(one: Connected) -> None:
     assert one.requests._requests == {}
 
 
+async def test_what_is_begun_and_given_up_is_forgotten(one: Connected) -> None:
+    reply = one.requests.begin(Leave())
+    assert len(one.requests._requests) == 1
+    reply.cancel()
+    await begun()
+    assert one.requests._requests == {}
+
+
 async def test_what_is_about_the_store_may_fail_alone(one: Connected) -> None:
     _, get = one.requests.start(StoreGet("k"))
     _, leave = one.requests.start(Leave())
