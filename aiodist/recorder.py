@@ -252,7 +252,8 @@ class Records:
 
     def __init__(self, recorder: Recorder, scope: Scope) -> None:
         self.scope = scope
-        self.where: Where = (*scope,)  # for `add`
+        # For `add`.
+        self.where: Where = scope.group, scope.epoch, scope.rank, scope.size, scope.id
         self.trace = bound(scope)  # hears of each operation; None: nobody listens
         self.add = recorder.add  # see `Recorder`
         self._recorder = recorder
