@@ -4,8 +4,10 @@ An operation that has to wait is noted when it starts, and again when it ends. W
 its call is noted once, as a plain tuple. `Records` is how one group says what goes on in it: to the
 recorder of its rank, which all groups share, and to a hook, if one was installed when it was made.
 
-Whoever measures operations (a trace, say) is an `Observer` of the recorder. Without one, nothing is
-measured, and nothing looks whether there is one: `add` is another function once there is.
+Whoever measures operations (metrics, say) is an `Observer` of the recorder. Without one, nothing
+looks whether there is one: `add` is another function once there is. A trace is not even that: it
+has the ring remember more (`Recorder.keep`). So an operation takes the same steps with a trace as
+without one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -42,7 +45,8 @@ class Entry(NamedTuple):
     """One operation. `started` is of the loop's clock; `seconds` it took, or takes until now.
 
     `state`: "waits", "done", "failed" or "cancelled". `call`: what all ranks must agree on, with
-    dtype and shape ("": not known). `peer`: the other rank of a message; None: any.
+    dtype and shape ("": not known). `peer`: the other rank of a message; None: any. `plans`: the
+    algorithms of its phases, in order, as far as known.
     """
 
     scope: Scope
@@ -56,6 +60,7 @@ class Entry(NamedTuple):
     seconds: float
     state: str
     error: str
+    plans: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -66,8 +71,14 @@ class Entry(NamedTuple):
         return name_of(self.op, self.tag, self.seq)
 
 
-AtOnce = tuple[Scope, str, Any, int | None, bytes, int | None, int, float]
-"""Done within the call: the fields of an `Entry` up to `started`."""
+Where = tuple[str, int, int, int, bytes]
+"""A `Scope`, as a plain tuple."""
+AtOnce = tuple[Where, str, Any, int | None, bytes, int | None, int, float, float]
+"""Done within the call: the fields of an `Entry` up to `started`, and when it ended.
+
+A plain tuple of nothing but plain values: the garbage collector finds that there is nothing in it
+to follow, and never looks at it again. Of a tuple with a `Scope` in it, which is a class, it would
+not; and of 200,000 of these, it takes milliseconds to look at all."""
 Add = Callable[[AtOnce], None]
 
 _Ended = tuple[str, Any, int | None, int, float, float | None, int | None]
@@ -140,7 +151,7 @@ class Record:
         number = seq if seq is not None and seq >= 0 else None
         return Entry(
             self.scope, op, tag, number, _text(self.call), peer, nbytes, started,
-            max(0.0, seconds), self.state, self.error,
+            max(0.0, seconds), self.state, self.error, tuple(dict.fromkeys(self.plans)),
         )  # fmt: skip
 
 
@@ -160,6 +171,7 @@ class Recorder:
         self._ring: deque[AtOnce | Record] = deque(maxlen=KEPT)
         self.add: Add = self._ring.append
         self.observers: tuple[Observer, ...] = ()
+        self.keeps = False  # see `keep`
         self.failures: Counter[type[BaseException]] = Counter()
         """What operations have failed with."""
         self.plans: dict[tuple[bytes, bytes], str] = {}
@@ -170,7 +182,18 @@ class Recorder:
     def observe(self, observer: Observer) -> None:
         """Let `observer` hear of all that ends from now on."""
         self.observers = (*self.observers, observer)
-        self.add = observer.after(self.add)
+        self._tell()
+
+    def keep(self, most: int) -> None:
+        """Remember so many operations from now on, and the algorithms of all."""
+        self._ring = deque(self._ring, maxlen=most)
+        self.keeps = True
+        self._tell()
+
+    def _tell(self) -> None:
+        self.add = self._ring.append
+        for observer in self.observers:
+            self.add = observer.after(self.add)
         for records in self.all:
             records.add = self.add
 
@@ -181,27 +204,43 @@ class Recorder:
         work.record = record = Record(self, scope, work, call, peer)
         self._ring.append(record)
 
-    def entries(self, now: float, pending: Iterable[Work[Any]] = ()) -> Iterator[Entry]:
-        """All that is remembered, in the order of the calls; before it those of the works `pending`
-        that started too long ago."""
-        ring = list(self._ring)
+    def entries(
+        self, now: float, pending: Iterable[Work[Any]] = (), most: int = KEPT
+    ) -> Iterator[Entry]:
+        """The last `most` that are remembered, in the order of the calls; before them those of the
+        works `pending` that started too long ago."""
+        ring = self._last(most)
         known = {id(one) for one in ring}
         for work in {id(work): work for work in pending}.values():
             if isinstance(work.record, Record) and id(work.record) not in known:
                 yield work.record.entry(now)
         for one in ring:
-            yield one.entry(now) if isinstance(one, Record) else entry_of(one)
+            yield one.entry(now) if isinstance(one, Record) else self.entry_of(one)
+
+    def entry_of(self, one: AtOnce) -> Entry:
+        """What is known of what was done within its call."""
+        where, op, tag, seq, call, peer, nbytes, started, ended = one
+        plan = self.plans.get((where[-1], call))
+        return Entry(
+            Scope(*where), op, tag, seq, _text(call), peer, nbytes, started, ended - started,
+            "done", "", () if plan is None else (plan,),
+        )  # fmt: skip
+
+    def _last(self, most: int) -> list[AtOnce | Record]:
+        # In one go, as the loop may go on meanwhile, in its thread.
+        return list(islice(reversed(self._ring), most))[::-1]
 
     def last(self, scope: Scope) -> str:
         """What became of the last collective that ended; safe to call from any thread."""
         ended: tuple[Any, ...] | None
-        for one in reversed(list(self._ring)):
+        for one in reversed(self._last(KEPT)):
             if isinstance(one, Record):
-                where, ended, state = one.scope, one.ended, one.state
+                where: Where | Scope = one.scope
+                ended, state = one.ended, one.state
             else:
                 where, ended, state = one[0], one[1:4], "done"
             # No entries are made: whoever asks again and again must not cost much.
-            if where is scope and state != "waits" and ended is not None:
+            if where == scope and state != "waits" and ended is not None:
                 op, tag, seq = ended[:3]
                 if op not in MESSAGES:
                     return f"{name_of(op, tag, seq)} {state}"
@@ -213,6 +252,8 @@ class Records:
 
     def __init__(self, recorder: Recorder, scope: Scope) -> None:
         self.scope = scope
+        # For `add`.
+        self.where: Where = scope.group, scope.epoch, scope.rank, scope.size, scope.id
         self.trace = bound(scope)  # hears of each operation; None: nobody listens
         self.add = recorder.add  # see `Recorder`
         self._recorder = recorder
@@ -231,9 +272,9 @@ class Records:
 
     def planned(self, call: bytes, plan: str) -> None:
         """Whenever `call` is done within its call, `plan` is its algorithm."""
-        plans = self._recorder.plans
-        if self._recorder.observers and len(plans) < MOST_PLANS:
-            plans[self.scope.id, call] = plan
+        recorder = self._recorder
+        if (recorder.observers or recorder.keeps) and len(recorder.plans) < MOST_PLANS:
+            recorder.plans[self.scope.id, call] = plan
 
     def last(self) -> str:
         """What became of the last collective of this group; safe to call from any thread."""
@@ -244,14 +285,6 @@ def name_of(op: str, tag: Any, seq: int | None) -> str:
     """A collective, as errors and tables name it: "all_reduce tag 'loss' #57"."""
     text = op if tag is None else f"{op} tag {tag!r}"
     return text if seq is None else f"{text} #{seq}"
-
-
-def entry_of(one: AtOnce) -> Entry:
-    """What is known of what was done within its call."""
-    scope, op, tag, seq, call, peer, nbytes, started = one
-    return Entry(
-        scope, op, tag, seq, _text(call), peer, nbytes, started, 0.0, "done", ""
-    )  # fmt: skip
 
 
 def _text(call: bytes) -> str:

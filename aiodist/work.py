@@ -117,6 +117,15 @@ class Work(asyncio.Future[T], Generic[T]):
                     cast(Any, self).__class__ = _Unseen
             self.set_result(result)
 
+    def finish_within_call(self, result: T, ended: float) -> None:
+        """What `finish` does, of an operation that has never waited and was done at `ended`, by the
+        clock of its loop. For the engine."""
+        if not self.done():
+            if self.trace is not None:
+                self.trace("before_complete", self, result)
+            self._ended = ended
+            self.set_result(result)
+
     def pending_for_user(self) -> Work[T]:
         """This Work, which a call of the program is about to return: if it is not done, the line of
         the call is kept, for the case that nobody looks at it. For the engine."""

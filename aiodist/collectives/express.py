@@ -225,16 +225,16 @@ class Express(ABC, Generic[G, R]):
     def _finish(self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any) -> None:
         """The collective `op` is done, with this result."""
         records = self._records
-        tag = work.tag
+        tag, ended = work.tag, self._loop.time()
         self._calls.tags.pass_over(tag)
-        records.add((records.scope, op, tag, work.seq, call, None, nbytes, work._started))
+        records.add((records.where, op, tag, work.seq, call, None, nbytes, work._started, ended))
         if records.trace is not None:
             records.started(work)
         if self._progress.is_due():
             # The loop gets its turn before the caller goes on; the others need not wait for that.
-            self._loop.call_soon(work.finish, result)
+            self._loop.call_soon(work.finish_within_call, result, ended)
         else:
-            work.finish(result)
+            work.finish_within_call(result, ended)
 
 
 def marked(x: Any) -> Any:

@@ -341,15 +341,15 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         if work.record is not None:
             work.finish(result)
             return
-        records = self._records
+        records, ended = self._records, self._loop.time()
         records.add((
-            records.scope, work.op, work.tag, work.seq, recipe.call, None, call.nbytes,
-            work._started,
+            records.where, work.op, work.tag, work.seq, recipe.call, None, call.nbytes,
+            work._started, ended,
         ))  # fmt: skip
         if self._progress.is_due():
-            self._loop.call_soon(work.finish, result)
+            self._loop.call_soon(work.finish_within_call, result, ended)
         else:
-            work.finish(result)
+            work.finish_within_call(result, ended)
 
     # -- posts ------------------------------------------------------------------------------------
 

@@ -61,13 +61,15 @@ class MessageGroup(Protocol):
 
 class Form:
     """What is the same in all eager messages of one array. `head`: their frames up to the data,
-    for the tag that was used last; `price`: what such a message costs."""
+    for the tag that was used last; `price`: what such a message costs; `text`: what records say of
+    it."""
 
-    __slots__ = ("_start", "head", "meta", "nbytes", "price", "spec", "tag")
+    __slots__ = ("_start", "head", "meta", "nbytes", "price", "spec", "tag", "text")
 
     def __init__(self, context: bytes, spec: Spec) -> None:
         self._start = (kinds.P2P, context, wire.EAGER)
         self.spec = spec
+        self.text = arrays.shown(spec.name, spec.shape).encode()
         self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
         self.nbytes = len(self.meta) + spec.nbytes
         self.use(0)
@@ -127,13 +129,13 @@ class P2PExpress:
             self._links.pop(dst, None)  # there may be another by now
             return None
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
-        self._note(work, dst)
+        ended = self._note(work, form, dst)
         if self._progress.is_due():
             # The loop gets its turn now, while the message is on its way, rather than when the
             # answer is there.
-            self._loop.call_soon(work.finish, None)
+            self._loop.call_soon(work.finish_within_call, None, ended)
         else:
-            work.finish(None)
+            work.finish_within_call(None, ended)
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
@@ -194,15 +196,19 @@ class P2PExpress:
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
         work.source = src
-        self._note(work, src)
-        work.finish(value)
+        work.finish_within_call(value, self._note(work, form, src))
         return work
 
-    def _note(self, work: Work[Any], peer: int) -> None:
-        records = self._records
-        records.add((records.scope, work.op, work.tag, None, b"", peer, work.nbytes, work._started))
+    def _note(self, work: Work[Any], form: Form, peer: int) -> float:
+        """It is done: the time, by the clock of the loop."""
+        records, ended = self._records, self._loop.time()
+        records.add((
+            records.where, work.op, work.tag, None, form.text, peer, work.nbytes, work._started,
+            ended,
+        ))  # fmt: skip
         if records.trace is not None:
             records.started(work)
+        return ended
 
     def _link(self, peer: Any) -> FramedLink | None:
         """The link to another rank; None where the fast path cannot use it."""

@@ -51,11 +51,11 @@ class Counting:
             self._actor.endpoint.recorder.observe(self)
 
     def after(self, add: Add) -> Add:
-        rows, now = self._rows, self._actor.loop.time
+        rows = self._rows
 
         def added(one: AtOnce) -> None:
             add(one)
-            seconds = now() - one[7]
+            seconds = one[8] - one[7]
             row = rows[one[1], (one[6] - 1).bit_length()]
             row[bisect_left(SECONDS, seconds)] += 1
             row[_BUCKETS] += seconds

@@ -256,7 +256,7 @@ def _time(seconds: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if seconds == 0.0:
+    if seconds < 5e-5:  # as shown: 0.0 ms
         return "at once"
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist.rank.actor import RankActor
-from aiodist.recorder import MESSAGES, Add, AtOnce, Entry, Record, Recorder, entry_of
+from aiodist.recorder import MESSAGES, Add, AtOnce, Entry, Record, Recorder
 from aiodist.transports.surroundings import tell_time_exactly
 from aiodist.wire.counts import SECONDS
 
@@ -97,25 +97,22 @@ class _Reporter:
 
     def __init__(self, sinks: _Sinks, recorder: Recorder, now: Callable[[], float]) -> None:
         self._sinks = sinks
-        self._plans = recorder.plans
+        self._entry_of = recorder.entry_of
         self._now = now
 
     def after(self, add: Add) -> Add:
         def added(one: AtOnce) -> None:
             add(one)
-            entry = entry_of(one)
-            plan = self._plans.get((entry.scope.id, one[4]))
-            seconds = self._now() - entry.started
-            self._report(entry._replace(seconds=seconds), [] if plan is None else [plan])
+            self._report(self._entry_of(one))
 
         return added
 
     def ended(self, record: Record) -> None:
         # In the context of the call: the spans that are current there are its parents.
         context = contextvars.copy_context() if record.context is None else record.context
-        context.run(self._report, record.entry(self._now()), record.plans)
+        context.run(self._report, record.entry(self._now()))
 
-    def _report(self, entry: Entry, plans: list[str]) -> None:
+    def _report(self, entry: Entry) -> None:
         sinks = self._sinks
         attributes: dict[str, Any] = {"aiodist.operation": entry.op}
         if entry.state != "done":
@@ -124,23 +121,17 @@ class _Reporter:
             sinks.seconds.record(entry.seconds, attributes)
             sinks.size.record(entry.nbytes, attributes)
         if sinks.tracer is not None:
-            _span(sinks.tracer, entry, attributes, plans, self._now())
+            _span(sinks.tracer, entry, attributes, self._now())
 
 
-def _span(
-    tracer: Tracer,
-    entry: Entry,
-    attributes: dict[str, Any],
-    plans: list[str],
-    now: float,
-) -> None:
+def _span(tracer: Tracer, entry: Entry, attributes: dict[str, Any], now: float) -> None:
     from opentelemetry.trace import SpanKind, Status, StatusCode
 
     more = {
         "group": entry.scope.group, "epoch": entry.scope.epoch, "rank": entry.scope.rank,
         "size": entry.scope.size, "bytes": entry.nbytes, "number": entry.seq, "peer": entry.peer,
         "tag": None if entry.tag is None else str(entry.tag), "call": entry.call or None,
-        "algorithm": " + ".join(dict.fromkeys(plans)) or None,
+        "algorithm": " + ".join(entry.plans) or None,
     }  # fmt: skip
     attributes |= {f"aiodist.{name}": value for name, value in more.items() if value is not None}
     kind = SpanKind.INTERNAL

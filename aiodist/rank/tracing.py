@@ -18,7 +18,6 @@ import os
 import signal
 import socket
 import threading
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,10 +27,11 @@ from urllib.parse import quote
 from aiodist.control.events import ControlEvent, CoordinatorBack, CoordinatorGone
 from aiodist.errors import AiodistError
 from aiodist.rank.actor import RankActor
-from aiodist.recorder import Add, AtOnce, Record
+from aiodist.recorder import Entry
 from aiodist.trace import Scope
 from aiodist.transports.surroundings import tell_time_exactly
 from aiodist.wire.messages import Clock, ClockRequest
+from aiodist.work import Work
 
 log = logging.getLogger("aiodist.trace")
 
@@ -71,34 +71,23 @@ def watch(actor: RankActor) -> None:
 
 
 class Tracer:
-    """What one rank does: an `aiodist.recorder.Observer`."""
+    """What one rank does, from what its recorder remembers."""
 
     def __init__(self, actor: RankActor, directory: Path) -> None:
         self._actor = actor
         self._directory = directory
         self._number = next(_numbers)
-        self._ended: deque[tuple[AtOnce, float] | Record] = deque(maxlen=MOST)
-        self.ended = self._ended.append  # takes a Record, as `Observer` says
         self._events: list[tuple[float, str]] = []  # what became of the group, and when
         self._told: set[str] = set()  # those of them that were told
         self._clock: list[tuple[float, float, float]] = []
         """When, what the coordinator's clock is ahead by, and by how much that is wrong at most."""
         tell_time_exactly(actor.loop)
-        actor.endpoint.recorder.observe(self)
+        actor.endpoint.recorder.keep(MOST)
         actor.endpoint.spawn(self._compare_clocks(), "aiodist trace: clock")
         actor.changed.add(self._look)
         self._pass_on = actor.control.on_event
         actor.control.on_event = self._on_event
         self._look()
-
-    def after(self, add: Add) -> Add:
-        note, now = self._ended.append, self._actor.loop.time
-
-        def added(one: AtOnce) -> None:
-            add(one)
-            note((one, now()))
-
-        return added
 
     def _on_event(self, event: ControlEvent) -> None:
         if isinstance(event, CoordinatorGone):
@@ -159,14 +148,11 @@ class Tracer:
 
     def _contents(self) -> dict[str, Any]:
         actor = self._actor
-        now = actor.loop.time()
-        operations = list(self._ended)
+        recorder, now = actor.endpoint.recorder, actor.loop.time()
         scopes: dict[bytes, tuple[int, Scope]] = {}
-        plans = actor.endpoint.recorder.plans
         rows = [
-            [scopes.setdefault(scope.id, (len(scopes), scope))[0], *row]
-            for one in [*operations, *self._pending()]
-            for scope, *row in [_row(one, plans, now)]
+            [scopes.setdefault(one.scope.id, (len(scopes), one.scope))[0], *_row(one)]
+            for one in recorder.entries(now, self._pending(), MOST)
         ]
         own = actor.people[actor.endpoint.rank]
         return {
@@ -177,7 +163,7 @@ class Tracer:
             "host": socket.gethostname(),
             "machine": own.host_id,
             "name": own.name,
-            "complete": len(operations) < MOST,
+            "complete": len(rows) < MOST,
             "clock": self._clock,
             "events": self._events,
             "scopes": [
@@ -187,34 +173,18 @@ class Tracer:
             "operations": rows,
         }
 
-    def _pending(self) -> Iterator[Record]:
+    def _pending(self) -> Iterator[Work[Any]]:
         for context in self._actor.contexts:
-            for work in [*context.calls.pending, *context.p2p.pending]:
-                if isinstance(work.record, Record):
-                    yield work.record
+            yield from [*context.calls.pending, *context.p2p.pending]
 
 
-def _row(
-    one: tuple[AtOnce, float] | Record, plans: dict[tuple[bytes, bytes], str], now: float
-) -> tuple[Any, ...]:
-    """An operation: scope, op, tag, number, call, peer, bytes, start, end, state, error, plans."""
-    if isinstance(one, Record):
-        scope, op, tag, seq, call, peer, nbytes, started, seconds, state, error = one.entry(now)
-        return (
-            scope, op, _tag(tag), seq, call, peer, nbytes, started, started + seconds, state, error,
-            list(dict.fromkeys(one.plans)),
-        )  # fmt: skip
-    (scope, op, tag, seq, called, peer, nbytes, started), ended = one
-    plan = plans.get((scope.id, called))
-    text = called.decode(errors="replace")
+def _row(one: Entry) -> tuple[Any, ...]:
+    """An operation: op, tag, number, call, peer, bytes, start, end, state, error, plans."""
+    tag = one.tag if one.tag is None or isinstance(one.tag, (str, int)) else repr(one.tag)
     return (
-        scope, op, _tag(tag), seq, text, peer, nbytes, started, ended, "done", "",
-        [] if plan is None else [plan],
+        one.op, tag, one.seq, one.call, one.peer, one.nbytes, one.started,
+        one.started + one.seconds, one.state, one.error, one.plans,
     )  # fmt: skip
-
-
-def _tag(tag: Any) -> Any:
-    return tag if tag is None or isinstance(tag, (str, int)) else repr(tag)
 
 
 def _write_all() -> None:

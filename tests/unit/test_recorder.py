@@ -10,7 +10,7 @@ import pytest
 
 import aiodist
 from aiodist import trace
-from aiodist.recorder import KEPT, Entry, Recorder, Records
+from aiodist.recorder import KEPT, AtOnce, Entry, Recorder, Records
 from aiodist.trace import Scope
 from aiodist.work import Work
 
@@ -44,6 +44,18 @@ def begin(clock: Any, recorder: Recorder, op: str = "all_reduce", seq: int = 0) 
     work: Work[Any] = Work.begin(clock, op, None, seq, 8)
     recorder.begin(WORLD, work, b"all_reduce(SUM, float64[1])")
     return work
+
+
+def at_once(
+    clock: Clock,
+    op: str = "all_reduce",
+    tag: Any = None,
+    seq: int | None = 0,
+    *,
+    peer: int | None = None,
+    scope: Scope = WORLD,
+) -> AtOnce:
+    return tuple(scope), op, tag, seq, b"call", peer, 4, clock.now, clock.now + 0.5
 
 
 def entries(recorder: Recorder, clock: Clock, *pending: Work[Any]) -> list[Entry]:
@@ -113,13 +125,50 @@ def test_the_memory_is_fixed_and_what_waits_is_still_seen(clock: Clock) -> None:
     recorder = Recorder()
     old = begin(clock, recorder, "barrier", 0)
     for seq in range(KEPT + 10):
-        recorder.add((WORLD, "all_reduce", None, seq, b"call", None, 4, clock.now))
+        recorder.add(at_once(clock, seq=seq))
     found = entries(recorder, clock)
     assert len(found) == KEPT
     assert found[-1].seq == KEPT + 9
     assert entries(recorder, clock, old)[0].name == "barrier #0"
     assert len(entries(recorder, clock, old)) == KEPT + 1
     old.finish(None)
+
+
+def test_more_is_kept_for_a_trace_and_shown_to_that_alone(clock: Clock) -> None:
+    recorder = Recorder()
+    records = Records(recorder, WORLD)
+    records.planned(b"call", "ring")
+    recorder.add(at_once(clock, seq=0))
+    recorder.keep(3 * KEPT)
+    records.planned(b"call", "tree")
+    for seq in range(1, 4 * KEPT):
+        records.add(at_once(clock, seq=seq))
+    assert [one.seq for one in entries(recorder, clock)] == [*range(3 * KEPT, 4 * KEPT)]
+    everything = list(recorder.entries(clock.now, (), 3 * KEPT))
+    assert [one.seq for one in everything] == [*range(KEPT, 4 * KEPT)]
+    assert {(one.seconds, one.plans) for one in everything} == {(0.5, ("tree",))}
+
+
+def test_who_observes_hears_of_all_whether_or_not_more_is_kept(clock: Clock) -> None:
+    class Counts:
+        heard = 0
+
+        def after(self, add: Any) -> Any:
+            def added(one: AtOnce) -> None:
+                add(one)
+                self.heard += 1
+
+            return added
+
+        def ended(self, record: Any) -> None: ...
+
+    recorder, counts = Recorder(), Counts()
+    records = Records(recorder, WORLD)
+    recorder.observe(counts)
+    records.add(at_once(clock))
+    recorder.keep(3)
+    records.add(at_once(clock))
+    assert (counts.heard, len(entries(recorder, clock))) == (2, 2)
 
 
 def test_messages_say_with_whom(clock: Clock) -> None:
@@ -130,7 +179,7 @@ def test_messages_say_with_whom(clock: Clock) -> None:
     assert [entry.name for entry in entries(recorder, clock)] == ["recv tag 't' from any rank"]
     work.source = 3
     work.finish(None)
-    recorder.add((WORLD, "send", 0, None, b"", 1, 4, clock.now))
+    recorder.add(at_once(clock, "send", 0, None, peer=1))
     assert [entry.name for entry in entries(recorder, clock)] == [
         "recv tag 't' from rank 3",
         "send tag 0 to rank 1",
@@ -140,13 +189,13 @@ def test_messages_say_with_whom(clock: Clock) -> None:
 def test_the_last_collective_of_a_group(clock: Clock) -> None:
     recorder = Recorder()
     assert recorder.last(WORLD) == "nothing yet"
-    recorder.add((WORLD, "all_reduce", None, 4, b"", None, 4, clock.now))
+    recorder.add(at_once(clock, seq=4))
     begin(clock, recorder, "barrier", 5)  # has not ended
-    recorder.add((OTHER, "all_reduce", None, 9, b"", None, 4, clock.now))
-    recorder.add((WORLD, "send", 0, None, b"", 1, 4, clock.now))
+    recorder.add(at_once(clock, seq=9, scope=OTHER))
+    recorder.add(at_once(clock, "send", 0, None, peer=1))
     assert recorder.last(WORLD) == "all_reduce #4 done"
     for _ in range(KEPT):
-        recorder.add((OTHER, "all_reduce", None, 9, b"", None, 4, clock.now))
+        recorder.add(at_once(clock, seq=9, scope=OTHER))
     assert recorder.last(WORLD) == f"none of the last {KEPT} operations"
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 import aiodist
 from aiodist.rank import tracing
+from aiodist.recorder import KEPT, Record
 
 
 @pytest.fixture
@@ -90,8 +94,57 @@ async def test_off_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
     async with aiodist.local(1) as (group,):
         recorder = group._actor.endpoint.recorder
         assert group._context.records.add == recorder._ring.append
-        assert not recorder.observers
+        assert (recorder._ring.maxlen, recorder.observers) == (KEPT, ())
         assert not any(one._actor is group._actor for one in tracing._tracers)
+
+
+async def late_all_reduce(groups: list[aiodist.Group]) -> Counter[tuple[str, str]]:
+    """What is called by an all_reduce that is done within its call, once it is prepared."""
+    called: Counter[tuple[str, str]] = Counter()
+
+    def note(frame: Any, event: str, function: Any) -> None:
+        if event in ("call", "c_call"):
+            name = frame.f_code.co_name if event == "call" else function.__name__
+            called[event, "clock" if name in ("time", "monotonic") else name] += 1
+
+    while groups[1]._context.express is None:  # until it is agreed on memory
+        await asyncio.gather(*(one.barrier() for one in groups))
+    progress: Any = groups[1]._actor.endpoint.progress
+    progress.is_due = lambda: False  # which the time that has gone by decides
+    for _ in range(3):
+        first = groups[0].all_reduce(np.ones(4))
+        x, before = np.ones(4), sys.getprofile()
+        called.clear()
+        sys.setprofile(note)
+        try:
+            second = groups[1].all_reduce(x)
+        finally:
+            sys.setprofile(before)
+        done = second.done()
+        await asyncio.gather(first, second)
+    assert done
+    return called
+
+
+@pytest.mark.parametrize("transport", ["shm", "unix"])
+async def test_an_operation_does_nothing_for_a_trace(
+    traced: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """Counted, and not measured: the functions that are called are those of a rank without a trace,
+    and what is kept of each call is nothing that the garbage collector has to look at."""
+    async with aiodist.local(2, transports=transport) as groups:
+        with_trace = await late_all_reduce(groups)
+        recorder = groups[1]._actor.endpoint.recorder
+        assert recorder._ring.maxlen == tracing.MOST
+        gc.collect()
+        gc.collect()  # the tuple within was found to be plain by the first one
+        kept = [gc.is_tracked(one) for one in recorder._ring if not isinstance(one, Record)]
+        assert kept
+        assert not any(kept)
+    monkeypatch.delenv(tracing.VARIABLE)
+    async with aiodist.local(2, transports=transport) as groups:
+        without = await late_all_reduce(groups)
+    assert with_trace == without
 
 
 async def test_a_directory_that_cannot_be_made(
