@@ -315,14 +315,14 @@ class Participant:
 
     def _said(self) -> channels.Said:
         version = self.version()
-        newest = self.releases[-1] if self.releases else None
-        holding = None if newest is None else self.holdings.get(newest.version)
+        newest = self.releases[-1].version if self.releases else None
+        holding = None if newest is None else self.holdings.get(newest)
         moved = [pair.bytes_moved for pair in self._pairs]
         return channels.Said(
             publishes=self.publishes,
             version=version,
-            newest=None if newest is None else newest.version,
-            nbytes=0 if newest is None else newest.nbytes,
+            newest=newest,
+            nbytes=sum(one.nbytes for one in self.releases if one.version == newest),
             here=0 if holding is None else holding.here,
             behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
             memory=sum(one.own_bytes for one in self.holdings.values()),

@@ -7,7 +7,6 @@ import logging
 from aiodist.channels import transfers
 from aiodist.channels.participant import Participant
 from aiodist.errors import AiodistError
-from aiodist.wire.channels import own_group
 from aiodist.wire.limits import MAX_NAME
 
 log = logging.getLogger("aiodist.channels")
@@ -30,4 +29,4 @@ async def meet(participant: Participant, name: str) -> None:
 
 def prefix(channel: str, owner: str) -> str:
     """How the names of groups begin in which that participant is met."""
-    return f"{own_group(channel, owner)}/"
+    return f"channel {channel}/{owner}/"
