@@ -73,8 +73,9 @@ docs: $(READY)  ## check the links of README and docs/, and run their programs
 screenshots: $(READY)  ## the pictures of the page in docs/ (needs chromium)
 	$(BIN)/python docs/screenshots.py
 
+# Not --quiet: with that, mkdocs counts no warnings, and is strict in vain.
 site: $(READY)  ## the pages and the reference as HTML, in site/; fails where a link is broken
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo "site/index.html is there: $(BIN)/python -m http.server -d site"
 
 # Ray, Dask and Jupyter are heavy: an environment that has them on top of what is in .venv.

@@ -19,7 +19,8 @@ import numpy as np
 from aiohttp import web
 
 import aiodist
-from aiodist.testing import Network, VirtualLoop
+from aiodist.testing import Network, Simulation, VirtualLoop
+from aiodist_server.channels import Channels
 from aiodist_server.history import History
 from aiodist_server.latencies import Latencies
 from aiodist_server.picture import picture
@@ -33,6 +34,9 @@ IMAGES = ROOT / "docs" / "images"
 ADDRESS = "tcp://10.0.0.1:29500"
 END, EVERY = 300.0, 2.0
 RANKS = 6
+SERVERS = 3
+NEW = 14
+"""Turns from one version of the weights to the next."""
 SLOW, DEATH, STUCK = 110.0, 190.0, 288.0
 """When rank 4 is late, rank 5 is killed, and rank 2 waits for data that do not come."""
 
@@ -76,6 +80,47 @@ async def watch() -> dict[str, Any]:
             shown = picture(found, history, time())
             return shown | {"latencies": latencies.plain(totals, time())}
         await asyncio.sleep(EVERY)
+
+
+def weights() -> list[dict[str, Any]]:
+    """What the page is told after five minutes of a simulated channel of weights."""
+    simulation = Simulation(1 + SERVERS)
+    mains = {0: publish(simulation)}
+    mains |= {number: serve_requests(simulation, number) for number in range(1, 1 + SERVERS)}
+    shown = simulation.play(mains)[0]
+    if isinstance(shown, BaseException):
+        raise shown
+    return list(shown)
+
+
+async def publish(simulation: Simulation) -> Any:
+    """A version of the weights each half a minute."""
+    channels, time = Channels(), asyncio.get_running_loop().time
+    async with aiodist.publisher("policy", **options(simulation, "trainer")) as out:
+        for turn in range(int(END / EVERY)):
+            if turn % NEW == 0:
+                await out.publish({"w": np.ones(500_000, np.float32)}, version=100 * turn // NEW)
+            await asyncio.sleep(EVERY)
+            assert simulation._served is not None
+            found = simulation._served.status()
+            channels.take(found, time())
+        return channels.plain(found, time())
+
+
+async def serve_requests(simulation: Simulation, number: int) -> None:
+    """The last one takes no more versions at some time."""
+    await asyncio.sleep(31.0 * number)
+    last = 700 if number == SERVERS else 100 * int(END / EVERY / NEW)
+    async with aiodist.subscriber("policy", **options(simulation, f"server:{number}")) as taken:
+        async for version, _ in taken:
+            await asyncio.sleep(3.0 * number)
+            if version >= last:
+                break
+        await asyncio.sleep(END)
+
+
+def options(simulation: Simulation, name: str) -> dict[str, Any]:
+    return {"address": simulation.address, "name": name, "transports": ("tcp",)}
 
 
 def _leave_own_places(member: dict[str, Any]) -> None:
@@ -162,7 +207,7 @@ def main() -> int:
     if program is None:
         print("no Chromium here: apt-get install chromium", file=sys.stderr)
         return 1
-    asyncio.run(take(program, last_minutes()))
+    asyncio.run(take(program, last_minutes() | {"channels": weights()}))
     return 0
 
 

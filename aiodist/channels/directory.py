@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar
 import msgpack
 
 from aiodist.errors import ProtocolError
-from aiodist.wire import schema
+from aiodist.wire import channels, schema
 from aiodist.wire.messages import Name, NonEmptyName
 
 MAX_VERSION = 2**62
@@ -87,16 +87,11 @@ def aligned(nbytes: int) -> int:
 
 # Keys of the store.
 
-PUBLISHER = "publisher"
+PUBLISHER = channels.PUBLISHER
 """Who publishes: a `Place`."""
 
 RELEASES = "releases"
 """The versions that there are: a list of `Release`, by version."""
-
-
-def at(who: str) -> str:
-    """Exists as long as that participant is there."""
-    return f"at/{who}"
 
 
 def door(who: str) -> str:

@@ -91,6 +91,16 @@ class Holding:
         return self.filled == self.release.parts
 
     @property
+    def here(self) -> int:
+        """How many of its bytes are here."""
+        return self.release.span(self.filled - 1)[1] if self.filled else 0
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of memory that it takes: none where it is somebody else's."""
+        return len(self.memory.view) if self.memory is not None and self.memory.is_own else 0
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether no more of it will come."""
         return self._retired and not self.is_whole
@@ -154,7 +164,7 @@ class Holding:
         if before is not None and before.is_own:
             return
         own = Memory(self.release.nbytes, shared=shared)
-        end = self.release.span(self.filled - 1)[1] if self.filled else 0
+        end = self.here
 
         def copy() -> None:
             # By chunks, for each copy of numpy lets others run when it is done.

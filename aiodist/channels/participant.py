@@ -15,6 +15,7 @@ from aiodist import environment
 from aiodist.channels import directory
 from aiodist.channels.directory import Place, Release
 from aiodist.channels.holding import Holding
+from aiodist.channels.lag import Lag
 from aiodist.control.store import Store
 from aiodist.errors import (
     AiodistError,
@@ -27,6 +28,7 @@ from aiodist.group import Group
 from aiodist.reach import memory_of
 from aiodist.session import Connecting, connect
 from aiodist.transports.surroundings import chooser_on
+from aiodist.wire import channels, schema
 
 log = logging.getLogger("aiodist.channels")
 
@@ -62,7 +64,8 @@ class Participant:
     when there is something new of that, or this has failed. `holdings`: what is here of versions.
     `met(name)` is called when another participant wants to meet this one in a group of that name;
     `own()` are the releases that this one stands for, should the store have lost them; `stay()` is
-    called with each sign of life.
+    called with each sign of life. `publishes` and `version()` are told with these to whoever
+    watches the coordinator: see `aiodist.wire.channels.Said`.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class Participant:
         self.releases: list[Release] = []
         self.changed = asyncio.Event()
         self.holdings: dict[int, Holding] = {}
-        self.bytes_sent = 0
+        self.bytes_sent = self.bytes_received = 0  # of pairs that it has left
+        self.publishes = False
+        self.version: Callable[[], int | None] = lambda: None
         self.met: Callable[[str], Coroutine[Any, Any, None]]
         self.own: Callable[[], list[Release]] = list
         self.stay: Callable[[], Awaitable[object]] | None = None
@@ -94,6 +99,7 @@ class Participant:
         self._group: Group | None = None
         self._opening = asyncio.Lock()
         self._failure: AiodistError | None = None
+        self._lag = Lag()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pairs: set[Group] = set()  # those that it is in
         self._left = asyncio.Event()  # one of them is no more
@@ -147,7 +153,7 @@ class Participant:
         group, self._group = self._group, None
         if group is not None and not group.closed:
             with suppress(AiodistError):  # it is gone, as it wants to be
-                await group.store.delete(directory.at(self.id), timeout=self.patience)
+                await group.store.delete(channels.at(self.id), timeout=self.patience)
             await group.close()
 
     def meeting(self, name: str, rank: int) -> Meeting:
@@ -168,21 +174,22 @@ class Participant:
             with suppress(AiodistError):  # not all has arrived: then it is asked for again
                 await pair.close()
         finally:
-            self.bytes_sent += pair.bytes_moved[0]
+            sent, received = pair.bytes_moved
+            self.bytes_sent += sent
+            self.bytes_received += received
             self._pairs.discard(pair)
             self._left.set()
 
     def _connecting(self, name: str, rank: int, size: int, timeout: float) -> Connecting:
         """To a group of this channel's participants."""
-        options = {"name": f"channel {self.channel}", **self._options, "op_timeout": self.patience}
-        options["timeout"] = timeout
+        options = {"name": channels.store_of(self.channel), **self._options}
+        options |= {"op_timeout": self.patience, "timeout": timeout}
         return connect(self._address, group=name, rank=rank, size=size, **options)
 
     async def _join(self) -> None:
-        name = f"channel {self.channel}/{self.id}"
-        connecting = self._connecting(name, 0, 1, self._timeout).with_store(
-            f"channel {self.channel}"
-        )
+        connecting = self._connecting(
+            channels.own_group(self.channel, self.id), 0, 1, self._timeout
+        ).with_store(channels.store_of(self.channel))
         self._group = group = await connecting
         actor = group._actor
         memory = memory_of(actor.people[actor.roots[0]]).host
@@ -287,6 +294,7 @@ class Participant:
 
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)
+        self._lag.hear([one.version for one in self.releases], self._loop.time())
         self.changed.set()
 
     async def _live(self, store: Store) -> None:
@@ -295,7 +303,8 @@ class Participant:
             await self._beat(store)
 
     async def _beat(self, store: Store) -> None:
-        await store.set(directory.at(self.id), self.host.encode(), ttl=GONE, timeout=self.patience)
+        said = schema.pack(self._said())
+        await store.set(channels.at(self.id), said, ttl=GONE, timeout=self.patience)
         if self.stay is not None:
             await self.stay()
         # A coordinator that was restarted has forgotten what the channel has.
@@ -303,6 +312,23 @@ class Participant:
             await self.change(
                 directory.RELEASES, Release, lambda known: directory.restored(known, self.own())
             )
+
+    def _said(self) -> channels.Said:
+        version = self.version()
+        newest = self.releases[-1].version if self.releases else None
+        holding = None if newest is None else self.holdings.get(newest)
+        moved = [pair.bytes_moved for pair in self._pairs]
+        return channels.Said(
+            publishes=self.publishes,
+            version=version,
+            newest=newest,
+            nbytes=sum(one.nbytes for one in self.releases if one.version == newest),
+            here=0 if holding is None else holding.here,
+            behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
+            memory=sum(one.own_bytes for one in self.holdings.values()),
+            sent=self.bytes_sent + sum(sent for sent, _ in moved),
+            received=self.bytes_received + sum(received for _, received in moved),
+        )
 
     async def change(
         self, key: str, cls: type[R], work: Callable[[list[R]], list[R] | None]
@@ -331,7 +357,7 @@ class Participant:
 
     async def is_there(self, who: str) -> bool:
         """Whether a participant has given a sign of life."""
-        found = await self.ask(lambda store: store.get(directory.at(who), timeout=self.patience))
+        found = await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
         return found is not None
 
     async def publisher(self) -> Place | None:

@@ -60,6 +60,8 @@ class Publisher:
         self._publishing = asyncio.Lock()
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
+        participant.publishes = True
+        participant.version = lambda: max(participant.holdings, default=None)
 
     async def __aenter__(self) -> Publisher:
         await self._participant.open()

@@ -49,6 +49,7 @@ class Subscriber:
         self._fetching = Fetching(participant)
         self._turn = asyncio.Lock()
         self._given = -1  # the newest that was given to the user
+        participant.version = lambda: self._given if self._given >= 0 else None
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
 

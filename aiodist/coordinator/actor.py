@@ -254,8 +254,9 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """Groups with their epochs, members and who waits, as plain data.
 
-        Keys: "address", "draining", and "groups", a list of dicts with "name", "run_id", "wanted"
-        (size), "epoch", "size", "members", "waiting", "lost", "left", "absent", "store".
+        Keys: "address", "draining"; "groups", a list of dicts with "name", "run_id", "wanted"
+        (size), "epoch", "size", "members", "waiting", "lost", "left", "absent", "store",
+        "channel"; and "channels", see `aiodist.membership.channels.status`.
         """
         return {"address": self.address, **self._machine.status()}
 

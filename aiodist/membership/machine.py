@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Any, get_args
 
+from aiodist.membership import channels
 from aiodist.membership.books import Answers, Lease, Return, Ttl, Window
 from aiodist.membership.effects import (
     Close,
@@ -132,6 +133,7 @@ class Membership:
         return {
             "draining": self._seating.draining,
             "groups": [group.status() for group in self._groups.values()],
+            "channels": channels.status(self._groups.values()),
         }
 
     # Events.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +32,9 @@ Exit status: 0 if the coordinator answered, 1 if it did not or refused, 2 for wr
 _MOST = 8
 """So many operations, and culprits, are shown of one finding."""
 
+MOST_PARTICIPANTS = 64
+"""So many participants are shown of one channel."""
+
 
 def status(
     address: Annotated[
@@ -48,7 +53,8 @@ def status(
 
     The members are asked; one that does not answer within a second is shown with what it said last,
     or when it last gave a sign of life. Where ranks wait for others, those who hold them up are
-    named below the table, with the lines of their program.
+    named below the table, with the lines of their program. Channels of weights come last, with the
+    version that each of their participants has, and how far it is behind.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -76,17 +82,23 @@ async def ask(address: str, token: str | None, timeout: float) -> dict[str, Any]
 def render(found: Mapping[str, Any], now: float) -> Group:
     """The answer of a coordinator as tables; `now` in seconds since the Unix epoch."""
     parts: list[RenderableType] = [headline(found)]
-    for group in found["groups"]:
+    for group in groups_of(found):
         parts += [_group_table(group, now), *findings(group)]
-    return Group(*parts)
+    return Group(*parts, *channel_tables(found))
 
 
 def headline(found: Mapping[str, Any]) -> Text:
     """Whose answer it is."""
     state = " (draining: it takes no new members)" if found["draining"] else ""
-    count = len(found["groups"])
+    count = len(groups_of(found))
     groups = f"{count} group{'' if count == 1 else 's'}"
     return plain(f"coordinator {found['address']}{state}: {groups}")
+
+
+def groups_of(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The groups, without those that participants of channels are."""
+    # Coordinators of older versions say nothing of channels.
+    return [group for group in found["groups"] if not group.get("channel")]
 
 
 def title(group: Mapping[str, Any]) -> Text:
@@ -96,6 +108,48 @@ def title(group: Mapping[str, Any]) -> Text:
     else:
         state = f"epoch {group['epoch']}, {len(group['members'])} of {group['size']} ranks"
     return plain(f"group {group['name']}: {state}")
+
+
+def channel_tables(
+    found: Mapping[str, Any], most: int = MOST_PARTICIPANTS
+) -> Iterator[RenderableType]:
+    """Channels of weights: which version each participant has, how far it is behind, and what it
+    has moved; of each channel, so many participants."""
+    for channel in found.get("channels", ()):
+        newest = "no version yet"
+        if channel["newest"] is not None:
+            newest = f"version {channel['newest']}, {decimal(channel['nbytes'])}"
+        heading = plain(f"channel {channel['name']}: {newest}")
+        table = Table(title=heading, title_justify="left")
+        for column in ("", "name", "host", "pid", "version", "behind", "newest", "memory", "sent",
+                       "recv"):  # fmt: skip
+            is_text = column in ("", "name", "host", "behind")
+            table.add_column(column, justify="left" if is_text else "right")
+        # Who publishes first; then whoever is furthest behind.
+        for one in sorted(channel["participants"], key=_urgency)[:most]:
+            table.add_row(*_participant_cells(one))
+        yield table
+        if (more := len(channel["participants"]) - most) > 0:
+            yield Text(f"and {more} more, none of which is further behind")
+
+
+def _urgency(one: Mapping[str, Any]) -> tuple[bool, float]:
+    said = one["said"]
+    return not one["publishes"], -math.inf if said is None else -float(said["behind"])
+
+
+def _participant_cells(one: Mapping[str, Any]) -> list[RenderableType]:
+    said = one["said"]
+    who: list[RenderableType] = ["publishes" if one["publishes"] else "takes"]
+    who += [plain(one["name"]), plain(one["host"]), str(one["pid"])]
+    if said is None:
+        return [*who, "", plain("no sign of life", style="red")]
+    version = "none" if said["version"] is None else str(said["version"])
+    lag = f"by {said['lag']}, " if said["lag"] else ""
+    behind = f"{lag}{duration(said['behind'])}" if said["behind"] else ""
+    here = f"{100 * said['here'] // said['nbytes']} %" if said["nbytes"] else ""
+    moved = [decimal(said[name]) for name in ("memory", "sent", "received")]
+    return [*who, version, behind, here, *moved]
 
 
 def _group_table(group: Mapping[str, Any], now: float) -> Table:

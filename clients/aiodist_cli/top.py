@@ -20,7 +20,18 @@ from aiodist.errors import AiodistError
 from aiodist_cli import tls
 from aiodist_cli.errors import CommandError
 from aiodist_cli.keys import pressed
-from aiodist_cli.status import ask, doing_text, duration, findings, headline, plain, title
+from aiodist_cli.status import (
+    MOST_PARTICIPANTS,
+    ask,
+    channel_tables,
+    doing_text,
+    duration,
+    findings,
+    groups_of,
+    headline,
+    plain,
+    title,
+)
 
 EPILOG = """    aiodist top tcp://127.0.0.1:29500
 
@@ -52,8 +63,10 @@ def top(
     """Show what each rank is doing, and how many collectives and bytes a second, until q or Ctrl-C.
 
     Collectives are counted when they are called, bytes are payload, over all transports and through
-    shared memory. Who holds up others is named below the table. On a terminal, each table takes the
-    place of the one before: the arrows select a rank, Enter shows all that is known of it, q ends.
+    shared memory. Who holds up others is named below the table. Channels of weights come last, with
+    the version that each participant has, and how far it is behind. On a terminal, each table takes
+    the place of the one before: the arrows select a rank, Enter shows all that is known of it, q
+    ends.
 
     If the coordinator asks for a token, put it into AIODIST_TOKEN.
     """
@@ -225,20 +238,21 @@ class View:
         last = [plain(answer.error)] if answer.error else []
         if self._in_detail and at is not None:
             group, member = [
-                (group, member) for group in found["groups"] for member in group["members"]
+                (group, member) for group in groups_of(found) for member in group["members"]
             ][at]
             return Group(headline(found), *_detail(group, member, rates), *last)
         parts: list[RenderableType] = [headline(found)]
         rows = _rows(found, height)
         shown = _window(len(_members(found)), at or 0, rows)
         number = 0
-        for group in found["groups"]:
+        for group in groups_of(found):
             count = len(group["members"])
             here = range(max(shown.start - number, 0), min(shown.stop - number, count))
             if here or not count:
                 selected = None if at is None else at - number
                 parts += [_table(group, rates, here, selected), *findings(group)]
             number += count
+        parts += channel_tables(found, _participants(found, height))
         if height is not None:
             parts.append(plain(HELP, style="dim"))
         return Group(*parts, *last)
@@ -251,7 +265,7 @@ _AROUND_TABLE = 5
 
 
 def _members(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [member for group in found["groups"] for member in group["members"]]
+    return [member for group in groups_of(found) for member in group["members"]]
 
 
 def _rows(found: Mapping[str, Any], height: int | None) -> int:
@@ -259,9 +273,22 @@ def _rows(found: Mapping[str, Any], height: int | None) -> int:
     if height is None:
         return len(_members(found))
     lines = 3  # the headline, the help, and perhaps an error
-    for group in found["groups"]:
+    most = _participants(found, height)
+    for channel in found.get("channels", ()):
+        lines += _AROUND_TABLE + min(len(channel["participants"]), most + 1)
+    for group in groups_of(found):
         lines += _AROUND_TABLE + sum(len(text.plain.splitlines()) for text in findings(group))
     return max(height - lines, 3)
+
+
+def _participants(found: Mapping[str, Any], height: int | None) -> int:
+    """For how many participants of each channel there is a place in so many lines: in half of them,
+    if there are groups as well."""
+    channels = len(found.get("channels", ()))
+    if height is None or not channels:
+        return MOST_PARTICIPANTS
+    lines = height // 2 if groups_of(found) else height - 3
+    return min(max(lines // channels - _AROUND_TABLE - 1, 2), MOST_PARTICIPANTS)
 
 
 def _window(count: int, at: int, rows: int) -> range:

@@ -19,6 +19,7 @@ from aiohttp import web
 from aiodist.coordinator.actor import Coordinator
 from aiodist.errors import CoordinatorLostError
 from aiodist.membership.effects import Note
+from aiodist_server.channels import Channels
 from aiodist_server.history import History
 from aiodist_server.latencies import Latencies
 from aiodist_server.picture import picture
@@ -59,6 +60,7 @@ class Feed:
         self._surveys = surveys
         self._history = History()
         self._latencies = Latencies()
+        self._channels = Channels()
         self._loop = asyncio.get_running_loop()
         self._found: Mapping[str, Any] | None = None  # the last answer; None: there is none yet
         self._problem = ""  # why there is no newer one
@@ -126,6 +128,7 @@ class Feed:
         if self._found is not None and not self._problem:
             self._history.take(self._found, self._at)
             self._latencies.take(self._coordinator.totals.latencies, self._at)
+            self._channels.take(self._found, self._at)
         self._event = None
         for reader in self._readers:
             reader.news.set()
@@ -147,6 +150,7 @@ class Feed:
                 shown |= picture(self._found, self._history, self._at)
                 totals = self._coordinator.totals.latencies
                 shown["latencies"] = self._latencies.plain(totals, self._at)
+                shown["channels"] = self._channels.plain(self._found, self._at)
             text = json.dumps(shown, separators=(",", ":"))
             self._event = f"retry: 2000\ndata: {text}\n\n".encode()
         return self._event

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from aiodist.membership.group import ranks_text
 from aiodist.wire.activity import bits_of, ranks_in
+from aiodist.wire.channels import channel_of
 from aiodist_server import words
 from aiodist_server.states import states
 
@@ -140,6 +141,8 @@ class History:
         """An answer of `Coordinator.survey` came."""
         there = set()
         for plain in found["groups"]:
+            if plain["channel"]:
+                continue  # see `aiodist_server.channels`
             key = plain["name"], plain["run_id"]
             there.add(key)
             group = self._group(key)
@@ -155,6 +158,8 @@ class History:
         """The coordinator noted something: see `aiodist.membership.effects.Note`."""
         fields = {name: _short(value) for name, value in fields.items()}
         key = fields.pop("group", ""), fields.pop("run_id", "")
+        if channel_of(key[0]):
+            return
         rank = fields.pop("rank", None)
         # Whoever is not let in makes no group.
         group = self.groups.get(key) if kind.endswith("refused") else self._group(key)

@@ -153,7 +153,11 @@ def _without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
         {**group, "members": anonymous(group["members"]), "waiting": anonymous(group["waiting"])}
         for group in found["groups"]
     ]
-    return {**found, "groups": groups}
+    channels = [
+        {**channel, "participants": anonymous(channel["participants"])}
+        for channel in found["channels"]
+    ]
+    return {**found, "groups": groups, "channels": channels}
 
 
 class Answers:

@@ -62,14 +62,18 @@ class _Found(Collector):
 def families(found: Mapping[str, Any]) -> Iterator[Metric]:
     """The metrics of an answer of `Coordinator.survey`."""
     # No label names a run: each would make series of its own, which stay for as long as the metrics
-    # are kept. Of two runs of one name, as one ends and the next begins, the newer one is told.
-    groups = {group["name"]: group for group in found["groups"]}.values()
+    # are kept. Of two runs of one name, as one ends and the next begins, the newer one is told. Nor
+    # does one name a participant of a channel, each of which is a group of a new name.
+    plains = [group for group in found["groups"] if not group["channel"]]
+    groups = {group["name"]: group for group in plains}.values()
+    channels = {channel["name"]: channel for channel in found["channels"]}.values()
     yield GaugeMetricFamily(
         "aiodist_draining", "1 if the coordinator takes no new members.", float(found["draining"])
     )
-    yield GaugeMetricFamily("aiodist_groups", "Groups that it serves.", len(found["groups"]))
+    yield GaugeMetricFamily("aiodist_groups", "Groups that it serves.", len(plains))
     yield from _of_groups(groups)
     yield from _of_ranks(groups)
+    yield from _of_channels(channels)
 
 
 def _of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -123,6 +127,45 @@ def _of_ranks(groups: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             sent.add_metric(labels, doing["sent"])
             received.add_metric(labels, doing["received"])
     yield from (answered, silent, busy, waits, collectives, sent, received)
+
+
+def _of_channels(channels: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    def gauge(name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"aiodist_channel_{name}", text, labels=("channel",))
+
+    version = gauge("version", "The newest version that it has.")
+    nbytes = gauge("version_bytes", "The size of that.")
+    publishers = gauge("publishers", "Who publishes to it, and gives a sign of life.")
+    subscribers = gauge("subscribers", "Who takes versions from it.")
+    silent = gauge("silent", "Participants that give no sign of life, and are no loss yet.")
+    lag = gauge("lag_versions", "By how much the oldest version of a subscriber is lower.")
+    behind = gauge(
+        "behind_seconds", "For so long a subscriber has not had a newer version, at most."
+    )
+    memory = gauge("memory_bytes", "Memory that versions take, on all hosts.")
+    sent = CounterMetricFamily(
+        "aiodist_channel_published_bytes", "What its publisher has sent.", labels=("channel",)
+    )
+    for channel in channels:
+        labels = (channel["name"],)
+        here = channel["participants"]
+        heard = [one for one in here if one["said"] is not None]
+        takers = [one["said"] for one in heard if not one["publishes"]]
+        givers = [one["said"] for one in heard if one["publishes"]]
+        if channel["newest"] is not None:
+            version.add_metric(labels, channel["newest"])
+            nbytes.add_metric(labels, channel["nbytes"])
+        publishers.add_metric(labels, len(givers))
+        subscribers.add_metric(labels, len([one for one in here if not one["publishes"]]))
+        silent.add_metric(labels, len(here) - len(heard))
+        # Of subscribers that have any version: how far behind the others are, the seconds tell.
+        lags = [said["lag"] for said in takers if said["lag"] is not None]
+        lag.add_metric(labels, max(lags, default=0))
+        behind.add_metric(labels, max((said["behind"] for said in takers), default=0.0))
+        memory.add_metric(labels, sum(one["said"]["memory"] for one in heard))
+        if givers:
+            sent.add_metric(labels, sum(said["sent"] for said in givers))
+    yield from (version, nbytes, publishers, subscribers, silent, lag, behind, memory, sent)
 
 
 def _of_totals(totals: Totals) -> Iterator[Metric]:

@@ -27,7 +27,9 @@ MOST_LISTED = 16
 
 def picture(found: Mapping[str, Any], history: History, now: float) -> dict[str, Any]:
     """`found`: the last answer of `Coordinator.survey`, which `history` has taken in."""
-    plains = {(group["name"], group["run_id"]): group for group in found["groups"]}
+    plains = {
+        (group["name"], group["run_id"]): group for group in found["groups"] if not group["channel"]
+    }
     # Those with trouble first; else as they came, and what has ended last.
     keys = sorted(
         [*plains, *(key for key in history.groups if key not in plains)],

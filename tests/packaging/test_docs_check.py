@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,3 +296,29 @@ def test_the_site_has_a_page_for_each_file_that_is_linked(check: Any, tmp_path: 
     assert site_hooks.on_post_page('<a href="https://x.y">', page=Page) == '<a href="https://x.y">'
     with pytest.raises(PluginError, match=r"b\.md loads from elsewhere"):
         site_hooks.on_post_page('<script src="https://x.y/z.js">', page=Page)
+
+
+def test_a_page_that_is_not_in_the_navigation_fails_the_site(tmp_path: Path) -> None:
+    """As `make site` calls mkdocs, and by its configuration. The pages of files that others link to
+    need not be there."""
+    root = DOCS.parent
+    (options,) = re.findall(r"-m mkdocs build(.*)$", (root / "Makefile").read_text(), re.MULTILINE)
+    command = [sys.executable, "-m", "mkdocs", "build", *options.split()]
+    own = {"INHERIT": f"{root}/mkdocs.yml", "docs_dir": "docs", "plugins": [], "hooks": []}
+    config = {**own, "nav": ["index.md"]}
+    (tmp_path / "mkdocs.yml").write_text(json.dumps(config))  # JSON is YAML
+    for name in ("index", "source/linked"):
+        page = tmp_path / "docs" / f"{name}.md"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text("# A page\n")
+
+    def build() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    built = build()
+    assert built.returncode == 0, built.stderr
+    (tmp_path / "docs" / "stray.md").write_text("# Nobody finds this\n")
+    built = build()
+    assert built.returncode != 0
+    assert "stray.md" in built.stderr
+    assert "linked.md" not in built.stderr

@@ -52,8 +52,14 @@ def told() -> set[str]:
     group: dict[str, Any] = {
         "name": "g", "run_id": "r", "epoch": 1, "waiting": [], "lost": {}, "findings": [],
         "members": [{"rank": 0, "silent": 0.0, "doing": doing}], "store": {"keys": 0, "bytes": 0},
+        "channel": "",
     }  # fmt: skip
-    found = {"draining": False, "groups": [group]}
+    said = {"behind": 0.0, "lag": 0, "memory": 0, "sent": 0}
+    channel: dict[str, Any] = {
+        "name": "c", "run_id": "r", "newest": 1, "nbytes": 1,
+        "participants": [{"publishes": True, "said": said}],
+    }  # fmt: skip
+    found = {"draining": False, "groups": [group], "channels": [channel]}
     body, _ = metrics.exposition(found, metrics.Health(Totals(), (0.0, 0)))
     names = {*re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE)}
     return names | {"aiodist_operation_seconds" + end for end in ("_bucket", "_count", "_sum")}
@@ -112,5 +118,5 @@ def test_expressions_of_the_dashboard(promtool: Callable[..., str], tmp_path: Pa
 
 def test_what_is_told_is_well_formed(promtool: Callable[..., str]) -> None:
     health = metrics.Health(Totals(), (0.0, 0))
-    body, _ = metrics.exposition({"draining": False, "groups": []}, health)
+    body, _ = metrics.exposition({"draining": False, "groups": [], "channels": []}, health)
     promtool("check", "metrics", input=body.decode())

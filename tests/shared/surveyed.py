@@ -28,7 +28,7 @@ def group(*members: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "name": "train", "run_id": "r", "wanted": "size 3", "epoch": 1, "size": len(members),
         "members": list(members), "waiting": [], "lost": {}, "left": [], "absent": [],
-        "store": {"keys": 0, "bytes": 0}, "findings": [], **more,
+        "store": {"keys": 0, "bytes": 0}, "findings": [], "channel": "", **more,
     }  # fmt: skip
 
 
@@ -38,4 +38,28 @@ def finding(*culprits: int, **more: Any) -> dict[str, Any]:
 
 
 def found(*groups: dict[str, Any]) -> dict[str, Any]:
-    return {"address": "tcp://127.0.0.1:1", "draining": False, "groups": list(groups)}
+    return {
+        "address": "tcp://127.0.0.1:1",
+        "draining": False,
+        "groups": list(groups),
+        "channels": [],
+    }
+
+
+def participant(number: int, **said: Any) -> dict[str, Any]:
+    """A subscriber of a channel that is 2 versions behind, unless something else is said."""
+    fields = {
+        "version": 5, "newest": 7, "nbytes": 1000, "here": 0, "behind": 3.0, "memory": 0,
+        "sent": 0, "received": 0, "lag": 2, **said,
+    }  # fmt: skip
+    return {
+        "id": f"id{number}", "name": "", "host": "h", "pid": 100 + number, "publishes": False,
+        "said": fields,
+    }  # fmt: skip
+
+
+def channel(*participants: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "name": "policy", "run_id": "r", "newest": 7, "nbytes": 1000,
+        "participants": list(participants), **more,
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 // Hears what the coordinator tells, and shows it. Each event is the whole picture.
 import { setText, sync } from "./dom.js";
+import { makeChannel } from "./channel.js";
 import { makeGroup, showEvents } from "./group.js";
 import { makeLatencies } from "./latencies.js";
 
@@ -19,7 +20,9 @@ function show(shown) {
   setText(by("count"), `${count} group${count === 1 ? "" : "s"}${drains}`);
   const known = ({ name, run }) => JSON.stringify([name, run]);
   sync(by("groups"), groups.map((group) => ({ ...group, seconds: shown.window })), known, makeGroup);
-  by("empty").hidden = groups.length > 0;
+  const channels = shown.channels.map((one) => ({ ...one, seconds: shown.window }));
+  sync(by("channels"), channels, known, makeChannel);
+  by("empty").hidden = groups.length + channels.length > 0;
   const unnamed = shown.others_left_out ? `, and ${shown.others_left_out} more` : "";
   setText(by("others"), `Not shown: ${shown.others.join(", ")}${unnamed}`);
   by("others").hidden = !shown.others.length;

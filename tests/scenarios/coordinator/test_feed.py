@@ -192,7 +192,7 @@ async def test_nobody_measures_where_nobody_looks() -> None:
 
         async def found(*, counts: bool) -> Any:
             asked.append(counts)
-            return {"groups": []}
+            return {"groups": [], "channels": []}
 
         telling._surveys.found = found
         await telling._ask()

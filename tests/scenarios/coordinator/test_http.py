@@ -32,6 +32,24 @@ async def pages(coordinator: aiodist.Coordinator) -> AsyncIterator[aiohttp.Clien
         yield session
 
 
+async def test_what_participants_of_channels_have() -> None:
+    async with (
+        aiodist.Coordinator() as coordinator,
+        pages(coordinator) as web,
+        aiodist.publisher("policy", address=coordinator.address, name="trainer"),
+    ):
+        async with web.get("/status") as response:
+            found = await response.json()
+        async with web.get("/metrics") as response:
+            metrics = await response.text()
+    (channel,) = found["channels"]
+    (trainer,) = channel["participants"]
+    assert (channel["name"], trainer["name"], trainer["publishes"]) == ("policy", "trainer", True)
+    assert "id" not in trainer
+    assert 'aiodist_channel_publishers{channel="policy"} 1.0\n' in metrics
+    assert 'group="' not in metrics
+
+
 async def test_what_ranks_do() -> None:
     async with aiodist.Coordinator(token="secret") as coordinator, pages(coordinator) as web:
         address = coordinator.address

@@ -160,3 +160,39 @@ async def test_it_finds_its_coordinator_again() -> None:
         there = parse_address(url.rstrip("/").replace("http", "tcp"))
         async with serving(coordinator, there):
             await page.until("document.querySelector('#live').dataset.state === 'live'")
+
+
+async def test_it_shows_channels_of_weights() -> None:
+    """Who publishes, and which version each subscriber has, without a reload."""
+    program = command()
+    assert program is not None
+    async with (
+        aiodist.Coordinator() as coordinator,
+        browsing(program) as page,
+        serving(coordinator, LOCAL) as url,
+    ):
+        address = coordinator.address
+        await page.resize(400, 800)
+        await page.go(url)
+        async with (
+            aiodist.publisher(HOSTILE, address=address, name=HOSTILE) as out,
+            aiodist.subscriber(HOSTILE, address=address) as weights,
+        ):
+            await page.until("document.querySelectorAll('.channel tbody tr').length === 2")
+            assert await page.text(".channel h2") == HOSTILE
+            assert await page.text(".channel tbody .name") == HOSTILE
+            assert "no version yet" in await page.text(".channel .state")
+            await out.publish({"w": np.ones(1000)}, version=7)
+            await weights.latest()
+            taken = "document.querySelectorAll('.channel tr')[2].children[1].innerText === '7'"
+            await page.until(taken)
+            assert "version 7, 8." in await page.text(".channel .state")
+            await out.publish({"w": np.ones(1000)}, version=12)
+            await page.until("document.querySelector('.channel tr[data-kind=behind]')")
+            assert "by 5, " in await page.text(".channel tr[data-kind=behind]")
+            assert "version 12 is published" in await page.text(".channel .events")
+            # Participants are no groups, and it fits on a phone.
+            assert await page.evaluate("document.querySelectorAll('.member').length") == 0
+            assert await page.evaluate("document.documentElement.scrollWidth") == 400
+        await page.until("!document.querySelector('.channel')")
+        assert page.problems == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import surveyed
 from rich.console import Console
+from surveyed import channel, participant
 
 from aiodist_cli import status
 
@@ -207,3 +209,38 @@ def test_durations() -> None:
     assert status.duration(119.4) == "119 s"
     assert status.duration(7199) == "120 min"
     assert status.duration(7200) == "2.0 h"
+
+
+def channels_shown(*channels: dict[str, Any], groups: list[dict[str, Any]] | None = None) -> str:
+    console = Console(width=160, no_color=True)
+    answer = surveyed.found() | {"channels": list(channels), "groups": groups or []}
+    with console.capture() as capture:
+        console.print(status.render(answer, NOW))
+    return capture.get()
+
+
+def test_channels_and_who_is_behind() -> None:
+    out = participant(0, version=7, lag=0, behind=0.0, here=1000, sent=5000)
+    silent = participant(3) | {"said": None, "name": "\x1b[2J"}
+    none = participant(2, version=None, lag=None, behind=8.0, nbytes=0)
+    own = surveyed.group(surveyed.member(0), name="channel policy/0", channel="policy")
+    text = channels_shown(
+        channel(participant(1), none, silent, out | {"publishes": True}), groups=[own]
+    )
+    assert [line.rstrip() for line in text.splitlines()[:2]] == [
+        "coordinator tcp://127.0.0.1:1: 0 groups",
+        "channel policy: version 7, 1.0 kB",
+    ]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+    assert [row for row in rows if row] == [
+        ["publishes", "", "h", "100", "7", "", "100 %", "0 bytes", "5.0 kB", "0 bytes"],
+        ["takes", "?[2J", "h", "103", "", "no sign of life", "", "", "", ""],
+        ["takes", "", "h", "102", "none", "8 s", "", "0 bytes", "0 bytes", "0 bytes"],
+        ["takes", "", "h", "101", "5", "by 2, 3 s", "0 %", "0 bytes", "0 bytes", "0 bytes"],
+    ]
+    assert "channel policy: no version yet" in channels_shown(channel(newest=None))
+
+
+def test_of_many_who_are_behind_some_are_listed() -> None:
+    text = channels_shown(channel(*map(participant, range(status.MOST_PARTICIPANTS + 6))))
+    assert text.splitlines()[-1] == "and 6 more, none of which is further behind"

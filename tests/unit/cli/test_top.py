@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from rich.console import Console
+from surveyed import channel, participant
 
 from aiodist_cli import top
 from aiodist_cli.keys import keys_in
@@ -154,3 +155,29 @@ def test_of_many_ranks_those_about_the_selected_one_have_a_place() -> None:
 def test_keys() -> None:
     text = "\x1b[Ajq\x1b[C\x1b\x1bOB?\r"
     assert list(keys_in(text)) == ["up", "down", "quit", "right", "left", "down", "right"]
+
+
+def test_channels_have_half_of_the_terminal_where_there_are_groups() -> None:
+    """And all ranks that do not fit are found by the arrows, as without channels."""
+    many = [channel(*map(participant, range(100)), name=name) for name in ("a", "b")]
+    view = top.View()
+    for height in (32, 50, 100):
+        found = several(200) | {"channels": many}
+        text = [line.rstrip() for line in lines(view, found, height)]
+        assert len(text) <= height
+        assert "channel b: version 7, 1.0 kB" in text
+        assert len([line for line in text if line.startswith("│ takes")]) >= 4
+        alone = lines(view, found | {"groups": []}, height)
+        assert len(text) - 8 <= len(alone) <= height
+    assert lines(view, several(3) | {"channels": []}) == lines(view, several(3))
+
+
+def test_participants_are_no_ranks_to_select() -> None:
+    found = several(2) | {"channels": [channel(participant(1))]}
+    own = {**found["groups"][0], "name": "channel policy/0", "channel": "policy"}
+    found["groups"].insert(0, own)
+    assert not [line for line in lines(top.View(), found) if "policy/0" in line]
+    view = top.View()
+    for _ in range(4):
+        view.press("down", found)
+    assert selected(view, found) == ["n1"]

@@ -316,8 +316,10 @@ def test_the_status_tells_what_there_is(world: Any) -> None:
                 "left": [],
                 "absent": [],
                 "store": {"keys": 0, "bytes": 0},
+                "channel": "",
             }
         ],
+        "channels": [],
     }
     world.join(2, size=2, run_id="r")
     world.say(2, StoreSet("k", b"v"))

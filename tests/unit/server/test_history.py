@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from surveyed import doing, finding, found, group, member, wait
 
+from aiodist.wire import channels
 from aiodist_server import history
 from aiodist_server.history import MOST_BYTES, WINDOW, GroupHistory, History, Point, Rate, Row
 
@@ -202,3 +203,13 @@ def test_it_takes_bounded_memory() -> None:
     assert sum(len(one.rows) for one in known.groups.values()) == history.MOST_ROWS
     assert len(known.groups) == history.MOST_GROUPS
     assert taken_bytes < MOST_BYTES
+
+
+def test_participants_of_channels_are_no_groups() -> None:
+    """Each transfer is a group of a new name: they would take the place of all others."""
+    name = channels.own_group("policy", f"{7:024x}")
+    known = taken((1, found(group(rank(0), name=name, channel="policy"))))
+    known.note("formed", {"group": name, "run_id": "r", "epoch": 1, "size": 1}, 1.0)
+    known.note("lost", {"group": f"{name}/{7:016x}", "run_id": "r", "rank": 0}, 1.0)
+    assert known.groups == {}
+    assert not known.events

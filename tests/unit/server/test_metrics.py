@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from surveyed import channel, group, member, participant
 
 from aiodist.coordinator.totals import Totals
 from aiodist.membership.effects import Note
@@ -37,8 +38,9 @@ def found(**more: Any) -> dict[str, Any]:
         "lost": {"1": "gone"},
         "findings": [{"culprits": [2, 5]}, {"culprits": [2]}],
         "store": {"keys": 4, "bytes": 100},
+        "channel": "",
     }
-    return {"draining": False, "groups": [group | more]}
+    return {"draining": False, "groups": [group | more], "channels": []}
 
 
 def samples(answer: dict[str, Any]) -> dict[tuple[str, str], float]:
@@ -89,7 +91,7 @@ def test_a_group_that_forms() -> None:
 
 @pytest.mark.parametrize("name", ["process_resident_memory_bytes", "process_open_fds"])
 def test_this_process_is_told_of_as_well(name: str) -> None:
-    body, _ = metrics.exposition({"draining": True, "groups": []}, health())
+    body, _ = metrics.exposition({"draining": True, "groups": [], "channels": []}, health())
     assert f"\n{name} " in body.decode()
 
 
@@ -102,7 +104,7 @@ def test_the_format_is_the_one_that_was_asked_for() -> None:
 
 
 def text_of(made: metrics.Health) -> list[str]:
-    body, _ = metrics.exposition({"draining": False, "groups": []}, made)
+    body, _ = metrics.exposition({"draining": False, "groups": [], "channels": []}, made)
     return [line for line in body.decode().splitlines() if not line.startswith("#")]
 
 
@@ -141,9 +143,53 @@ def test_without_a_state_file_nothing_is_said_of_it() -> None:
     assert not [line for line in text_of(health()) if "state_file" in line]
 
 
+def of_channels(*channels: dict[str, Any], **more: Any) -> dict[str, float]:
+    answer = {"draining": False, "groups": [], "channels": list(channels), **more}
+    body, _ = metrics.exposition(answer, health())
+    return {
+        f"{sample.name}{sample.labels['channel']}": sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+        if sample.name.startswith("aiodist_channel_")
+    }
+
+
+def test_a_channel() -> None:
+    out = participant(0, version=7, lag=0, behind=0.0, memory=2000, sent=900) | {"publishes": True}
+    takers = [participant(1), participant(2, version=None, lag=None, behind=8.5, memory=5)]
+    silent = participant(3) | {"said": None}
+    assert of_channels(channel(out, *takers, silent)) == {
+        "aiodist_channel_versionpolicy": 7,
+        "aiodist_channel_version_bytespolicy": 1000,
+        "aiodist_channel_publisherspolicy": 1,
+        "aiodist_channel_subscriberspolicy": 3,
+        "aiodist_channel_silentpolicy": 1,
+        "aiodist_channel_lag_versionspolicy": 2,
+        "aiodist_channel_behind_secondspolicy": 8.5,
+        "aiodist_channel_memory_bytespolicy": 2005,
+        "aiodist_channel_published_bytes_totalpolicy": 900,
+    }
+    bare = of_channels(channel(newest=None, nbytes=0))
+    assert {name for name, value in bare.items() if value} == set()
+    assert not [name for name in bare if "_version" in name and "lag" not in name]
+
+
+def test_participants_of_channels_make_no_series() -> None:
+    """Neither by their groups, each of which has a name that never comes again; nor do runs."""
+    groups = [group(member(0), name=f"channel policy/{number}", channel="policy")
+              for number in range(5)]  # fmt: skip
+    one = of_channels(channel(participant(1)), groups=groups)
+    many = of_channels(
+        *[channel(*map(participant, range(9)), run_id=f"r{run}") for run in range(5)]
+    )
+    assert one.keys() == many.keys() - {"aiodist_channel_published_bytes_totalpolicy"}
+    answer = {"draining": False, "groups": groups, "channels": []}
+    assert samples(answer) == {("aiodist_draining", ""): 0, ("aiodist_groups", ""): 0}
+
+
 def test_no_label_names_a_run() -> None:
     """Two runs of one name, as one ends and the next begins: the newer one is told, once."""
     older, newer = found()["groups"][0], found()["groups"][0] | {"run_id": "r2", "epoch": 9}
-    read = samples({"draining": False, "groups": [older, newer]})
+    read = samples({"draining": False, "groups": [older, newer], "channels": []})
     assert read["aiodist_group_epoch", ""] == 9
     assert read["aiodist_groups", ""] == 2

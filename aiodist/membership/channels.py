@@ -1,0 +1,63 @@
+"""Channels of weights, as far as the coordinator knows of them: by what their participants say in
+the store that they have in common (`aiodist.wire.channels`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from aiodist.membership.group import Group, GroupKey
+from aiodist.wire import channels
+
+
+def status(groups: Iterable[Group]) -> list[dict[str, Any]]:
+    """Plain data, for each channel: "name" and "run_id"; "newest", the newest version that anybody
+    knows of (None: there is none), and its "nbytes"; and "participants", in the order in which they
+    came. Each of those has "id", "name", "host" and "pid" of the member; whether it "publishes";
+    and "said": None if it gives no sign of life, else the other fields of `channels.Said`, with
+    "lag", by how much the number of its version is lower than the newest (None: it has none)."""
+    found: dict[GroupKey, list[dict[str, Any]]] = {}
+    for group in groups:
+        known = channels.participant_in(group.name)
+        # Anybody may give a group of many such a name.
+        if known is not None and group.view is not None and len(group.view.members) == 1:
+            channel, who = known
+            found.setdefault((channel, group.run_id), []).append(_participant(group, who))
+    return [_channel(key, participants) for key, participants in found.items()]
+
+
+def _participant(group: Group, who: str) -> dict[str, Any]:
+    assert group.view is not None
+    [member] = group.view.members
+    values = group.store.values
+    said = channels.said_in(values.get(channels.at(who)))
+    fields = None if said is None else asdict(said)
+    # One that is silent has said before that it publishes.
+    publishes = who in channels.publishers_in(values.get(channels.PUBLISHER))
+    return {
+        **{name: getattr(member, name) for name in ("id", "name", "host", "pid")},
+        "publishes": publishes if fields is None else fields.pop("publishes"),
+        "said": fields,
+    }
+
+
+def _channel(key: GroupKey, participants: list[dict[str, Any]]) -> dict[str, Any]:
+    name, run_id = key
+    heard = [one["said"] for one in participants if one["said"] is not None]
+    newest = max(
+        (said for said in heard if said["newest"] is not None),
+        key=lambda said: said["newest"],
+        default={"newest": None, "nbytes": 0},
+    )
+    for said in heard:
+        said["lag"] = None
+        if said["version"] is not None and newest["newest"] is not None:
+            said["lag"] = max(0, newest["newest"] - said["version"])
+    return {
+        "name": name,
+        "run_id": run_id,
+        "newest": newest["newest"],
+        "nbytes": newest["nbytes"],
+        "participants": participants,
+    }
