@@ -139,21 +139,21 @@ class Want(NamedTuple):
     """Bytes of an element."""
 
 
-def asked_of(wants: Iterable[Want], holders: int, turn: int) -> list[list[tuple[int, Box]]]:
+def asked_of(
+    wants: Iterable[Want], holders: int, turn: int
+) -> Iterator[list[tuple[int | None, Box]]]:
     """Of whom to take what, for each of `wants`: the same as `plan` for one who wants, among
-    `holders`. `turn`: who is the first among equals. Raises Unheld."""
+    `holders`; None: nobody has it. `turn`: who is the first among equals."""
     load = [0] * holders
-    return [
-        [
-            (_least_loaded(turn, piece, want.item, load), piece.box)
-            for piece in _pieces(turn, want.box, want.held)
+    for want in wants:
+        yield [
+            (_least_loaded(turn, piece, want.item, load) if piece.owners else None, piece.box)
+            for piece in _pieces(want.box, want.held)
         ]
-        for want in wants
-    ]
 
 
 class _Piece(NamedTuple):
-    """A part of what is wanted, with those who hold it and are equally near."""
+    """A part of what is wanted, with those who hold it and are equally near, if anybody does."""
 
     box: Box
     owners: tuple[int, ...]
@@ -178,7 +178,10 @@ def _pieces_of_all(
     for rank, box in enumerate(wanted):
         # What this rank holds itself comes first: no byte of it is to come from elsewhere.
         far = [2 - (host == hosts[rank]) - (other == rank) for other, host in enumerate(hosts)]
-        pieces = () if box is None else tuple(_pieces(rank, box, nearest_first(held, tuple(far))))
+        pieces = () if box is None else tuple(_pieces(box, nearest_first(held, tuple(far))))
+        for piece in pieces:
+            if not piece.owners:
+                raise Unheld(rank, piece.box)
         found.append(pieces)
     return tuple(found)
 
@@ -194,7 +197,7 @@ def nearest_first(held: tuple[Box | None, ...], far: tuple[int, ...]) -> Held:
     return tuple(_Piece(box, tuple(owners[far, box])) for far, box in sorted(owners))
 
 
-def _pieces(rank: int, wanted: Box, held: Held) -> Iterator[_Piece]:
+def _pieces(wanted: Box, held: Held) -> Iterator[_Piece]:
     missing = [wanted] if volume(wanted) else []
     for box, owners in held:
         still_missing: list[Box] = []
@@ -206,7 +209,5 @@ def _pieces(rank: int, wanted: Box, held: Held) -> Iterator[_Piece]:
                 yield _Piece(common, owners)
                 still_missing += remainder(part, common)
         missing = still_missing
-        if not missing:
-            return
-    if missing:
-        raise Unheld(rank, missing[0])
+    for part in missing:
+        yield _Piece(part, ())
