@@ -215,7 +215,8 @@ class Lot(Coming):
         if want is None or not _lies_in(piece.box, want):
             raise ProtocolError(f"{piece.key}{text(piece.box)} is nothing that is wanted here")
         numbers = self._of_key[piece.key]
-        return {at for at in numbers if intersection(self._blocks[at].box, piece.box)}
+        blocks = self._blocks
+        return {at for at in numbers if intersection(blocks[at].box, piece.box) is not None}
 
     def tree(self) -> Any:
         """The tree of the version, whose arrays are views of what is here, or copies."""
@@ -278,11 +279,9 @@ def _lies_in(box: Box, held: Box) -> bool:
 
 
 def _cut(array: Flat, held: Box, box: Box) -> Flat:
-    found: Flat = array[
-        tuple(
-            slice(start - at, stop - at) for (start, stop), (at, _) in zip(box, held, strict=True)
-        )
-    ]
+    ends = zip(box, held, strict=True)
+    index: Any = (*[slice(start - at, stop - at) for (start, stop), (at, _) in ends], ...)
+    found: Flat = array[index]  # a view, even where there are no dimensions
     return found
 
 

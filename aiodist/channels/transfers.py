@@ -162,15 +162,14 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
     NotThereError."""
     release = holding.release
     await pair.send((release.version, holding.filled, maps), GIVES, tag=PARTS)
-    if maps:
-        words = await word(pair, holding, patience)
-        maps = words is not None
-        if not maps:  # it is memory that was lent to it
-            await holding.make_own(shared=True)
-    if maps:
+    words = await word(pair, holding, patience) if maps else None
+    if words is not None:
         async with asyncio.timeout(patience):
             segment = await take_segment(words, release.nbytes, keep=True)
         holding.take(Memory.of(segment))
+    elif maps:  # it is memory that was lent to it
+        await holding.make_own(shared=True)
+    maps = words is not None
     checking: asyncio.Task[None] | None = None  # of the part before this one
     try:
         for number in range(holding.filled, release.parts):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.channels import manifest
+from aiodist.channels import manifest, subscriber
+from aiodist.channels.into import Reading
 from aiodist.testing.simulation import Killed, Simulation
 
 CHUNK = 1 << 14
@@ -92,6 +93,13 @@ class Stage:
         return one
 
 
+async def known(weights, version):
+    """Wait until the subscriber knows of it."""
+    while weights.newest != version:
+        weights._participant.changed.clear()
+        await weights._participant.changed.wait()
+
+
 def nbytes(tree):
     return sum(array.nbytes for array in [*tree["layers"], tree["bias"]])
 
@@ -164,8 +172,7 @@ def test_all_of_a_version_of_several_shares():
 
     async def stream():
         async with stage.subscriber() as weights:
-            while weights.newest is None:
-                await asyncio.sleep(0.01)
+            await known(weights, 1)
             names = {name: array async for name, array in weights.stream(1)}
             assert [*names] == ["layers.0", "bias", "own0", "own1"]
             assert np.array_equal(names["layers.0"], whole(1)["layers"][0])
@@ -216,8 +223,7 @@ def test_what_nobody_publishes_and_shares_that_do_not_agree():
 
     async def take():
         async with stage.subscriber() as weights:
-            while weights.newest != 2:
-                await asyncio.sleep(0.01)
+            await known(weights, 2)
             with pytest.raises(ValueError, match=r"\['w'\]: share 1 is of \('float64', \(3,\)\)"):
                 await weights.latest()
             with pytest.raises(ValueError, match=r"\['w'\]: \[0:12\] is wanted, and .* \[6:12\]"):
@@ -263,15 +269,22 @@ def test_a_part_that_is_not_the_whole_needs_others(run):
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_a_source_of_slices_that_goes_in_the_middle(how):
+def test_a_source_of_slices_that_goes_in_the_middle(how, monkeypatch):
     """Those who take from it go on with others, and ask for what they lack."""
     stage = Stage(5)
+    has_begun = asyncio.Event()
+
+    class Begun(Reading):
+        def begin(self, coming):
+            super().begin(coming)
+            has_begun.set()
+
+    monkeypatch.setattr(subscriber, "Reading", Begun)
 
     async def first():
         async with stage.subscriber() as weights:
             taking = asyncio.ensure_future(weights.latest(into=columns(0, 2)))
-            while not weights._participant.lots:
-                await asyncio.sleep(0.001)
+            await has_begun.wait()
             (lot,) = weights._participant.lots.values()
             while lot._missing > lot.want["['layers'][0]"][1][1] * SHAPE[0] / 3:
                 await lot.news()
