@@ -273,7 +273,7 @@ class Kernel:
             mean = acc.view(self._scale) / self._scale.type(size)
             acc = mean.view(self.wire_dtype)
         if self._narrow == "bfloat16":
-            _round_to_bfloat16(acc, out)
+            round_to_bfloat16(acc, out)
         else:
             np.copyto(out, acc, casting="same_kind")
 
@@ -313,7 +313,7 @@ def _elsewhere(function: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
-def _round_to_bfloat16(acc: Flat, out: Flat) -> None:
+def round_to_bfloat16(acc: Flat, out: Flat) -> None:
     """float32 → the upper 16 bits, to nearest, ties to even; NaN stays NaN."""
     bits = acc.view("<u4")
     #     float32    s eeeeeeee mmmmmmm mmmmmmmmmmmmmmmm

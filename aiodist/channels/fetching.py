@@ -6,25 +6,19 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from aiodist.channels import directory, serving, transfers
+from aiodist.channels import directory, transfers
 from aiodist.channels.directory import Place, Release
 from aiodist.channels.holding import Holding
+from aiodist.channels.into import Reading
 from aiodist.channels.participant import Participant
-from aiodist.channels.transfers import NotThereError
-from aiodist.errors import AiodistError, CollectiveTimeoutError
-from aiodist.transports.surroundings import chooser_on
+from aiodist.channels.slices import Lot
+from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
+from aiodist.errors import CollectiveTimeoutError
 
 log = logging.getLogger("aiodist.channels")
 
 PAUSE = 0.25
 """Seconds before a version that nobody could give is looked for again."""
-
-RING = 10.0
-"""Seconds that a call at a door is kept."""
-
-
-class NobodyError(Exception):
-    """Nobody who is there could give a version."""
 
 
 class Fetching:
@@ -33,28 +27,43 @@ class Fetching:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._turns: dict[int, asyncio.Lock] = {}
+        self.slicing = Slicing(participant)
 
-    async def newest(self, least: int) -> Holding:
-        """The newest version from `least` on that can be had, whole. Waits until there is one."""
+    async def newest(self, least: int, reading: Reading) -> Holding | Lot:
+        """The newest version from `least` on that can be had, whole, or what is wanted of it. Waits
+        until there is one. Raises what `reading.wanted` does."""
         participant = self._participant
         while True:
             participant.changed.clear()
             participant.check()
-            wanted = [one for one in reversed(participant.releases) if one.version >= least]
-            for release in wanted:
+            known = reversed(directory.versions(participant.releases))
+            fit = [releases for releases in known if releases[0].version >= least]
+            for releases in fit:
                 with suppress(NobodyError):
-                    return await self._attempt(release)
+                    return await self._attempt(releases, reading)
             with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE if wanted else None):
+                async with asyncio.timeout(PAUSE if fit else None):
                     await participant.changed.wait()
 
-    async def this(self, release: Release) -> Holding:
-        """This version, whole. Raises ValueError once the channel has it no more."""
-        while release in await self._participant.look():
+    async def this(self, releases: Shares, reading: Reading) -> Holding | Lot:
+        """This version. Raises ValueError once the channel has it no more."""
+        while releases in directory.versions(await self._participant.look()):
             with suppress(NobodyError):
-                return await self._attempt(release)
+                return await self._attempt(releases, reading)
             await asyncio.sleep(PAUSE)
-        raise ValueError(f"the channel does not have version {release.version} any more")
+        raise ValueError(f"the channel does not have version {releases[0].version} any more")
+
+    async def _attempt(self, releases: Shares, reading: Reading) -> Holding | Lot:
+        """Take a version from those who may have it. Raises NobodyError."""
+        version = releases[0].version
+        # Two who ask for it at once, by `latest` and by `stream`, take it once.
+        async with self._turns.setdefault(version, asyncio.Lock()):
+            if len(releases) == 1 and not reading.is_sliced:
+                found: Holding | Lot = await self._whole(releases[0], reading)
+            else:
+                found = await self.slicing.attempt(releases, reading)
+        self._forget_before(version)
+        return found
 
     def holding(self, release: Release) -> Holding:
         """What there is of a version here."""
@@ -66,33 +75,39 @@ class Fetching:
             known = holdings[release.version] = Holding(release)
         return known
 
-    async def _attempt(self, release: Release) -> Holding:
+    async def _whole(self, release: Release, reading: Reading) -> Holding:
         """Take a version from one after the other of those who may have it. Raises NobodyError."""
-        participant = self._participant
         holding = self.holding(release)
-        # Two who ask for it at once, by `latest` and by `stream`, take it once.
-        async with self._turns.setdefault(release.version, asyncio.Lock()):
-            failed: set[str] = set()
-            while not holding.is_whole:
-                try:
-                    source = await self._source(release, failed)
-                except CollectiveTimeoutError as error:
-                    # The coordinator is away, and may come back.
-                    raise NobodyError from error
-                try:
-                    await self._take(source, holding)
-                except (AiodistError, OSError, MemoryError, NotThereError) as error:
-                    participant.check()
-                    log.info(
-                        "channel %r: version %d comes from another one: %s",
-                        participant.channel,
-                        release.version,
-                        error or "it is not there any more",
-                    )
-                    failed.add(source.id)
-                    holding.stir()
-        self._forget_before(release.version)
+        reading.begin(holding)
+        with holding.feeding():
+            try:
+                await self._fill(holding)
+            except NobodyError:
+                holding.starve()
+                raise
         return holding
+
+    async def _fill(self, holding: Holding) -> None:
+        participant, release = self._participant, holding.release
+        failed: set[str] = set()
+        while not holding.is_whole:
+            try:
+                source = await self._source(release, failed)
+            except CollectiveTimeoutError as error:
+                # The coordinator is away, and may come back.
+                raise NobodyError from error
+            try:
+                await self._take(source, holding)
+            except FAILURES as error:
+                participant.check()
+                log.info(
+                    "channel %r: version %d comes from another one: %s",
+                    participant.channel,
+                    release.version,
+                    error or "it is not there any more",
+                )
+                failed.add(source.id)
+                holding.stir()
 
     async def _source(self, release: Release, failed: set[str]) -> Place:
         participant = self._participant
@@ -101,7 +116,8 @@ class Fetching:
         places = await participant.change(
             directory.line(release.version), Place, lambda before: directory.in_line(before, me)
         )
-        for one in directory.sources(places, me, await participant.publisher()):
+        publishers = [one.place for one in await participant.seats()]
+        for one in directory.sources(places, me, publishers, maps=not release.lent):
             if one.id not in failed and await participant.is_there(one.id):
                 return one
         raise NobodyError
@@ -114,19 +130,14 @@ class Fetching:
         maps = is_near and not (memory is not None and memory.is_own and holding.filled)
         if not maps:
             await holding.make_own(shared=bool(participant.host))
-        nonce = chooser_on(asyncio.get_running_loop()).getrandbits(64)
-        name = f"{serving.prefix(participant.channel, source.id)}{nonce:016x}"
-        await participant.ask(
-            lambda store: store.set(
-                directory.door(source.id), name.encode(), ttl=RING, timeout=participant.patience
-            )
-        )
-        patience = participant.patience
-        async with participant.meeting(name, transfers.TAKES) as pair:
-            await transfers.take(pair, holding, patience, maps=maps)
+        async with await participant.called(source.id) as pair:
+            await transfers.take(pair, holding, participant.patience, maps=maps)
 
     def _forget_before(self, version: int) -> None:
-        holdings = self._participant.holdings
-        for old in [one for one in holdings if one < version]:
-            holdings.pop(old).retire()
-            self._turns.pop(old, None)
+        participant = self._participant
+        for old in [one for one in participant.holdings if one < version]:
+            participant.holdings.pop(old).retire()
+        for key in [key for key in participant.lots if key[0] < version]:
+            participant.lots.pop(key).retire()
+        for old in [one for one in self._turns if one < version]:
+            self._turns.pop(old)

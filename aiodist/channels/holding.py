@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from aiodist.buffers.segment import Segment
 from aiodist.channels import manifest
 from aiodist.channels.directory import Release
-from aiodist.channels.manifest import Manifest
+from aiodist.channels.manifest import Leaf, Manifest
 from aiodist.errors import ProtocolError
 from aiodist.transports.handover import Offer
 
@@ -69,26 +70,26 @@ class Memory:
             self._segment.close()
 
 
-class Holding:
-    """A version, and what of it is here: its first `filled` parts.
+class Coming:
+    """Something of a version that comes, and is handed on meanwhile.
 
-    `memory` is None before the first of them. `stirs` counts how often this participant has had to
-    look for another one to take it from: whoever takes it from this one is told to wait for that.
+    Whoever takes it from this participant is told to wait as long as it is `fed`: as long as this
+    one looks for somebody to take it from, which comes to an end by itself. `stirs` counts how
+    often it has had to look for another one, and `starved` how often there was nobody.
     """
 
-    def __init__(self, release: Release) -> None:
-        self.release = release
-        self.memory: Memory | None = None
-        self.filled = 0
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.fed = 0
         self.stirs = 0
+        self.starved = 0
         self.readers = 0
-        self._manifest: Manifest | None = None
         self._retired = False
         self._news = asyncio.Event()
 
     @property
     def is_whole(self) -> bool:
-        return self.filled == self.release.parts
+        raise NotImplementedError
 
     @property
     def here(self) -> int:
@@ -105,6 +106,72 @@ class Holding:
         """Whether no more of it will come."""
         return self._retired and not self.is_whole
 
+    def stir(self) -> None:
+        """It has to come from somebody else from now on, which takes a moment."""
+        self.stirs += 1
+        self.tell()
+
+    def starve(self) -> None:
+        """Nobody who is there has it."""
+        self.starved += 1
+        self.tell()
+
+    @contextmanager
+    def feeding(self) -> Iterator[None]:
+        """It is being taken from somebody."""
+        self.fed += 1
+        try:
+            yield
+        finally:
+            self.fed -= 1
+
+    def tell(self) -> None:
+        """Something has changed."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def news(self) -> None:
+        """Wait until something has changed."""
+        await self._news.wait()
+
+    def retire(self) -> None:
+        """It is given to nobody any more; who reads it may go on."""
+        self._retired = True
+        self.tell()
+        if not self.readers:
+            self._let_go()
+
+    def __enter__(self) -> Self:
+        """Somebody reads it, and it stays until he is done."""
+        self.readers += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.readers -= 1
+        if self._retired and not self.readers:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nobody reads it any more, nor will."""
+
+
+class Holding(Coming):
+    """A version, and what of it is here: its first `filled` parts.
+
+    `memory` is None before the first of them.
+    """
+
+    def __init__(self, release: Release) -> None:
+        super().__init__(release.version)
+        self.release = release
+        self.memory: Memory | None = None
+        self.filled = 0
+        self._manifest: Manifest | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.filled == self.release.parts
+
     @property
     def view(self) -> memoryview:
         """All of its memory."""
@@ -117,6 +184,22 @@ class Holding:
         if self._manifest is None:
             self._manifest = Manifest.read(self.view, self.release)
         return self._manifest
+
+    @property
+    def has_leaves(self) -> bool:
+        """Whether it is known which arrays there are."""
+        return self.filled > 0
+
+    def leaves(self) -> list[Leaf]:
+        return manifest.leaves(self.manifest)
+
+    def has_leaf(self, leaf: Leaf) -> bool:
+        """Whether all of an array is here."""
+        return self.filled >= self.release.parts_to(leaf.start + leaf.spec.nbytes)
+
+    def read(self, leaf: Leaf) -> Any:
+        """An array, as users get it."""
+        return leaf.read(self.view, self.release.data)
 
     def part(self, number: int) -> memoryview:
         """The memory of one part."""
@@ -143,20 +226,7 @@ class Holding:
 
     def _fill(self, filled: int) -> None:
         self.filled = filled
-        self._tell()
-
-    def stir(self) -> None:
-        """It has to come from somebody else from now on, which takes a moment."""
-        self.stirs += 1
-        self._tell()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def news(self) -> None:
-        """Wait until something has changed."""
-        await self._news.wait()
+        self.tell()
 
     async def make_own(self, *, shared: bool) -> None:
         """Have memory of its own, with what is here of another's. Raises OSError, MemoryError."""
@@ -183,23 +253,8 @@ class Holding:
             raise
         self.take(own, self.filled)
 
-    def __enter__(self) -> Holding:
-        """Somebody reads it, and it stays until he is done."""
-        self.readers += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.readers -= 1
-        self._let_go()
-
-    def retire(self) -> None:
-        """It is given to nobody any more; who reads it may go on."""
-        self._retired = True
-        self._tell()
-        self._let_go()
-
     def _let_go(self) -> None:
-        if self._retired and not self.readers and self.memory is not None:
+        if self.memory is not None:
             self.memory.close()
             self.memory = None
             self.filled = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ import msgpack
 import numpy as np
 
 from aiodist.buffers import arrays
+from aiodist.buffers.arrays import Flat
+from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.mapped import Mapped
@@ -26,6 +28,7 @@ from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import parse
 from aiodist.channels.directory import Release, aligned
+from aiodist.channels.trees import Extent, whole
 from aiodist.errors import ProtocolError
 
 CHUNK = 4 << 20
@@ -33,16 +36,19 @@ CHUNK = 4 << 20
 
 
 class Manifest:
-    """What a version consists of: `meta` of its tree, `checks` of its chunks."""
+    """What a version consists of: `meta` of its tree, `checks` of its chunks, and the `extents` of
+    those arrays that are parts of others, by where they are in the tree."""
 
-    def __init__(self, meta: bytes, checks: Sequence[int]) -> None:
+    def __init__(
+        self, meta: bytes, checks: Sequence[int], extents: Mapping[str, Extent] | None = None
+    ) -> None:
         self.meta = meta
         self.checks = checks
+        self.extents = extents or {}
 
     def pack(self) -> bytes:
-        packed: bytes = msgpack.packb(
-            (self.meta, struct.pack(f"<{len(self.checks)}I", *self.checks))
-        )
+        checks = struct.pack(f"<{len(self.checks)}I", *self.checks)
+        packed: bytes = msgpack.packb((self.meta, checks, self.extents))
         return packed
 
     @classmethod
@@ -52,9 +58,15 @@ class Manifest:
         if zlib.crc32(packed) != release.check:
             raise ProtocolError(f"the manifest of version {release.version} came damaged")
         try:
-            meta, checks = msgpack.unpackb(packed)
-            manifest = cls(meta, struct.unpack(f"<{release.parts - 1}I", checks))
+            meta, checks, extents = msgpack.unpackb(packed)
+            manifest = cls(
+                meta,
+                struct.unpack(f"<{release.parts - 1}I", checks),
+                {key: _extent(*extent) for key, extent in extents.items()},
+            )
             starts = _starts([spec.nbytes for spec in parse(meta).specs])
+            for leaf in leaves(manifest):
+                leaf.check()
         except Exception as error:  # msgpack raises half a dozen unrelated types
             raise ProtocolError(f"no manifest of version {release.version}: {error}") from None
         if release.data + starts[-1] != release.nbytes:
@@ -68,13 +80,21 @@ class Manifest:
 class Writing:
     """A value on its way into the memory of a version: `release` but for its check."""
 
-    def __init__(self, value: Encoded, version: int) -> None:
+    def __init__(
+        self,
+        value: Encoded,
+        version: int,
+        extents: Mapping[str, Extent] | None = None,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """`share`: which one of how many."""
         self._value = value
+        self._extents = extents
         chunk = CHUNK
         self._starts = _starts([buffer.nbytes for buffer in value.buffers])
         data = self._starts[-1]
-        manifest = len(Manifest(value.meta, [0] * -(-data // chunk)).pack())
-        self.release = Release(version, manifest, aligned(manifest) + data, chunk, 0)
+        manifest = len(Manifest(value.meta, [0] * -(-data // chunk), extents).pack())
+        self.release = Release(version, manifest, aligned(manifest) + data, chunk, 0, *share)
 
     def write(self, memory: memoryview) -> Release:
         """Copy the value into `memory`; may run in a thread."""
@@ -86,7 +106,7 @@ class Writing:
                 piece = np.frombuffer(buffer[at : at + release.chunk], np.uint8)
                 np.copyto(data[start + at : start + at + len(piece)], piece)
         checks = [check(memory, release, part) for part in range(1, release.parts)]
-        packed = Manifest(self._value.meta, checks).pack()
+        packed = Manifest(self._value.meta, checks, self._extents).pack()
         memory[: release.manifest] = packed
         return replace(release, check=zlib.crc32(packed))
 
@@ -98,24 +118,45 @@ def check(memory: memoryview, release: Release, part: int) -> int:
 
 
 class Leaf(NamedTuple):
-    """An array of a tree: the keys on the way to it, joined by dots, and where it begins among the
-    arrays."""
+    """An array of a tree: the keys on the way to it, joined by dots, where it begins among the
+    arrays, where it is in the tree, and which part it is of which array."""
 
     name: str
     start: int
     spec: Spec
+    key: str
+    extent: Extent
+
+    def check(self) -> None:
+        """Raises ValueError where that cannot be."""
+        box, shape = self.extent
+        lengths = tuple(stop - start for start, stop in box)
+        inside = all(0 <= at <= end <= n for (at, end), n in zip(box, shape, strict=True))
+        if lengths != self.spec.shape or not inside:
+            raise ValueError(f"{self.key}: {self.spec} cannot be {self.extent}")
+
+    def over(self, memory: memoryview, data: int) -> Flat:
+        """The array as numpy holds its elements, where the arrays begin at `data`."""
+        start = data + self.start
+        lying = np.frombuffer(memory[start : start + self.spec.nbytes], np.uint8)
+        array: Flat = lying.view(carrier(self.spec.name)).reshape(self.spec.shape)
+        return array
 
     def read(self, memory: memoryview, data: int) -> Any:
-        """The array, where the arrays begin at `data`: one of numpy is a view of the memory that
-        cannot be written, a tensor a copy, for torch knows no memory that cannot."""
-        kind, name, shape, nbytes = self.spec
-        start = data + self.start
-        lying = np.frombuffer(memory[start : start + nbytes].toreadonly(), np.uint8)
-        if kind == "numpy":
-            return arrays.over(lying, kind, name, shape)
-        own = arrays.empty(kind, name, shape, self.name)
-        own.base.reshape(-1).view(np.uint8)[:] = lying
-        return own.value
+        """The array, where the arrays begin at `data`, as `shown`: one of numpy is a view of the
+        memory."""
+        return shown(self.over(memory.toreadonly(), data), self.spec, self.name)
+
+
+def shown(lying: Flat, spec: Spec, name: str) -> Any:
+    """An array as users get it: numpy's itself, which they cannot write; a tensor as a copy, for
+    torch knows no memory that cannot be written."""
+    if spec.kind == "numpy":
+        lying.flags.writeable = False
+        return lying
+    own = arrays.empty(spec.kind, spec.name, lying.shape, name)
+    np.copyto(own.base, lying)
+    return own.value
 
 
 def leaves(manifest: Manifest) -> list[Leaf]:
@@ -123,9 +164,14 @@ def leaves(manifest: Manifest) -> list[Leaf]:
     return _Leaves.of(manifest, lambda leaf: None)[0]
 
 
+def tree_of(manifest: Manifest, make: Callable[[Leaf], Any]) -> Any:
+    """The tree of a version, with what is made of each array."""
+    return _Leaves.of(manifest, make)[1]
+
+
 def value_in(memory: memoryview, manifest: Manifest, data: int) -> Any:
     """The tree whose arrays begin at `data`, with its arrays as `Leaf.read` gives them."""
-    return _Leaves.of(manifest, lambda leaf: leaf.read(memory, data))[1]
+    return tree_of(manifest, lambda leaf: leaf.read(memory, data))
 
 
 class Into:
@@ -149,15 +195,16 @@ class Into:
 class _Leaves:
     """Knows where the arrays of a tree lie, and what to make of each: a `Taker`."""
 
-    def __init__(self, make: Callable[[Leaf], Any]) -> None:
+    def __init__(self, make: Callable[[Leaf], Any], extents: Mapping[str, Extent]) -> None:
         self._make = make
+        self._extents = extents
         self._end = 0
         self.found: list[Leaf] = []
 
     @classmethod
     def of(cls, manifest: Manifest, make: Callable[[Leaf], Any]) -> tuple[list[Leaf], Any]:
         """The arrays of a version, and its tree with what is made of them."""
-        taker = cls(make)
+        taker = cls(make, manifest.extents)
         incoming = parse(manifest.meta)
         incoming.allocate(foreign=taker)
         return taker.found, incoming.finish()
@@ -166,10 +213,16 @@ class _Leaves:
         return False
 
     def take(self, spec: Spec, out: Any, where: Where) -> Target | None:
-        leaf = Leaf(_name(where), self._end, spec)
+        key = str(where).removeprefix("value")
+        extent = self._extents.get(key) or Extent(whole(spec.shape), spec.shape)
+        leaf = Leaf(_name(where), self._end, spec, key, extent)
         self._end += aligned(spec.nbytes)
         self.found.append(leaf)
         return Mapped(self._make(leaf))
+
+
+def _extent(box: Any, shape: Any) -> Extent:
+    return Extent(tuple((int(start), int(stop)) for start, stop in box), tuple(map(int, shape)))
 
 
 def _name(where: Where) -> str:

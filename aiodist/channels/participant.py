@@ -7,15 +7,16 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiodist import environment
 from aiodist.channels import directory
-from aiodist.channels.directory import Place, Release
+from aiodist.channels.directory import Place, Release, Seat
 from aiodist.channels.holding import Holding
 from aiodist.channels.lag import Lag
+from aiodist.channels.slices import Lot
 from aiodist.control.store import Store
 from aiodist.errors import (
     AiodistError,
@@ -33,13 +34,19 @@ from aiodist.wire import channels, schema
 log = logging.getLogger("aiodist.channels")
 
 T = TypeVar("T")
-R = TypeVar("R", bound=directory.Release | Place)
+R = TypeVar("R", bound=Release | Place | Seat)
 
 BEAT = 1.0
 """Seconds between signs of life in the store of the channel."""
 
 GONE = 3.5 * BEAT
 """Seconds without one after which a participant counts as gone."""
+
+RING = 10.0
+"""Seconds that a call at a door is kept."""
+
+TAKES, GIVES = 1, 0
+"""Ranks of those who meet."""
 
 PATIENCE = 5.0
 """Default of `patience`: seconds that a chunk may take."""
@@ -61,7 +68,8 @@ class Participant:
     """One who publishes to a channel or takes from it: begun by `open`, ended by `close`.
 
     `releases` is what the channel has, by version, as far as it is known here; `changed` is set
-    when there is something new of that, or this has failed. `holdings`: what is here of versions.
+    when there is something new of that, or this has failed. `holdings`: what is here of versions,
+    and `lots`, of slices of them, by version and name.
     `met(name)` is called when another participant wants to meet this one in a group of that name;
     `own()` are the releases that this one stands for, should the store have lost them; `stay()` is
     called with each sign of life. `publishes` and `version()` are told with these to whoever
@@ -85,6 +93,7 @@ class Participant:
         self.bytes_sent = self.bytes_received = 0  # of pairs that it has left
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
+        self.lots: dict[tuple[int, str], Lot] = {}
         self.met: Callable[[str], Coroutine[Any, Any, None]]
         self.own: Callable[[], list[Release]] = list
         self.stay: Callable[[], Awaitable[object]] | None = None
@@ -149,7 +158,10 @@ class Participant:
             await self._left.wait()
         for holding in self.holdings.values():
             holding.retire()
+        for lot in self.lots.values():
+            lot.retire()
         self.holdings.clear()
+        self.lots.clear()
         group, self._group = self._group, None
         if group is not None and not group.closed:
             with suppress(AiodistError):  # it is gone, as it wants to be
@@ -360,11 +372,28 @@ class Participant:
         found = await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
         return found is not None
 
-    async def publisher(self) -> Place | None:
+    async def seats(self) -> list[Seat]:
         """Who publishes."""
         value = await self.ask(lambda store: store.get(directory.PUBLISHER, timeout=self.patience))
-        found: Sequence[Place] = directory.unpacked(Place, value)
-        return found[0] if found else None
+        return directory.unpacked(Seat, value)
+
+    async def line(self, version: int) -> list[Place]:
+        """Who has a version, or wants it."""
+        key = directory.line(version)
+        value = await self.ask(lambda store: store.get(key, timeout=self.patience))
+        return directory.unpacked(Place, value)
+
+    async def called(self, who: str) -> Meeting:
+        """Call at the door of another participant: the group of two in which it is met. Raises what
+        `ask` does."""
+        nonce = chooser_on(self._loop).getrandbits(64)
+        name = f"{directory.meetings(self.channel, who)}{nonce:016x}"
+        await self.ask(
+            lambda store: store.set(
+                directory.door(who), name.encode(), ttl=RING, timeout=self.patience
+            )
+        )
+        return self.meeting(name, TAKES)
 
 
 class Meeting:

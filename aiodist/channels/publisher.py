@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, serving
-from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, Place, Release
+from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, Release, Seat
 from aiodist.channels.holding import Holding, Memory, in_thread
 from aiodist.channels.manifest import Writing
 from aiodist.channels.participant import GONE, PATIENCE, Participant
+from aiodist.channels.trees import unwrapped
 from aiodist.errors import CollectiveTimeoutError, JoinError
 
 
@@ -20,6 +22,7 @@ def publisher(
     *,
     address: str | None = None,
     keep: int = 2,
+    part: tuple[int, int] = (0, 1),
     patience: float = PATIENCE,
     **options: Any,
 ) -> Publisher:
@@ -31,8 +34,12 @@ def publisher(
     versions are kept for subscribers. `patience`: how many seconds a chunk may take before whoever
     waits for it gives up on the other side.
 
+    `part`: which one of how many this is, where several processes publish, each its share of a
+    version: ``part=(group.rank, group.size)``. Each may have other arrays, and parts of arrays
+    (`aiodist.Shard`, DTensors). A version is there when all of them have published theirs.
+
     Entering raises what `connect` does, and JoinError where another publisher of the channel is
-    alive.
+    alive, of this part or of another number of parts.
 
     For example::
 
@@ -48,15 +55,24 @@ def publisher(
     """
     if not 1 <= keep <= MOST_RELEASES:
         raise ValueError(f"keep is 1 to {MOST_RELEASES} versions, not {keep!r}")
-    return Publisher(Participant(channel, address, patience, options), keep)
+    share, shares = _checked(part)
+    return Publisher(Participant(channel, address, patience, options), keep, share, shares)
+
+
+def _checked(part: Any) -> tuple[int, int]:
+    match part:
+        case (int(share), int(shares)) if 0 <= share < shares <= MOST_SHARES:
+            return share, shares
+    raise ValueError(f"part is (rank, how many), of at most {MOST_SHARES}, not {part!r}")
 
 
 class Publisher:
     """Publishes versions. Made by `aiodist.publisher`, for use by ``async with``."""
 
-    def __init__(self, participant: Participant, keep: int) -> None:
+    def __init__(self, participant: Participant, keep: int, share: int, shares: int) -> None:
         self._participant = participant
         self._keep = keep
+        self._share, self._shares = share, shares
         self._publishing = asyncio.Lock()
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
@@ -80,8 +96,7 @@ class Publisher:
     def newest(self) -> int | None:
         """The newest version that the channel has, also of a publisher before this one; None: it
         has none."""
-        releases = self._participant.releases
-        return releases[-1].version if releases else None
+        return directory.newest(self._participant.releases)
 
     @property
     def bytes_sent(self) -> int:
@@ -103,9 +118,9 @@ class Publisher:
         participant = self._participant
         participant.check()
         async with self._publishing:
-            directory.check_higher(participant.releases, version)
+            directory.check_higher(participant.releases, version, self._share)
             # In a thread, for arrays that are not contiguous are copied by this.
-            writing = await in_thread(lambda: Writing(encode(params), version))
+            writing = await in_thread(lambda: self._written(params, version))
             memory = Memory(writing.release.nbytes, shared=bool(participant.host))
             try:
                 release = await in_thread(lambda: writing.write(memory.view))
@@ -114,6 +129,10 @@ class Publisher:
                 if version not in participant.holdings:
                     memory.close()
                 raise
+
+    def _written(self, params: Any, version: int) -> Writing:
+        tree, extents = unwrapped(params, shares=self._shares)
+        return Writing(encode(tree), version, extents, (self._share, self._shares))
 
     async def _announce(self, release: Release, memory: Memory) -> None:
         participant = self._participant
@@ -134,7 +153,7 @@ class Publisher:
         kept = {one.version for one in known}
         for old in [one for one in participant.holdings if one not in kept]:
             participant.holdings.pop(old).retire()
-        dropped = [one.version for one in participant.releases if one.version not in kept]
+        dropped = {one.version for one in participant.releases if one.version not in kept}
         participant.releases = known
         for version in dropped:
             # Published it is: a line that is left is a few bytes.
@@ -144,33 +163,38 @@ class Publisher:
     async def _take_place(self) -> None:
         """Be the one who publishes: there may have been another, who died."""
         participant = self._participant
-        me = participant.place
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * GONE
         while True:
-            other = await participant.publisher()
-            if other is not None and other.id != me.id and await participant.is_there(other.id):
+            seats, me = await participant.seats(), self._seat()
+            rivals = directory.rivals(seats, me)
+            alive = [one for one in rivals if await participant.is_there(one.id)]
+            if alive:
                 if loop.time() >= deadline or self._own():
-                    raise JoinError(
-                        f"the channel {participant.channel!r} has another publisher: end it first,"
-                        " or use another name"
-                    )
+                    raise JoinError(self._taken(alive[0]))
                 await asyncio.sleep(GONE / 8)
                 continue
 
-            def mine(known: list[Place], other: Place | None = other) -> list[Place] | None:
-                return [me] if (known[0] if known else None) == other else None
-
-            after = await participant.change(directory.PUBLISHER, Place, mine)
-            if after == [me]:
+            taking = partial(directory.seated, me=me, gone=rivals)
+            if me in await participant.change(directory.PUBLISHER, Seat, taking):
                 return
+
+    def _seat(self) -> Seat:
+        place = self._participant.place
+        return Seat(place.id, place.host, self._share, self._shares)
+
+    def _taken(self, other: Seat) -> str:
+        what = f"the channel {self._participant.channel!r} has another publisher"
+        if other.shares != self._shares:
+            what += f", of part {other.share} of {other.shares}; this is one of {self._shares}"
+        elif self._shares > 1:
+            what += f" of part {self._share} of {self._shares}"
+        return f"{what}: end it first, or use another name"
 
     async def _keep_place(self) -> None:
         """A coordinator that was restarted has forgotten who publishes."""
-        me = self._participant.place
-        await self._participant.change(
-            directory.PUBLISHER, Place, lambda known: None if known else [me]
-        )
+        taking = partial(directory.seated, me=self._seat(), gone=[])
+        await self._participant.change(directory.PUBLISHER, Seat, taking)
 
     def _own(self) -> list[Release]:
         return sorted(

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, overload
 
-from aiodist.channels import manifest, serving
+from aiodist.channels import directory, serving
 from aiodist.channels.directory import Release
 from aiodist.channels.fetching import Fetching
-from aiodist.channels.holding import Holding, in_thread
+from aiodist.channels.holding import in_thread
+from aiodist.channels.into import Reading, arriving, until_either
 from aiodist.channels.participant import PATIENCE, Participant
+from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
 
 
@@ -52,6 +54,7 @@ class Subscriber:
         participant.version = lambda: self._given if self._given >= 0 else None
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
+        participant.stay = self._fetching.slicing.stay
 
     async def __aenter__(self) -> Subscriber:
         await self._participant.open()
@@ -63,8 +66,7 @@ class Subscriber:
     @property
     def newest(self) -> int | None:
         """The newest version that the channel has, as far as is known here; None: it has none."""
-        releases = self._participant.releases
-        return releases[-1].version if releases else None
+        return directory.newest(self._participant.releases)
 
     @overload
     async def latest(
@@ -73,11 +75,21 @@ class Subscriber:
 
     @overload
     async def latest(
-        self, *, newer_than: int = -1, into: Any, timeout: float | None = None
+        self,
+        *,
+        newer_than: int = -1,
+        into: Any,
+        convert: bool = False,
+        timeout: float | None = None,
     ) -> int: ...
 
     async def latest(
-        self, *, newer_than: int = -1, into: Any = None, timeout: float | None = None
+        self,
+        *,
+        newer_than: int = -1,
+        into: Any = None,
+        convert: bool = False,
+        timeout: float | None = None,
     ) -> Any:
         """The newest version over `newer_than` that can be had, once it is here as a whole: its
         number, and its tree. Waits for one for as long as it takes, or for `timeout` seconds. It is
@@ -89,17 +101,22 @@ class Subscriber:
         published; then the number alone is given. They are written when all of the version is here
         and has been checked, and then as a whole, even if this is cancelled meanwhile.
 
+        Where there are parts of arrays (`aiodist.Shard`, DTensors) in `into`, no more than these
+        come here, from those who have some of them, whatever parts these have; arrays that `into`
+        has not do not come. `convert`: floats may have another dtype in `into`, and are rounded.
+
         Raises TypeError and ValueError, naming the place in `into`, where that does not fit, with
         nothing written; CollectiveTimeoutError (a TimeoutError); CoordinatorLostError;
         GroupClosedError. What has come of a version by then is kept for the next call.
         """
+        reading = Reading(into, converts=convert)
         try:
             async with asyncio.timeout(timeout), self._turn:
-                holding = await self._fetching.newest(max(newer_than + 1, self._given))
+                found = await self._fetching.newest(max(newer_than + 1, self._given), reading)
                 # Before it is read, which goes on to the end if this is cancelled.
-                self._given = holding.release.version
-                with holding:
-                    value = await in_thread(lambda: _read(holding, into))
+                self._given = found.version
+                with found:
+                    value = await in_thread(lambda: reading.read(found))
         except TimeoutError as error:
             if isinstance(error, CollectiveTimeoutError):
                 raise
@@ -121,25 +138,24 @@ class Subscriber:
         Raises ValueError for a version that the channel has not, or not any more, and for one that
         is older than what was given before; and what `latest` does.
         """
-        release = await self._release(version)
-        holding = self._fetching.holding(release)
-        fetch = asyncio.ensure_future(self._fetching.this(release))
+        releases = await self._release(version)
+        reading = Reading()
+        fetch = asyncio.ensure_future(self._fetching.this(releases, reading))
         self._participant.adopt(fetch)
-        with holding:
-            try:
-                await _filled(holding, 1, fetch)
-                for leaf in manifest.leaves(holding.manifest):
-                    parts = release.parts_to(leaf.start + leaf.spec.nbytes)
-                    await _filled(holding, parts, fetch)
-                    yield leaf.name, leaf.read(holding.view, release.data)
+        try:
+            await until_either(reading.begun.wait(), fetch)
+            with (coming := reading.coming):
+                async for leaf in arriving(coming, fetch):
+                    yield leaf.name, coming.read(leaf)
                 await fetch
                 self._given = max(self._given, version)
-            finally:
-                fetch.cancel()
-                await asyncio.gather(fetch, return_exceptions=True)
+        finally:
+            fetch.cancel()
+            await asyncio.gather(fetch, return_exceptions=True)
 
-    async def _release(self, version: int) -> Release:
-        releases = {one.version: one for one in await self._participant.look()}
+    async def _release(self, version: int) -> Shares:
+        there = directory.versions(await self._participant.look())
+        releases = {one[0].version: one for one in there}
         if version < self._given or version not in releases:
             raise ValueError(
                 f"version {version!r} cannot be had: the channel has {sorted(releases)}, and"
@@ -165,25 +181,3 @@ class Versions:
     async def __anext__(self) -> tuple[int, Any]:
         self._version, tree = await self._weights.latest(newer_than=self._version)
         return self._version, tree
-
-
-def _read(holding: Holding, into: Any) -> Any:
-    """May run in a thread."""
-    data = holding.release.data
-    if into is None:
-        return manifest.value_in(holding.view, holding.manifest, data)
-    manifest.Into(holding.manifest, into).write(holding.view, data)
-    return None
-
-
-async def _filled(holding: Holding, parts: int, fetch: asyncio.Future[Holding]) -> None:
-    """Wait until so many parts are here. Raises what `fetch` does."""
-    while holding.filled < parts:
-        news: asyncio.Future[Any] = asyncio.ensure_future(holding.news())
-        try:
-            waits: set[asyncio.Future[Any]] = {news, fetch}
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
-        if fetch.done():
-            fetch.result()

@@ -3,20 +3,22 @@
 The one who takes (rank 1) says what it wants and how much it has; the one who gives (rank 0) sends
 part after part, each as soon as it has it itself, with its number before it. Where both are on one
 host, memory is mapped, and only the numbers go. If nothing comes for `patience` seconds, the one
-who gives counts as gone. One who has to look for another source itself says so: then those who take
-from it wait for as long again, instead of leaving all at once.
+who gives counts as gone. One who has to wait itself says so in time: then those who take from it
+wait for as long again, instead of leaving all at once when the one at the head of them does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.channels.holding import Holding, Memory, in_thread
+from aiodist.channels.holding import Coming, Holding, Memory, in_thread
+from aiodist.channels.participant import GIVES, TAKES
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.transports.handover import take_segment
@@ -27,9 +29,6 @@ WAIT = -1
 
 NOT_HERE = -2
 """It has not got that version, or not any more."""
-
-TAKES, GIVES = 1, 0
-"""Ranks."""
 
 AHEAD = 4
 """Messages that are sent before the first of them has been taken."""
@@ -42,26 +41,47 @@ class NotThereError(Exception):
     """Who was asked for a version has not got it."""
 
 
-async def asked(pair: Group, patience: float) -> tuple[int, int, bool]:
-    """What the one who takes wants: the version, how many parts it has, whether it maps memory.
-    Raises ProtocolError."""
+class Rest(NamedTuple):
+    """What one who takes a version asks for: all behind the parts that it has. `maps`: it maps
+    memory, if it can."""
+
+    version: int
+    has: int
+    maps: bool
+
+
+class Parcels(NamedTuple):
+    """What one who takes slices asks for: parcels of what is here by the name `wants`; none: the
+    manifests."""
+
+    version: int
+    wants: str
+    parcels: list[Any]
+
+
+async def asked(pair: Group, patience: float) -> Rest | Parcels:
+    """What the one who takes wants. Raises ProtocolError."""
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps)) if has >= 0:
-            return version, has, maps
+            return Rest(version, has, maps)
+        case (int(version), str(wants), list(parcels)):
+            return Parcels(version, wants, parcels)
         case nonsense:
             raise ProtocolError(f"a participant asked for {nonsense!r}")
 
 
-async def give(pair: Group, holding: Holding | None, has: int, *, maps: bool) -> None:
+async def refuse(pair: Group) -> None:
+    """Say that what was asked for is not here."""
+    await pair.send(NOT_HERE, TAKES, tag=PARTS)
+
+
+async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps: bool) -> None:
     """Send the parts from `has` on, and return when all have been taken."""
-    if holding is None:
-        await pair.send(NOT_HERE, TAKES, tag=PARTS)
-        return
     sent: deque[Work[None]] = deque()
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
+    news = News(pair, holding, leaves, patience)
     try:
         with holding:
-            news = _News(pair, holding, leaves)
             # Its memory is given to others when it stays: one that has half a version in the memory
             # of another who is gone will have its own in a moment.
             while maps and not (holding.is_whole or _is_own(holding)):
@@ -69,7 +89,9 @@ async def give(pair: Group, holding: Holding | None, has: int, *, maps: bool) ->
                     return
             if maps:
                 assert holding.memory is not None
-                await pair.send(holding.memory.words(), TAKES, tag=PARTS)
+                words = holding.memory.words()
+                await pair.send(words, TAKES, tag=PARTS)
+                maps, has = words is not None, 0 if words else has
             while has < holding.release.parts:
                 if has >= holding.filled:
                     if not await news.more():
@@ -85,43 +107,53 @@ async def give(pair: Group, holding: Holding | None, has: int, *, maps: bool) ->
             while sent:
                 await sent.popleft()
     finally:
-        for one in (*sent, leaves):
-            if one.done() and not one.cancelled():
-                one.exception()  # seen: the other one has gone, which its own error says
-            one.cancel()
+        news.close(sent)
 
 
 def _is_own(holding: Holding) -> bool:
     return holding.memory is not None and holding.memory.is_own
 
 
-class _News:
+class News:
     """What becomes of a version that somebody else is given as it comes."""
 
-    def __init__(self, pair: Group, holding: Holding, leaves: Work[None]) -> None:
+    def __init__(self, pair: Group, coming: Coming, leaves: Work[None], patience: float) -> None:
         self._pair = pair
-        self._holding = holding
+        self._coming = coming
         self._leaves = leaves
-        self._stirs = holding.stirs
+        self._patience = patience
+        self._stirs = coming.stirs
+        self._starved = coming.starved
 
     async def more(self) -> bool:
         """Wait until something has changed, and tell the other one where it takes longer. False: no
         more will come, and it is told. Raises AiodistError where the other one has gone."""
-        holding = self._holding
-        if holding.is_abandoned:
-            await self._pair.send(NOT_HERE, TAKES, tag=PARTS)
+        coming = self._coming
+        if coming.is_abandoned or coming.starved != self._starved:
+            await refuse(self._pair)
             return False
-        news = asyncio.ensure_future(holding.news())
+        news = asyncio.ensure_future(coming.news())
         try:
-            await asyncio.wait({news, self._leaves}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {news, self._leaves},
+                timeout=self._patience / 2,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
             news.cancel()
         if self._leaves.done():
             self._leaves.result()
-        if holding.stirs != self._stirs:
-            self._stirs = holding.stirs
+        if coming.stirs != self._stirs or (not done and coming.fed):
+            self._stirs = coming.stirs
             await self._pair.send(WAIT, TAKES, tag=PARTS)
         return True
+
+    def close(self, sent: Iterable[Work[None]]) -> None:
+        """Nothing is sent any more, and what is under way is not waited for."""
+        for one in (*sent, self._leaves):
+            if one.done() and not one.cancelled():
+                one.exception()  # seen: the other one has gone, which its own error says
+            one.cancel()
 
 
 async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) -> None:
@@ -129,16 +161,19 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
     ProtocolError where what it sends is damaged, OSError where its memory cannot be mapped,
     NotThereError."""
     release = holding.release
-    await pair.send((release.version, 0 if maps else holding.filled, maps), GIVES, tag=PARTS)
-    if maps:
-        words = await _word(pair, holding, patience)
+    await pair.send((release.version, holding.filled, maps), GIVES, tag=PARTS)
+    words = await word(pair, holding, patience) if maps else None
+    if words is not None:
         async with asyncio.timeout(patience):
             segment = await take_segment(words, release.nbytes, keep=True)
         holding.take(Memory.of(segment))
+    elif maps:  # it is memory that was lent to it
+        await holding.make_own(shared=True)
+    maps = words is not None
     checking: asyncio.Task[None] | None = None  # of the part before this one
     try:
         for number in range(holding.filled, release.parts):
-            said = await _word(pair, holding, patience)
+            said = await word(pair, holding, patience)
             if said != number:
                 raise ProtocolError(f"part {said!r} came where {number} was next")
             if maps:
@@ -161,7 +196,7 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
             await asyncio.gather(checking, return_exceptions=True)
 
 
-async def _word(pair: Group, holding: Holding, patience: float) -> Any:
+async def word(pair: Group, coming: Coming, patience: float) -> Any:
     """What comes next that is not to wait."""
     while True:
         said = await pair.recv(src=GIVES, tag=PARTS, timeout=patience)
@@ -169,4 +204,4 @@ async def _word(pair: Group, holding: Holding, patience: float) -> Any:
             return said
         if said != WAIT:
             raise NotThereError
-        holding.stir()
+        coming.stir()

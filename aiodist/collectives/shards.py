@@ -82,7 +82,7 @@ def parts_of(tree: Any, name: str) -> dict[str, Shard]:
     """
     # The same place has the same name in what is held and in what is wanted, whatever that is
     # called here: it is without the name of the tree.
-    return {str(where): _part(leaf, f"{name}{where}") for where, leaf in _leaves(tree, "")}
+    return {str(where): part(leaf, f"{name}{where}") for where, leaf in _leaves(tree, "")}
 
 
 def _leaves(tree: Any, where: Where) -> Iterator[tuple[Where, Any]]:
@@ -96,10 +96,16 @@ def _leaves(tree: Any, where: Where) -> Iterator[tuple[Where, Any]]:
         yield where, tree
 
 
-def _part(leaf: Any, where: str) -> Shard:
+def is_part(leaf: Any) -> bool:
+    """Whether it may be less than a whole array: a `Shard`, or a DTensor."""
+    return isinstance(leaf, Shard) or hasattr(leaf, "__create_chunk_list__")
+
+
+def part(leaf: Any, where: str) -> Shard:
+    """The part that a leaf of a tree is. Raises TypeError, naming `where`, as `parts_of` does."""
     if isinstance(leaf, Shard):
         return leaf
-    if hasattr(leaf, "__create_chunk_list__"):
+    if is_part(leaf):
         return _part_of_dtensor(leaf, where)
     if getattr(leaf, "shape", None) is None:
         raise TypeError(

@@ -15,7 +15,7 @@ same one from the same descriptions, and nobody has to tell anybody what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -91,72 +91,123 @@ def remainder(box: Box, inner: Box) -> list[Box]:
     return rest
 
 
+def blocks(box: Box, most: int) -> list[Box]:
+    """`box`, cut into boxes of at most `most` elements (and at least one), in the order in which
+    they lie in an array that is contiguous, where each of them is one stretch."""
+    if volume(box) <= most:
+        return [box]
+    dim = next(dim for dim, (start, stop) in enumerate(box) if stop - start > 1)
+    start, stop = box[dim]
+    rows = max(1, most * (stop - start) // volume(box))
+    return [
+        block
+        for at in range(start, stop, rows)
+        for block in blocks((*box[:dim], (at, min(at + rows, stop)), *box[dim + 1 :]), most)
+    ]
+
+
 def plan(layouts: Iterable[Layout], hosts: Sequence[int]) -> list[list[Transfer]]:
     """The transfers of each array, those to one rank in the order of the boxes that are held.
 
-    `hosts`: the host of each rank, as a number. Who gets a box that several ranks hold takes it
-    from itself, if it can, else from a rank of its host, else from any: from the one that has had
-    to send the fewest bytes so far, over all arrays, the next one in rank order among equals.
+    `hosts`: the host of each rank, as a number. Who gets what several ranks hold takes it from
+    itself, if it can, else from a rank of its host, else from any. Where these hold the same box,
+    it is the one that has had to send the fewest bytes so far, over all arrays, the next one in
+    rank order among equals.
 
     Raises Unheld.
     """
     load = [0] * len(hosts)
-    return [_transfers(layout, hosts, load) for layout in layouts]
+    return [_transfers(layout, tuple(hosts), load) for layout in layouts]
 
 
-def _transfers(layout: Layout, hosts: Sequence[int], load: list[int]) -> list[Transfer]:
+def _transfers(layout: Layout, hosts: tuple[int, ...], load: list[int]) -> list[Transfer]:
     transfers = []
-    for dst, pieces in enumerate(_pieces_of_all(layout.held, layout.wanted)):
-        for box, owners in pieces:
-            src = dst if dst in owners else _least_loaded(dst, owners, hosts, load)
-            if src != dst:
-                load[src] += volume(box) * layout.item
-            transfers.append(Transfer(src, dst, box))
+    for dst, pieces in enumerate(_pieces_of_all(layout.held, layout.wanted, hosts)):
+        for piece in pieces:
+            own = dst in piece.owners
+            src = dst if own else _least_loaded(dst, piece, layout.item, load)
+            transfers.append(Transfer(src, dst, piece.box))
     return transfers
 
 
-def _least_loaded(
-    dst: int, owners: Sequence[int], hosts: Sequence[int], load: Sequence[int]
-) -> int:
-    near = [rank for rank in owners if hosts[rank] == hosts[dst]] or owners
-    return min(near, key=lambda rank: (load[rank], (rank - dst) % len(hosts)))
+class Want(NamedTuple):
+    """A box that somebody wants who holds nothing of it: `held` is what others hold."""
+
+    box: Box
+    held: Held
+    item: int
+    """Bytes of an element."""
 
 
-Pieces = tuple[tuple[Box, tuple[int, ...]], ...]
-"""Boxes that make up a box that is wanted, each with the ranks that hold it."""
+def asked_of(
+    wants: Iterable[Want], holders: int, turn: int
+) -> Iterator[list[tuple[int | None, Box]]]:
+    """Of whom to take what, for each of `wants`: the same as `plan` for one who wants, among
+    `holders`; None: nobody has it. `turn`: who is the first among equals."""
+    load = [0] * holders
+    for want in wants:
+        yield [
+            (_least_loaded(turn, piece, want.item, load) if piece.owners else None, piece.box)
+            for piece in _pieces(want.box, want.held)
+        ]
+
+
+class _Piece(NamedTuple):
+    """A part of what is wanted, with those who hold it and are equally near, if anybody does."""
+
+    box: Box
+    owners: tuple[int, ...]
+
+
+Held = tuple[_Piece, ...]
+"""Boxes that are held, the nearest first."""
+
+
+def _least_loaded(turn: int, piece: _Piece, item: int, load: list[int]) -> int:
+    src = min(piece.owners, key=lambda rank: (load[rank], (rank - turn) % len(load)))
+    load[src] += volume(piece.box) * item
+    return src
 
 
 @lru_cache(maxsize=256)
 def _pieces_of_all(
-    held: tuple[Box | None, ...], wanted: tuple[Box | None, ...]
-) -> tuple[Pieces, ...]:
+    held: tuple[Box | None, ...], wanted: tuple[Box | None, ...], hosts: tuple[int, ...]
+) -> tuple[tuple[_Piece, ...], ...]:
     """The pieces of what each rank wants. Kept, since a model has many arrays of few layouts."""
-    owners: dict[Box, list[int]] = {}
-    for rank, box in enumerate(held):
+    found: list[tuple[_Piece, ...]] = []
+    for rank, box in enumerate(wanted):
+        # What this rank holds itself comes first: no byte of it is to come from elsewhere.
+        far = [2 - (host == hosts[rank]) - (other == rank) for other, host in enumerate(hosts)]
+        pieces = () if box is None else tuple(_pieces(box, nearest_first(held, tuple(far))))
+        for piece in pieces:
+            if not piece.owners:
+                raise Unheld(rank, piece.box)
+        found.append(pieces)
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def nearest_first(held: tuple[Box | None, ...], far: tuple[int, ...]) -> Held:
+    """What is held, by holder, in the order in which it is to be taken: `far` says how far each
+    holder is, and those are equal who are equally far."""
+    owners: dict[tuple[int, Box], list[int]] = {}
+    for holder, box in enumerate(held):
         if box is not None and volume(box):
-            owners.setdefault(box, []).append(rank)
-    return tuple(
-        () if box is None else tuple(_pieces(rank, box, owners)) for rank, box in enumerate(wanted)
-    )
+            owners.setdefault((far[holder], box), []).append(holder)
+    return tuple(_Piece(box, tuple(owners[far, box])) for far, box in sorted(owners))
 
 
-def _pieces(
-    rank: int, wanted: Box, owners: dict[Box, list[int]]
-) -> Iterable[tuple[Box, tuple[int, ...]]]:
-    if not volume(wanted):
-        return
-    missing = [wanted]
-    # What this rank holds itself comes first: no byte of it is to come from elsewhere.
-    for box in sorted(owners, key=lambda box: (rank not in owners[box], box)):
+def _pieces(wanted: Box, held: Held) -> Iterator[_Piece]:
+    missing = [wanted] if volume(wanted) else []
+    for box, owners in held:
         still_missing: list[Box] = []
         for part in missing:
             common = intersection(part, box)
             if common is None:
                 still_missing.append(part)
             else:
-                yield common, tuple(owners[box])
+                yield _Piece(common, owners)
                 still_missing += remainder(part, common)
         missing = still_missing
-        if not missing:
-            return
-    raise Unheld(rank, missing[0])
+    for part in missing:
+        yield _Piece(part, ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,18 @@ from hypothesis import strategies as st
 from aiodist.channels.directory import (
     Place,
     Release,
+    Seat,
     check_higher,
+    distances,
     in_line,
+    newest,
     packed,
     restored,
+    rivals,
+    seated,
     sources,
     unpacked,
+    versions,
     with_release,
 )
 from aiodist.errors import ProtocolError
@@ -86,25 +94,60 @@ PLACES = st.lists(st.sampled_from("ABC"), max_size=12).map(
 )
 
 
-@given(places=PLACES, me=st.integers(0, 12), host=st.sampled_from("ABC"))
-def test_nobody_takes_from_one_who_came_later(places, me, host):
+@given(places=PLACES, me=st.integers(0, 12), host=st.sampled_from("ABC"), maps=st.booleans())
+def test_nobody_takes_from_one_who_came_later(places, me, host, maps):
     mine = Place(f"p{me}", places[me].host if me < len(places) else host)
     publisher = Place("publisher", "A")
-    found = sources(places, mine, publisher)
+    found = sources(places, mine, [publisher], maps=maps)
     before = places[: min(me, len(places))]
     assert sorted(one.id for one in found) == sorted(one.id for one in [publisher, *before])
     near = [one for one in found if one.host == mine.host]
     far = [one for one in found if one.host != mine.host]
     assert found == near + far
-    # On one host all map the memory of one; between hosts each has one to hand on to.
-    assert near == [one for one in [publisher, *before] if one.host == mine.host]
-    assert far == [one for one in reversed([publisher, *before]) if one.host != mine.host]
-    assert sources(places, mine, None) == [one for one in found if one is not publisher]
+    # On one host all map the memory of one, or take from one.
+    own = [publisher, *before] if maps else [*before, publisher]
+    assert near == [one for one in own if one.host == mine.host]
+    assert publisher.host == mine.host or far[-1] == publisher
+    assert {*sources(places, mine, [], maps=maps)} == {*before}
+
+
+@given(PLACES, st.booleans())
+def test_each_host_gets_one_copy_and_sends_one(places, maps):
+    """Whoever comes, from whatever host, in whatever order: where nobody is lost."""
+    publisher = Place("publisher", "A")
+    gets, sends = [], []
+    for at, me in enumerate(places):
+        source = sources(places[:at], me, [publisher], maps=maps)[0]
+        if source.host != me.host:
+            gets.append(me.host)
+            sends.append(source.host)
+    assert sorted(gets) == sorted({one.host for one in places} - {"A"})
+    assert len(sends) == len(set(sends))
+
+
+@given(PLACES)
+def test_who_takes_slices_is_no_source_of_a_whole_version(places):
+    sliced = [replace(one, wants="x") for one in places[::2]]
+    line = [*sliced, *places[1::2]]
+    me, publisher = Place("me", "B"), Place("publisher", "A")
+    assert not any(one.wants for one in sources(line, me, [publisher]))
+    slicing = sources(line, replace(me, wants="y"), [publisher])
+    assert {*slicing} == {*line, publisher}
+    # Publishers of one host, or of none, are equally far, so that all of them have to send.
+    others = [publisher, Place("other", "C"), Place("near", "B")]
+    found = sources(line, replace(me, wants="y"), others, maps=False)
+    far = distances(found, me, others)
+    assert far == sorted(far)
+    by_id = {one.id: distance for one, distance in zip(found, far, strict=True)}
+    assert by_id["publisher"] == by_id["other"] > by_id["near"]
+    assert len({by_id[one.id] for one in line}) == len(line)
 
 
 def test_who_can_map_no_memory_is_near_to_nobody():
     places = [Place("a", ""), Place("b", "")]
-    assert sources(places, Place("c", ""), Place("p", "")) == [*reversed(places), Place("p", "")]
+    publisher = Place("p", "")
+    found = sources(places, Place("c", ""), [publisher])
+    assert found == [*reversed(places), publisher]
 
 
 @given(PLACES)
@@ -113,3 +156,52 @@ def test_each_stands_in_a_line_once(places):
     for one in [*places, *places]:
         line = in_line(line, one) or line
     assert line == places
+
+
+def shares(version, count, *missing):
+    return [release(version, share=at, shares=count) for at in range(count) if at not in missing]
+
+
+def test_a_version_is_there_when_all_its_shares_are():
+    known = [*shares(1, 2), *shares(2, 2, 0), *shares(3, 3), *shares(4, 3, 1, 2)]
+    assert versions(known) == [tuple(shares(1, 2)), tuple(shares(3, 3))]
+    assert newest(known) == 3
+    assert newest(shares(1, 2, 1)) is None
+
+
+def test_each_share_grows_for_itself():
+    known = [*shares(1, 2), *shares(2, 2, 0)]
+    check_higher(known, 2, 0)
+    for share, version in ((0, 1), (1, 2)):
+        with pytest.raises(ValueError, match=f"the newest is {version}"):
+            check_higher(known, version, share)
+    assert with_release(known, release(2, share=0, shares=2), 1) == shares(2, 2)
+    # Another number of publishers goes on from the last version that was there.
+    assert with_release(known, release(2, share=0, shares=3), 5) == [
+        *shares(1, 2),
+        release(2, share=0, shares=3),
+    ]
+
+
+def test_those_that_were_begun_and_never_came_are_forgotten():
+    known = shares(1, 2)
+    for version in range(2, 9):
+        known = with_release(known, release(version, share=0, shares=2), 2)
+    assert known == [*shares(1, 2), *shares(7, 2, 1), *shares(8, 2, 1)]
+    known = with_release(known, release(8, share=1, shares=2), 1)
+    assert known == shares(8, 2)
+    assert restored([], shares(7, 2)) == shares(7, 2)
+    assert restored(known, shares(7, 2)) is None
+
+
+def test_one_publishes_each_share():
+    first, second = Seat("a", "", 0, 2), Seat("b", "", 1, 2)
+    alone, again = Seat("c", "", 0, 1), Seat("d", "", 0, 2)
+    assert seated([], second, []) == [second]
+    assert seated([second], first, []) == [first, second]
+    assert seated([first, second], first, []) == [first, second]
+    assert rivals([first, second], again) == [first]
+    assert rivals([first, second], alone) == [first, second]
+    assert seated([first, second], again, []) is None
+    assert seated([first, second], again, [first]) == [again, second]
+    assert seated([first, second], alone, [first, second]) == [alone]

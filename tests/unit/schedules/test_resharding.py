@@ -12,7 +12,11 @@ from aiodist.schedules.resharding import (
     Layout,
     Transfer,
     Unheld,
+    Want,
+    asked_of,
+    blocks,
     intersection,
+    nearest_first,
     plan,
     remainder,
     text,
@@ -145,3 +149,66 @@ def test_many_arrays_of_one_layout_are_cut_once():
     columns = tuple(((0, 512), (rank, rank + 1)) for rank in range(size))
     transfers = plan([Layout(rows, columns)] * 8, range(size))
     assert sum(map(len, transfers)) == 8 * size * size
+
+
+@given(st.data(), SHAPES, st.integers(1, 40))
+def test_blocks_are_stretches_of_memory_in_order(data, shape, most):
+    box = data.draw(boxes(shape))
+    memory = np.arange(volume(box)).reshape([stop - start for start, stop in box])
+    origin = [start for start, _ in box]
+    found = [
+        memory[tuple(slice(a - at, b - at) for (a, b), at in zip(block, origin, strict=True))]
+        for block in blocks(box, most)
+    ]
+    assert all(block.size <= most for block in found)
+    np.testing.assert_array_equal(np.concatenate([b.reshape(-1) for b in found]), memory.ravel())
+
+
+def test_blocks_are_not_smaller_than_they_need_be():
+    assert blocks(((0, 10), (0, 4)), 12) == [
+        ((0, 3), (0, 4)),
+        ((3, 6), (0, 4)),
+        ((6, 9), (0, 4)),
+        ((9, 10), (0, 4)),
+    ]
+    assert blocks(((2, 3), (0, 4)), 3) == [((2, 3), (0, 3)), ((2, 3), (3, 4))]
+
+
+@given(layouts(), st.data())
+def test_who_holds_nothing_takes_each_element_once_from_the_nearest(given_layout, data):
+    shape, layout = given_layout
+    layout = layout._replace(held=(*layout.held[1:], None))  # some may be missing
+    holders = len(layout.held)
+    far = tuple(data.draw(st.lists(st.integers(0, 3), min_size=holders, max_size=holders)))
+    box = data.draw(boxes(shape))
+    want = Want(box, nearest_first(layout.held, far), 4)
+    (asked,) = asked_of([want], holders, data.draw(st.integers(0, 7)))
+    got = np.zeros(shape, dtype=int)
+    nearest = np.full(shape, 9)
+    for holder, held in enumerate(layout.held):
+        if held is not None:
+            nearest[at(held)] = np.minimum(nearest[at(held)], far[holder])
+    for src, part in asked:
+        got[at(part)] += 1
+        if src is None:
+            assert (nearest[at(part)] == 9).all()
+            continue
+        held = layout.held[src]
+        assert held is not None
+        assert intersection(part, held) == part
+        assert (nearest[at(part)] == far[src]).all()
+    np.testing.assert_array_equal(got, mask(shape, box))
+
+
+def test_those_who_are_equally_near_share_the_giving():
+    everything: Box = ((0, 8),)
+    held = nearest_first((everything,) * 3, (1, 1, 2))
+    asked = asked_of([Want(block, held, 4) for block in blocks(everything, 2)], 3, 1)
+    assert [src for ((src, _),) in asked] == [1, 0, 1, 0]
+
+
+def test_parts_of_the_same_host_go_first_whatever_they_are():
+    rows = (((0, 4), (0, 4)), ((4, 8), (0, 4)))
+    column: Box = ((0, 8), (0, 2))
+    (transfers,) = plan([Layout((*rows, column, None), (None, None, None, column))], [0, 0, 1, 1])
+    assert transfers == [Transfer(2, 3, column)]

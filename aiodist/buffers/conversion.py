@@ -1,0 +1,44 @@
+"""Floats of one dtype as floats of another."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiodist.buffers.arrays import Array
+from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.kernels import round_to_bfloat16
+
+FLOATS: Final = frozenset({"float16", "float32", "float64", "bfloat16"})
+
+_AT_ONCE = 1 << 16
+"""Elements that are converted at once: those on their way stay in the cache."""
+
+
+def convert(source: NDArray[np.generic], name: str, into: Array) -> None:
+    """Write the elements of `source`, which holds dtype `name` in its carrier, to `into`, rounded
+    to the nearest, ties to even. Both are dtypes of FLOATS, and of one shape."""
+    if name == into.name:
+        np.copyto(into.base, source)
+        return
+    base = into.base
+    if not source.ndim or (source.flags.c_contiguous and base.flags.c_contiguous):
+        source, base = source.reshape(-1), base.reshape(-1)
+    for at in np.ndindex(source.shape[:-1]):  # of any strides, row by row
+        for start in range(0, source.shape[-1], _AT_ONCE):
+            line = source[at][start : start + _AT_ONCE]
+            base[at][start : start + _AT_ONCE] = _converted(line, name, into.name)
+
+
+def _converted(line: NDArray[np.generic], name: str, into: str) -> NDArray[np.generic]:
+    if name == "bfloat16":
+        line = (line.astype("<u4") << 16).view("<f4")
+    if into != "bfloat16":
+        with np.errstate(over="ignore"):  # infinity is what such a number is
+            return line.astype(carrier(into))
+    out = np.empty(line.shape, carrier(into))
+    with np.errstate(over="ignore"):
+        round_to_bfloat16(np.ascontiguousarray(line, "<f4"), out)
+    return out

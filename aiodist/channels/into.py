@@ -1,0 +1,123 @@
+"""What becomes of a version that has come: a tree, or arrays of a user that are written to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from aiodist.buffers import arrays
+from aiodist.buffers.arrays import Array
+from aiodist.buffers.conversion import FLOATS, convert
+from aiodist.channels import manifest
+from aiodist.channels.holding import Holding
+from aiodist.channels.manifest import Leaf
+from aiodist.channels.slices import Arrays, Lot, Want
+from aiodist.channels.trees import has_parts, parts_wanted
+
+
+class Reading:
+    """What a user wants of a version: its tree, or that `into` is written, whole or in parts.
+    `is_sliced`: no more than that is to come here."""
+
+    def __init__(self, into: Any = None, *, converts: bool = False) -> None:
+        """Raises TypeError and ValueError, naming the place in `into`, for parts that cannot be
+        written to."""
+        self._into = into
+        self._converts = converts
+        self.is_sliced = into is not None and (converts or has_parts(into))
+        self._parts = IntoParts(into, converts=converts) if self.is_sliced else None
+        self.begun = asyncio.Event()
+        self.coming: Holding | Lot
+
+    def begin(self, coming: Holding | Lot) -> None:
+        """That is what comes of it."""
+        self.coming = coming
+        self.begun.set()
+
+    def wanted(self, there: Arrays) -> Want:
+        """What is wanted of the arrays of a version. Raises TypeError and ValueError, naming the
+        place in `into`, where that does not fit."""
+        if self._into is None:
+            return there.all()
+        if self._parts is None:  # of a version of several shares
+            self._parts = IntoParts(self._into, converts=self._converts)
+        return self._parts.wanted(there)
+
+    def read(self, found: Holding | Lot) -> Any:
+        """It is here: its tree, or None where it was written to `into`. May run in a thread. Raises
+        TypeError and ValueError, naming the place in `into`, where that does not fit."""
+        if isinstance(found, Lot):
+            if self._parts is None:
+                return found.tree()
+            self._parts.write(found)
+            return None
+        data = found.release.data
+        if self._into is None:
+            return manifest.value_in(found.view, found.manifest, data)
+        manifest.Into(found.manifest, self._into).write(found.view, data)
+        return None
+
+
+async def arriving(coming: Holding | Lot, fetch: asyncio.Future[Any]) -> AsyncIterator[Leaf]:
+    """The arrays of what `fetch` brings, each when it is here. Raises what `fetch` does."""
+    while not coming.has_leaves:
+        await until_either(coming.news(), fetch)
+    for leaf in coming.leaves():
+        while not coming.has_leaf(leaf):
+            await until_either(coming.news(), fetch)
+        yield leaf
+
+
+async def until_either(event: Coroutine[Any, Any, Any], fetch: asyncio.Future[Any]) -> None:
+    """Wait until there is an event, or `fetch` is done. Raises what that does."""
+    waiting = asyncio.ensure_future(event)
+    try:
+        await asyncio.wait({waiting, fetch}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if fetch.done():
+        fetch.result()
+
+
+class IntoParts:
+    """Where the slices go that are wanted. `converts`: whether floats of another dtype are made
+    those of these arrays."""
+
+    def __init__(self, into: Any, *, converts: bool) -> None:
+        """Raises TypeError and ValueError, naming the place in `into`, for what cannot be written
+        to."""
+        self._converts = converts
+        self._parts = parts_wanted(into)
+        self._targets: dict[str, Array] = {
+            key: arrays.writable(part.array, f"into{key}") for key, part in self._parts.items()
+        }
+
+    def wanted(self, there: Arrays) -> Want:
+        """What is wanted of the arrays of a version. Raises TypeError and ValueError, naming the
+        place in `into`, where that does not fit."""
+        for key, part in self._parts.items():
+            if key not in there.leaves:
+                raise ValueError(f"into{key}: the version has no array there")
+            leaf = there.leaf(key)
+            name, target = leaf.spec.name, self._targets[key].name
+            if part.shape != leaf.extent.shape:
+                raise ValueError(
+                    f"into{key}: is of an array of shape {part.shape}, the published one has"
+                    f" {leaf.extent.shape}"
+                )
+            if target != name and not (self._converts and {target, name} <= FLOATS):
+                hint = "" if self._converts else ": convert=True makes floats of other floats"
+                raise TypeError(f"into{key}: is {target}, the published array is {name}{hint}")
+        return {key: part.box for key, part in self._parts.items()}
+
+    def write(self, lot: Lot) -> None:
+        """May run in a thread."""
+        for key in self._targets:
+            self.write_one(lot, key)
+
+    def write_one(self, lot: Lot, key: str) -> None:
+        """One of them, which is there."""
+        target = self._targets[key]
+        convert(lot.memory[key], lot.arrays.leaf(key).spec.name, target)
+        target.commit(None)

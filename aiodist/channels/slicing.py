@@ -1,0 +1,219 @@
+"""Taking slices of a version: from all who have some of what is wanted, the nearest first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import zlib
+from dataclasses import replace
+
+from aiodist.channels import directory, parcels, slices
+from aiodist.channels.directory import Place, Release
+from aiodist.channels.into import Reading
+from aiodist.channels.participant import Participant
+from aiodist.channels.slices import Arrays, Lot, Piece, Want
+from aiodist.channels.transfers import NotThereError
+from aiodist.errors import AiodistError, CollectiveTimeoutError
+
+log = logging.getLogger("aiodist.channels")
+
+FAILURES = (AiodistError, OSError, MemoryError, NotThereError)
+"""What is raised where somebody else is to be asked."""
+
+WANT_TTL = 60.0
+"""Seconds that the store keeps what somebody wants who has gone."""
+
+MOST_WANTS = 1024
+"""Most different ones of others that are remembered."""
+
+Shares = tuple[Release, ...]
+"""A version: the releases of its shares."""
+
+
+class NobodyError(Exception):
+    """Nobody who is there could give a version."""
+
+
+class Slicing:
+    """How a participant gets slices."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._wants: dict[str, Want] = {}  # what others want, by name
+        self._said = -math.inf  # when the store was last told of what is wanted here
+
+    async def attempt(self, releases: Shares, reading: Reading) -> Lot:
+        """Take what is wanted of a version from those who may have it. Raises NobodyError, and what
+        `reading.wanted` does."""
+        failed: set[str] = set()
+        try:
+            arrays = await self._arrays(releases, failed)
+            want = reading.wanted(arrays)
+            arrays.check(want)
+            lot = Lot(arrays, want)
+            known = self._participant.lots.get((lot.version, lot.name))
+            if known is not None and known.arrays.releases == releases:
+                lot = known
+            elif known is not None:  # of publishers that nobody remembers
+                known.retire()
+            self._participant.lots[lot.version, lot.name] = lot
+            reading.begin(lot)
+            with lot.feeding():
+                await self._fill(lot, failed)
+        except CollectiveTimeoutError as error:
+            # The coordinator is away, and may come back.
+            raise NobodyError from error
+        return lot
+
+    async def stay(self) -> None:
+        """A sign of life: the store keeps what is wanted here, for those who take it from here."""
+        now = asyncio.get_running_loop().time()
+        if now - self._said > WANT_TTL / 3:
+            self._said = now
+            for lot in list(self._participant.lots.values()):
+                await self._tell(lot)
+
+    async def _tell(self, lot: Lot) -> None:
+        patience = self._participant.patience
+        await self._participant.ask(
+            lambda store: store.set(
+                directory.want(lot.name), lot.packed, ttl=WANT_TTL, timeout=patience
+            )
+        )
+
+    async def _arrays(self, releases: Shares, failed: set[str]) -> Arrays:
+        """What there is of a version. Raises NobodyError; ValueError where shares do not agree."""
+        participant = self._participant
+        version = releases[0].version
+        for lot in participant.lots.values():
+            if lot.arrays.releases == releases:
+                return lot.arrays
+        found: dict[int, bytes] = {}
+        for place in [
+            *reversed(await participant.line(version)),
+            *await self._publishers(releases),
+        ]:
+            if len(found) == len(releases):
+                break
+            if place.id in {participant.id, *failed} or not await participant.is_there(place.id):
+                continue
+            try:
+                async with await participant.called(place.id) as pair:
+                    said = await parcels.take_manifests(pair, version, participant.patience)
+            except NotThereError:
+                continue  # it waits for them itself
+            except FAILURES as error:
+                self._lose(version, place, failed, error)
+                continue
+            for packed in said:
+                check = zlib.crc32(packed)
+                found |= {one.share: packed for one in releases if one.check == check}
+        if len(found) < len(releases):
+            raise NobodyError
+        return Arrays(releases, [found[share] for share in range(len(releases))])
+
+    async def _publishers(self, releases: Shares) -> list[Place]:
+        seats = await self._participant.seats()
+        return [one.place for one in seats if one.shares == len(releases)]
+
+    def _lose(self, version: int, place: Place, failed: set[str], error: BaseException) -> None:
+        self._participant.check()
+        log.info(
+            "channel %r: slices of version %d come from another one: %s",
+            self._participant.channel,
+            version,
+            error or "they are not there any more",
+        )
+        failed.add(place.id)
+
+    async def _fill(self, lot: Lot, failed: set[str]) -> None:
+        """Take what is missing. Raises NobodyError."""
+        running: dict[asyncio.Task[None], tuple[Place, list[list[Piece]]]] = {}
+        try:
+            if not lot.is_whole:
+                await self._tell(lot)
+            while not lot.is_whole:
+                if lot.todo:
+                    for place, asked in await self._asks(lot, failed):
+                        work = asyncio.ensure_future(self._take(place, lot, asked))
+                        running[work] = place, asked
+                if not running:
+                    lot.starve()
+                    raise NobodyError
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    place, asked = running.pop(task)
+                    lot.lack(asked)
+                    error = task.exception()
+                    if isinstance(error, FAILURES):
+                        self._lose(lot.version, place, failed, error)
+                        lot.stir()
+                    elif error is not None:
+                        raise error
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            for _, asked in running.values():
+                lot.lack(asked)
+
+    async def _take(self, place: Place, lot: Lot, asked: list[list[Piece]]) -> None:
+        participant = self._participant
+        async with await participant.called(place.id) as pair:
+            await parcels.take(pair, lot, place.wants, asked, participant.patience)
+
+    async def _asks(self, lot: Lot, failed: set[str]) -> list[tuple[Place, list[list[Piece]]]]:
+        """Of whom to ask what, for all that is to do; what nobody has stays to be done."""
+        participant = self._participant
+        me = replace(participant.place, wants=lot.name)
+        # Anew each time: a coordinator that was restarted has forgotten who stands in line.
+        places = await participant.change(
+            directory.line(lot.version), Place, lambda before: directory.in_line(before, me)
+        )
+        seats = {one.id: one.share for one in await participant.seats()}
+        publishers = await self._publishers(lot.arrays.releases)
+        there: dict[str, bool] = {}
+        while True:
+            holders = [
+                one
+                for one in directory.sources(places, me, publishers, maps=False)
+                if one.id not in failed and there.get(one.id, True)
+            ]
+            held = [
+                lot.arrays.of_share(seats[one.id])
+                if one.id in seats
+                else await self._want_of(one, lot.arrays)
+                for one in holders
+            ]
+            far = directory.distances(holders, me, publishers)
+            turn = places.index(me) if me in places else 0
+            asks, lacking = slices.asked_of(lot, held, far, turn)
+            new = [one.id for one, asked in zip(holders, asks, strict=True) if asked]
+            new = [one for one in new if one not in there]
+            for one in new:
+                there[one] = await participant.is_there(one)
+            if all(there[one] for one in new):
+                break
+        lot.todo = lacking
+        return [
+            (one, slices.parcels(asked, lot.arrays))
+            for one, asked in zip(holders, asks, strict=True)
+            if asked
+        ]
+
+    async def _want_of(self, place: Place, arrays: Arrays) -> Want:
+        """What another one has of a version, or will have."""
+        if not place.wants:
+            return arrays.all()
+        if place.wants not in self._wants:
+            participant = self._participant
+            packed = await participant.ask(
+                lambda store: store.get(directory.want(place.wants), timeout=participant.patience)
+            )
+            if packed is None:
+                return {}
+            if len(self._wants) >= MOST_WANTS:
+                self._wants.clear()
+            self._wants[place.wants] = slices.unpacked_want(packed)
+        return self._wants[place.wants]

@@ -1,0 +1,187 @@
+"""Slices of the arrays of a version: what is cut out, what comes, and of whom it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist import Shard
+from aiodist.buffers.encoding import encode
+from aiodist.channels import manifest, slices
+from aiodist.channels.holding import Holding, Memory
+from aiodist.channels.manifest import Writing
+from aiodist.channels.slices import Arrays, Lot, Piece, Whole
+from aiodist.channels.trees import unwrapped
+from aiodist.errors import ProtocolError
+from aiodist.schedules.resharding import remainder
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK", 128)
+
+
+def held(tree, share=0, shares=1, version=1):
+    """A share of a version, whole."""
+    plain, extents = unwrapped(tree, shares=shares)
+    writing = Writing(encode(plain), version, extents, (share, shares))
+    memory = Memory(writing.release.nbytes, shared=False)
+    holding = Holding(writing.write(memory.view))
+    holding.take(memory, holding.release.parts)
+    return holding
+
+
+def arrays_of(*holdings):
+    return Arrays(tuple(one.release for one in holdings), [bytes(one.part(0)) for one in holdings])
+
+
+def bring(lot, sources, asks):
+    """What was asked of each source comes."""
+    for source, asked in zip(sources, asks, strict=True):
+        for parcel in slices.parcels(asked, lot.arrays):
+            data, check = slices.packed_parcel(source, parcel)
+            room = slices.room_for(lot, parcel)
+            room[:] = data
+            slices.unpacked_parcel(room, check, lot, parcel)
+            for piece in parcel:
+                lot.fill(piece)
+
+
+def shard(array, box):
+    index = tuple(slice(*interval) for interval in box)
+    return Shard(np.array(array[index], order="C"), index, array.shape)
+
+
+@st.composite
+def problems(draw):
+    """An array, who holds which boxes of it (all of it together), and who wants which."""
+    shape = tuple(draw(st.lists(st.integers(0, 6), max_size=3)))
+    boxes = st.tuples(
+        *[st.lists(st.integers(0, n), min_size=2, max_size=2).map(sorted).map(tuple) for n in shape]
+    )
+    first = draw(boxes)
+    rest = remainder(tuple((0, n) for n in shape), first) if all(b > a for a, b in first) else []
+    holds = [first, *rest, *draw(st.lists(boxes, max_size=2))]
+    if not rest and any(a == b for a, b in first):
+        holds.append(tuple((0, n) for n in shape))
+    return shape, holds, draw(st.lists(boxes, min_size=1, max_size=4))
+
+
+@settings(deadline=None)
+@given(problems(), st.data())
+def test_what_comes_is_what_numpy_would_cut(problem, data):
+    """Each takes what it wants from those before it and from the shares, as they have it."""
+    shape, holds, wanted = problem
+    dtype = data.draw(st.sampled_from([np.uint8, np.float64]))
+    whole = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    order = data.draw(st.permutations(range(len(holds))))
+    shares = [
+        held({"w": shard(whole, holds[at]), "n": 3}, share, len(holds))
+        for share, at in enumerate(order)
+    ]
+    arrays = arrays_of(*shares)
+    sources, has = [Whole(one) for one in shares], [{"['w']": holds[at]} for at in order]
+    for box in wanted:
+        want = {"['w']": box}
+        arrays.check(want)
+        lot = Lot(arrays, want)
+        far = data.draw(st.lists(st.integers(0, 3), min_size=len(has), max_size=len(has)))
+        asks, lacking = slices.asked_of(lot, has, far, 0)
+        assert not lacking
+        bring(lot, sources, asks)
+        assert lot.is_whole
+        (leaf,) = lot.leaves()
+        assert lot.has_leaf(leaf)
+        expected = whole[tuple(slice(*interval) for interval in box)]
+        assert np.array_equal(lot.read(leaf), expected)
+        sources.append(lot)
+        has.append(want)
+
+
+def test_a_part_is_handed_on_as_soon_as_it_is_there():
+    w = np.arange(64.0).reshape(16, 4)
+    share = held({"w": w})
+    lot = Lot(arrays_of(share), {"['w']": ((0, 16), (0, 2))})
+    first, second = Piece("['w']", ((0, 8), (0, 2))), Piece("['w']", ((8, 16), (0, 1)))
+    bring(lot, [Whole(share)], [[first]])
+    assert lot.has(lot.needed(first))
+    assert not lot.has(lot.needed(second))
+    assert not lot.has(lot.needed(Piece("['w']", ((7, 9), (0, 2)))))
+    assert not lot.is_whole
+    assert not lot.has_leaf(lot.leaves()[0])
+
+
+def test_only_what_is_there_has_to_be():
+    """Of a version that comes chunk by chunk, those are needed in which the piece lies."""
+    w = np.arange(16 * 16, dtype=np.float64).reshape(16, 16)  # each row is a chunk
+    share = held({"a": np.zeros(16), "w": w})
+    whole = Whole(share)
+    assert whole.needed(Piece("['w']", ((3, 5), (0, 2)))) == {5, 6}
+    assert whole.needed(Piece("['a']", ((0, 1),))) == {1}
+    share.filled = 6
+    assert not whole.has({5, 6})
+    assert whole.has({5})
+
+
+@pytest.mark.parametrize(
+    "piece", [Piece("['x']", ()), Piece("['w']", ((0, 9),)), Piece("['w']", ())]
+)
+def test_what_is_not_held_cannot_be_asked_for(piece):
+    share = held({"w": np.zeros(8)})
+    lot = Lot(arrays_of(share), {"['w']": ((0, 4),)})
+    for source in (Whole(share), lot):
+        with pytest.raises(ProtocolError, match="is nothing that is"):
+            source.needed(piece)
+
+
+def test_what_nobody_has_stays_to_be_done():
+    share = held({"w": np.arange(8)})
+    lot = Lot(arrays_of(share), {"['w']": ((0, 8),)})
+    asks, lot.todo = slices.asked_of(lot, [{"['w']": ((2, 4),)}], [0], 0)
+    assert asks == [[Piece("['w']", ((2, 4),))]]
+    lot.lack([asks[0]])
+    asks, lacking = slices.asked_of(lot, [{"['w']": ((0, 8),)}], [0], 0)
+    bring(lot, [Whole(share)], asks)
+    assert not lacking
+    assert np.array_equal(lot.tree()["w"], np.arange(8))
+
+
+def test_a_damaged_parcel_is_noticed():
+    share = held({"w": np.arange(8)})
+    lot = Lot(arrays_of(share), lot_all := {"['w']": ((0, 8),)})
+    parcel = [Piece("['w']", lot_all["['w']"])]
+    data, check = slices.packed_parcel(Whole(share), parcel)
+    with pytest.raises(ProtocolError, match="a parcel of version 1 came damaged"):
+        slices.unpacked_parcel(data, check ^ 1, lot, parcel)
+
+
+def test_wants_are_told_by_name():
+    want = {"b": ((0, 3),), "a": ()}
+    packed = slices.packed_want(want)
+    assert slices.unpacked_want(packed) == want
+    assert slices.name_of(packed) == slices.name_of(slices.packed_want({"a": (), "b": ((0, 3),)}))
+    for nonsense in (b"", b"\x07", b"\x91\x01"):
+        with pytest.raises(ProtocolError, match="holds no slices"):
+            slices.unpacked_want(nonsense)
+    for nonsense in (5, [("a",)], [("a", [(1, None)])]):
+        with pytest.raises(ProtocolError, match="asked for"):
+            slices.pieces_in(nonsense)
+
+
+def test_news_are_of_all_that_comes():
+    """A retired lot is at an end for those who wait for more of it."""
+
+    async def main():
+        share = held({"w": np.arange(8)})
+        lot = Lot(arrays_of(share), {"['w']": ((0, 8),)})
+        waiting = asyncio.ensure_future(lot.news())
+        await asyncio.sleep(0)
+        lot.retire()
+        await waiting
+        assert lot.is_abandoned
+
+    asyncio.run(main())
