@@ -148,6 +148,12 @@ def with_release(known: list[Release], new: Release, keep: int) -> list[Release]
     return [*known, new][-keep:]
 
 
+def is_gone(known: Sequence[Release], release: Release) -> bool:
+    """Whether others have taken its place. A store that has nothing newer has forgotten it, and
+    will be told."""
+    return release not in known and bool(known) and known[-1].version >= release.version
+
+
 def restored(known: Sequence[Release], own: Iterable[Release]) -> list[Release] | None:
     """What to say to a store that has lost what was told of `own`; None: nothing."""
     missing = [one for one in own if one not in known]

@@ -49,8 +49,8 @@ class Fetching:
                     await participant.changed.wait()
 
     async def this(self, release: Release) -> Holding:
-        """This version, whole. Raises ValueError once the channel has it no more."""
-        while release in await self._participant.look():
+        """This version, whole. Raises ValueError once the channel has newer ones instead."""
+        while not directory.is_gone(await self._participant.look(), release):
             with suppress(NobodyError):
                 return await self._attempt(release)
             await asyncio.sleep(PAUSE)

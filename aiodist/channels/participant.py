@@ -281,9 +281,14 @@ class Participant:
                 self._know(value)
 
     async def look(self) -> list[Release]:
-        """What the channel has now: `releases` may not have it yet."""
-        value = await self.ask(lambda store: store.get(directory.RELEASES, timeout=self.patience))
-        return directory.unpacked(Release, value)
+        """What the channel has now: `releases` may not have it yet. Waits for a coordinator that is
+        away."""
+        while True:
+            with suppress(CollectiveTimeoutError):
+                value = await self.ask(
+                    lambda store: store.get(directory.RELEASES, timeout=self.patience)
+                )
+                return directory.unpacked(Release, value)
 
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)

@@ -146,9 +146,11 @@ class Publisher:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * GONE
         while True:
+            # Looked at before it is asked: an answer that was long in coming may not hold any more.
+            is_late = loop.time() >= deadline
             other = await participant.publisher()
             if other is not None and other.id != me.id and await participant.is_there(other.id):
-                if loop.time() >= deadline or self._own():
+                if is_late or self._own():
                     raise JoinError(
                         f"the channel {participant.channel!r} has another publisher: end it first,"
                         " or use another name"
