@@ -59,21 +59,22 @@ class Server:
             {"version": version, "digits": recognise(weights, images).tolist()}
         )
 
-    async def run(self) -> None:
-        app = web.Application(client_max_size=1 << 24)
-        app.add_routes([web.post("/digits", self.digits)])
-        app.cleanup_ctx.append(self.follow)
-        runner = web.AppRunner(app, handle_signals=True)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            host, port = runner.addresses[0][:2]
-            print(f"http://{host}:{port}", flush=True)
-            await asyncio.Event().wait()
-        finally:
-            await runner.cleanup()
+
+async def serve(server: Server) -> None:
+    app = web.Application(client_max_size=1 << 24)
+    app.add_routes([web.post("/digits", server.digits)])
+    app.cleanup_ctx.append(server.follow)
+    runner = web.AppRunner(app, handle_signals=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        print(f"http://{host}:{port}", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
 
 
 if __name__ == "__main__":
     with suppress(web.GracefulExit):
-        asyncio.run(Server(sys.argv[1]).run())
+        asyncio.run(serve(Server(sys.argv[1])))
