@@ -1,8 +1,8 @@
 """What a channel of weights costs, and how fast it is: ``python -m benchmarks.weights``.
 
-All processes run on this host. Those of one host map the publisher's memory; for hosts, each
-process is kept to TCP, so that what crosses is what would cross between hosts, with all of them on
-the same cores.
+All processes run on this host, on the same cores. Those of one host map the publisher's memory.
+Hosts are network namespaces (which needs root), and beside them, in the same run, Gloo broadcasts
+as much to as many. A process that is killed shows what is sent again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
+import os
+import signal
 import statistics
 import sys
 import time
@@ -21,18 +24,47 @@ from typing import Any
 import numpy as np
 
 import aiodist
+from aiodist_cli.bench_peers import PeerMissing, Site, find_peers
+from aiodist_cli.bench_team import teams
+from aiodist_cli.bench_worker import Library
+from benchmarks.namespaces import namespaces
 
 CHANNEL = "benchmark"
 TIMES = 5
+ROUNDS = 2
+LAYERS = 32
+"""Arrays of a version."""
+
+KILLED_AT = 0.9
+"""How much of a version somebody has when he is killed."""
+
+PATIENCE = 30.0
+"""Seconds: where all share the cores of a busy host, a chunk may be long in coming."""
 
 Process = asyncio.subprocess.Process
 
 
-async def subscribe(address: str, transports: str) -> None:
-    """One subscriber: says, as lines of JSON, when it has which version, and what it maps."""
+async def subscribe(address: str, transports: str, killed: bool, waits: bool) -> None:
+    """One subscriber: says, as lines of JSON, when it has which version, and what it maps. One that
+    is `killed` says when it has begun, and does so itself; one that `waits` takes nothing before it
+    is told to."""
     only = transports.split(",") if transports else None
-    async with aiodist.subscriber(CHANNEL, address=address, transports=only) as weights:
+    weights = aiodist.subscriber(CHANNEL, address=address, transports=only, patience=PATIENCE)
+    async with weights:
         print(json.dumps({"version": -1}), flush=True)
+        if waits:
+            await asyncio.to_thread(sys.stdin.readline)
+        while killed:
+            if weights.newest is None:
+                await asyncio.sleep(0.01)
+                continue
+            have = 0
+            async for _ in weights.stream(weights.newest):
+                have += 1
+                if have == 1:
+                    print(json.dumps({"version": 0}), flush=True)
+                elif have >= KILLED_AT * LAYERS:
+                    os.kill(os.getpid(), signal.SIGKILL)
         async for version, _ in weights:
             at = time.monotonic()
             print(json.dumps({"version": version, "at": at, "maps": mapped()}), flush=True)
@@ -45,14 +77,23 @@ def mapped() -> list[str]:
 
 
 @asynccontextmanager
-async def subscribers(address: str, count: int, transports: str) -> AsyncIterator[list[Process]]:
+async def subscribers(
+    address: str,
+    count: int,
+    transports: str,
+    prefixes: Sequence[Sequence[str]] = (),
+    *more: str,
+) -> AsyncIterator[list[Process]]:
+    """`prefixes`: what brings each to its host; none: this one."""
     started = [
         await asyncio.create_subprocess_exec(
+            *(prefixes[number] if prefixes else ()),
             *(sys.executable, "-m", "benchmarks.weights", "--subscribe", address),
-            *("--transports", transports),
+            *("--transports", transports, *more),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        for _ in range(count)
+        for number in range(count)
     ]
     try:
         for process in started:
@@ -60,7 +101,8 @@ async def subscribers(address: str, count: int, transports: str) -> AsyncIterato
         yield started
     finally:
         for process in started:
-            process.kill()
+            if process.returncode is None:
+                process.kill()
         for process in started:
             await process.communicate()
 
@@ -94,17 +136,29 @@ class Ticker:
         return float(np.quantile(self.late, 0.99))
 
 
-async def measure(count: int, mib: int, transports: str) -> dict[str, float]:
+def params_of(mib: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {f"layer {at}": np.ones((mib << 20) // (4 * LAYERS), np.float32) for at in range(LAYERS)}
+
+
+async def measure(
+    count: int,
+    mib: int,
+    transports: str,
+    host: str = "127.0.0.1",
+    prefixes: Sequence[Sequence[str]] = (),
+) -> dict[str, float]:
     """Medians: seconds of `publish`, and from its end until all have it; by how much later the loop
     is meanwhile than at rest (p99); the bytes that the publisher sent, in sizes of a version;
     copies in shared memory."""
-    params = {f"layer {at}": np.ones((mib << 20) // 16, np.float32) for at in range(4)}
+    params = params_of(mib)
     only = transports.split(",") if transports else None
     publishing, spreading, sent, copies = [], [], [], 0
     async with (
-        aiodist.Coordinator() as coordinator,
-        aiodist.publisher(CHANNEL, address=coordinator.address, keep=1, transports=only) as out,
-        subscribers(coordinator.address, count, transports) as started,
+        aiodist.Coordinator(f"tcp://{host}:0") as coordinator,
+        aiodist.publisher(
+            CHANNEL, address=coordinator.address, keep=1, transports=only, patience=PATIENCE
+        ) as out,
+        subscribers(coordinator.address, count, transports, prefixes) as started,
     ):
         ticker = Ticker()
         await asyncio.sleep(0.5)
@@ -133,24 +187,107 @@ async def measure(count: int, mib: int, transports: str) -> dict[str, float]:
     }
 
 
+async def resent(mib: int, transports: str) -> float:
+    """Somebody takes a version, and another one takes it from him, or maps what he has of it. He is
+    killed when he has most of it: the bytes that the publisher sent, in sizes of a version."""
+    address = "tcp://127.0.0.1:0"
+    async with (
+        aiodist.Coordinator(address) as coordinator,
+        aiodist.publisher(
+            CHANNEL, address=coordinator.address, transports=("tcp",), patience=PATIENCE
+        ) as out,
+        subscribers(coordinator.address, 1, transports, (), "--killed") as (killed,),
+        subscribers(coordinator.address, 1, transports, (), "--waits") as (other,),
+    ):
+        await out.publish(params_of(mib), version=0)
+        await said(killed, 0)
+        # It has begun, and stops where it is until the other one has asked.
+        killed.send_signal(signal.SIGSTOP)
+        assert other.stdin is not None
+        other.stdin.write(b"\n")
+        await asyncio.sleep(1)
+        killed.send_signal(signal.SIGCONT)
+        await said(other, 0)
+        await asyncio.sleep(0.5)  # transfers are counted when they have ended
+        return out.bytes_sent / (mib << 20)
+
+
+async def hosts_beside_gloo(mib: int, counts: Sequence[int]) -> None:
+    """So many hosts, and one of the publisher."""
+    print(f"{mib} MiB to hosts; medians of {ROUNDS} rounds of {TIMES} versions")
+    row = "{:<12}{:>16}{:>14}{:>12}{:>8}{:>14}"
+    print(row.format("hosts", "until all have", "sent, sizes", "Gloo", "ratio", "of one host's"))
+    (gloo,), _ = find_peers(["gloo"], [])
+    first = 0.0
+    for count in counts:
+        own, theirs, sent = [], [], 0.0
+        with namespaces(count + 1) as sites:
+            async with teams([gloo], sites) as (team,):
+                for _ in range(ROUNDS):
+                    answer = await _inside(sites, mib)
+                    # What `publish` takes is part of it: Gloo sends from where the arrays are.
+                    own.append(answer["publish"] + answer["spread"])
+                    sent = max(sent, answer["sent"])
+                    runs = await team.order("benchmarks.weights:broadcast", mib=mib)
+                    theirs += [max(one) for one in zip(*(a["seconds"] for a in runs), strict=True)]
+        mine, other = statistics.median(own), statistics.median(theirs)
+        first = first or mine
+        cells = (f"{mine * 1e3:.0f} ms", f"{sent:.2f}", f"{other * 1e3:.0f} ms")
+        print(row.format(count, *cells, f"{other / mine:.2f}", f"{mine / first:.2f}"), flush=True)
+
+
+async def _inside(sites: Sequence[Site], mib: int) -> dict[str, float]:
+    """What `measure` finds, with the publisher at the first site."""
+    words = json.dumps([len(sites) - 1, mib, "tcp", sites[0].host, [s.prefix for s in sites[1:]]])
+    process = await asyncio.create_subprocess_exec(
+        *(*sites[0].prefix, sys.executable, "-m", "benchmarks.weights", "--inside", words),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError("the publisher failed")
+    found: dict[str, float] = json.loads(out)
+    return found
+
+
+def broadcast(library: Library, mib: int) -> dict[str, Any]:
+    """One rank of torch.distributed."""
+    import torch
+    import torch.distributed as dist
+
+    x, seconds = torch.ones(mib << 18), []
+    for _ in range(1 + TIMES):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.broadcast(x, 0)
+        seconds.append(time.perf_counter() - begin)
+    return {"seconds": seconds[1:]}
+
+
 async def main(mib: int, local: Sequence[int], hosts: Sequence[int]) -> None:
-    print(f"{mib} MiB; medians of {TIMES} versions")
-    row = "{:<28}{:>12}{:>16}{:>18}{:>14}{:>10}"
+    print(f"{mib} MiB on one host; medians of {TIMES} versions")
+    row = "{:<12}{:>12}{:>16}{:>18}{:>14}{:>10}"
     print(row.format("", "publish", "until all have", "loop later, p99", "sent, sizes", "copies"))
-    for name, transports, counts in (("one host", "", local), ("hosts, by TCP", "tcp", hosts)):
-        for count in counts:
-            found = await measure(count, mib, transports)
-            print(
-                row.format(
-                    f"{name}: {count}",
-                    f"{found['publish'] * 1e3:.0f} ms",
-                    f"{found['spread'] * 1e3:.0f} ms",
-                    f"{found['late'] * 1e3:.1f} ms",
-                    f"{found['sent']:.2f}",
-                    f"{found['copies']}",
-                ),
-                flush=True,
-            )
+    for count in local:
+        found = await measure(count, mib, "")
+        print(
+            row.format(
+                count,
+                f"{found['publish'] * 1e3:.0f} ms",
+                f"{found['spread'] * 1e3:.0f} ms",
+                f"{found['late'] * 1e3:.1f} ms",
+                f"{found['sent']:.2f}",
+                f"{found['copies']}",
+            ),
+            flush=True,
+        )
+    for name, transports in (("his host", ""), ("another host", "tcp")):
+        sizes = await resent(mib, transports)
+        print(f"killed at {KILLED_AT:.0%}, another one on {name} goes on: {sizes:.3f} sizes sent")
+    try:
+        await hosts_beside_gloo(mib, hosts)
+    except PeerMissing as error:
+        print(f"no hosts: {error}")
 
 
 def run() -> None:
@@ -160,10 +297,16 @@ def run() -> None:
     parser.add_argument("--hosts", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--subscribe", help=argparse.SUPPRESS)
     parser.add_argument("--transports", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--killed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.subscribe:
-        asyncio.run(subscribe(options.subscribe, options.transports))
+        asyncio.run(subscribe(options.subscribe, options.transports, options.killed, options.waits))
+    elif options.inside:
+        print(json.dumps(asyncio.run(measure(*options.inside))))
     else:
+        logging.getLogger("aiodist").setLevel(logging.ERROR)  # those who are killed are lost
         asyncio.run(main(options.mib, options.local, options.hosts))
 
 

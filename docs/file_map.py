@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-CLIENTS = ("aiodist_cli", "aiodist_dask", "aiodist_ray", "aiodist_torch")
+CLIENTS = tuple(f"aiodist_{name}" for name in ("cli", "dask", "ray", "torch", "verl", "vllm"))
 SOURCES = ("aiodist", "server/aiodist_server", *(f"clients/{name}" for name in CLIENTS))
 
 

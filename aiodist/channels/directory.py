@@ -211,6 +211,13 @@ def _sorted(releases: Iterable[Release]) -> list[Release]:
     return sorted(releases, key=lambda one: (one.version, one.share))
 
 
+def is_gone(known: Sequence[Release], releases: tuple[Release, ...]) -> bool:
+    """Whether others have taken the place of a version. A store that has nothing newer has
+    forgotten it, and will be told."""
+    last = newest(known)
+    return releases not in versions(known) and last is not None and last >= releases[0].version
+
+
 def restored(known: Sequence[Release], own: Iterable[Release]) -> list[Release] | None:
     """What to say to a store that has lost what was told of `own`; None: nothing."""
     # A version that is gone from the store because newer ones came is not missed.

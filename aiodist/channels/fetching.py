@@ -46,8 +46,8 @@ class Fetching:
                     await participant.changed.wait()
 
     async def this(self, releases: Shares, reading: Reading) -> Holding | Lot:
-        """This version. Raises ValueError once the channel has it no more."""
-        while releases in directory.versions(await self._participant.look()):
+        """This version. Raises ValueError once the channel has newer ones instead."""
+        while not directory.is_gone(await self._participant.look(), releases):
             with suppress(NobodyError):
                 return await self._attempt(releases, reading)
             await asyncio.sleep(PAUSE)

@@ -300,13 +300,19 @@ class Participant:
                 self._know(value)
 
     async def look(self) -> list[Release]:
-        """What the channel has now: `releases` may not have it yet."""
-        value = await self.ask(lambda store: store.get(directory.RELEASES, timeout=self.patience))
-        return directory.unpacked(Release, value)
+        """What the channel has now: `releases` may not have it yet. Waits for a coordinator that is
+        away."""
+        while True:
+            with suppress(CollectiveTimeoutError):
+                value = await self.ask(
+                    lambda store: store.get(directory.RELEASES, timeout=self.patience)
+                )
+                return directory.unpacked(Release, value)
 
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)
-        self._lag.hear([one.version for one in self.releases], self._loop.time())
+        there = [releases[0].version for releases in directory.versions(self.releases)]
+        self._lag.hear(there, self._loop.time())
         self.changed.set()
 
     async def _live(self, store: Store) -> None:
@@ -327,17 +333,17 @@ class Participant:
 
     def _said(self) -> channels.Said:
         version = self.version()
-        newest = self.releases[-1].version if self.releases else None
-        holding = None if newest is None else self.holdings.get(newest)
+        newest = directory.newest(self.releases)
+        comings = [*self.holdings.values(), *self.lots.values()]
         moved = [pair.bytes_moved for pair in self._pairs]
         return channels.Said(
             publishes=self.publishes,
             version=version,
             newest=newest,
             nbytes=sum(one.nbytes for one in self.releases if one.version == newest),
-            here=0 if holding is None else holding.here,
+            here=sum(one.here for one in comings if one.version == newest),
             behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
-            memory=sum(one.own_bytes for one in self.holdings.values()),
+            memory=sum(one.own_bytes for one in comings),
             sent=self.bytes_sent + sum(sent for sent, _ in moved),
             received=self.bytes_received + sum(received for _, received in moved),
         )

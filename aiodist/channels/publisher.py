@@ -166,11 +166,13 @@ class Publisher:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 2 * GONE
         while True:
+            # Looked at before it is asked: an answer that was long in coming may not hold any more.
+            is_late = loop.time() >= deadline
             seats, me = await participant.seats(), self._seat()
             rivals = directory.rivals(seats, me)
             alive = [one for one in rivals if await participant.is_there(one.id)]
             if alive:
-                if loop.time() >= deadline or self._own():
+                if is_late or self._own():
                     raise JoinError(self._taken(alive[0]))
                 await asyncio.sleep(GONE / 8)
                 continue

@@ -186,6 +186,19 @@ class Lot(Coming):
         return not self._missing
 
     @property
+    def here(self) -> int:
+        """How many of its bytes are here."""
+        return sum(
+            memory.itemsize * (memory.size - sum(self._left[at] for at in self._of_key[key]))
+            for key, memory in self.memory.items()
+        )
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return sum(memory.nbytes for memory in self.memory.values())
+
+    @property
     def has_leaves(self) -> bool:
         """Whether it is known which arrays there are."""
         return True

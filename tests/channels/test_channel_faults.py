@@ -13,6 +13,7 @@ import pytest
 import aiodist
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding
+from aiodist.channels.participant import Participant
 from aiodist.testing.simulation import Simulation
 
 CHUNK = 1 << 16
@@ -310,6 +311,67 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
             await stage.done.wait()
 
     stage.sim.play({0: publish(), 1: main(), 2: other()})
+
+
+def test_a_stream_goes_on_while_the_coordinator_is_away():
+    """What it was taking breaks off, and can be had again only when the coordinator is back, and
+    has been told what there is."""
+    stage = Stage(2)
+
+    async def main():
+        async with stage.subscriber() as weights:
+            participant = weights._participant
+            while not participant.releases:
+                participant.changed.clear()
+                await participant.changed.wait()
+
+            async def stream():
+                return [name async for name, _ in weights.stream(1)]
+
+            streaming = asyncio.ensure_future(stream())
+            holding = weights._fetching.holding(participant.releases[-1])
+            await filled(holding, 5)
+            stage.sim.restart_coordinator(4 * PATIENCE)
+            for pair in participant._pairs:
+                pair.abort("it breaks off")
+            try:
+                return await streaming
+            finally:
+                stage.done.set()
+
+    assert stage.sim.play({0: stage.publish(), 1: main()})[1] == ["w"]
+
+
+def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypatch):
+    """What it was told before that is no reason to refuse it: the other one is gone by now."""
+    stage = Stage(2)
+    is_there, stopped = Participant.is_there, []
+
+    async def there(participant, who):
+        found = await is_there(participant, who)
+        if found and not stopped:
+            stopped.append(who)
+            stage.sim.nodes[1].stop()
+            stage.sim.network.later_by(10, stage.sim.nodes[1].resume)
+            await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(Participant, "is_there", there)
+
+    async def first():
+        async with stage.publisher():
+            stage.done.set()
+            stage.sim.nodes[0].kill("silent")
+            await asyncio.sleep(0)
+
+    async def second():
+        await stage.done.wait()
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            return out.newest
+
+    assert stage.sim.play({0: first(), 1: second()})[1] == 1
+    assert stopped
 
 
 def test_another_publisher_is_refused_after_a_restart_of_the_coordinator():

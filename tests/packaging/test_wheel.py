@@ -24,6 +24,8 @@ PACKAGES = (
     "aiodist_ray",
     "aiodist_server",
     "aiodist_torch",
+    "aiodist_verl",
+    "aiodist_vllm",
 )
 
 
@@ -62,6 +64,7 @@ def test_command_is_installed(wheel: zipfile.ZipFile) -> None:
     points.read_string(wheel.read(name).decode())
     assert dict(points["console_scripts"]) == {"aiodist": "aiodist_cli.command:main"}
     assert dict(points["torch.backends"]) == {"aiodist": "aiodist_torch.registration:register"}
+    assert dict(points["vllm.general_plugins"]) == {"aiodist": "aiodist_vllm:register"}
 
 
 def test_metadata(wheel: zipfile.ZipFile) -> None:

@@ -1,0 +1,9 @@
+"""aiodist as a checkpoint engine of verl: versions of weights by a channel.
+
+verl imports this package where its configuration has ``custom_backend_module: aiodist_verl``, and
+the import registers ``"aiodist"`` as a backend of `CheckpointEngineRegistry`.
+"""
+
+from aiodist_verl.checkpoint_engine import ChannelCheckpointEngine
+
+__all__ = ["ChannelCheckpointEngine"]

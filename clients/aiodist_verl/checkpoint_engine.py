@@ -1,0 +1,163 @@
+"""A checkpoint engine of verl: actor rank 0 publishes, and all workers of the rollout subscribe.
+
+verl makes a topology for each update: it says who takes part, and which version it is. There is no
+process group to be built anew when replicas come and go, and none that hangs when one dies.
+Channels stay open from one update to the next one. They live on the event loop that aiodist has in
+a thread of its own, for verl's workers call from more than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar, cast
+
+import torch
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+import aiodist
+from aiodist import environment
+from aiodist.threads.engine import engine
+
+T = TypeVar("T")
+
+IDLE = -1
+"""The rank of an actor that does not send."""
+
+PAUSE = 0.02
+"""Seconds before it is looked again whether a version is there."""
+
+Tensors = Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Tensor]]
+
+
+@CheckpointEngineRegistry.register("aiodist")
+class ChannelCheckpointEngine(CheckpointEngine):
+    """verl makes one in each worker, with `engine_kwargs` of its configuration: `channel`, and
+    `address` and further options of `aiodist.publisher` and `aiodist.subscriber`; AIODIST_ADDRESS
+    and AIODIST_TOKEN are for who gives none. `device`: where the rollout gets tensors
+    (None: on the accelerator, if there is one). `timeout`: seconds that the next one may take.
+    """
+
+    def __init__(
+        self,
+        bucket_size: int,
+        is_master: bool = False,
+        channel: str = "verl",
+        address: str | None = None,
+        device: str | None = None,
+        timeout: float = 300.0,
+        **options: Any,
+    ) -> None:
+        self._is_master = is_master
+        self._channel = channel
+        self._options = {
+            "address": address,
+            "token": environment.token_in(os.environ),
+            **options,
+        }
+        self._device = device or _accelerator()
+        self._timeout = timeout
+        self._out: aiodist.Publisher | None = None
+        self._weights: aiodist.Subscriber | None = None
+        self._version = 0
+
+    def prepare(self) -> dict[str, Any]:
+        if not self._is_master:
+            return {}
+        if self._out is None:
+            out = aiodist.publisher(self._channel, **self._options)
+            self._enter(out)
+            self._out = out
+        newest = self._out.newest
+        return {"version": 0 if newest is None else newest + 1}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        def told(ranks: Iterable[int]) -> dict[str, list[Any]]:
+            listed = list(ranks)
+            return {"rank": listed, "version": [metadata[0]["version"]] * len(listed)}
+
+        actors = told([0] + [IDLE] * (actor_wg_world_size - 1))
+        return actors, told(range(1, rollout_world_size + 1))
+
+    def init_process_group(self, rank: int, version: int) -> None:
+        self._version = version
+        if rank > 0 and self._weights is None:
+            weights = aiodist.subscriber(self._channel, **self._options)
+            self._enter(weights)
+            self._weights = weights
+
+    def finalize(self) -> None:
+        """Nothing: the channel stays, and memory of versions goes by itself."""
+
+    async def send_weights(self, weights: Tensors, global_steps: int | None = None) -> None:
+        # To make each is an operation of all actors, also of those that do not send it.
+        tensors = {
+            name: tensor.detach().cpu()
+            async for name, tensor in _each(weights)
+            if self._out is not None
+        }
+        if self._out is not None:
+            await _on_engine(self._out.publish(tensors, version=self._version))
+
+    async def receive_weights(
+        self, global_steps: int | None = None
+    ) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        if self._weights is None:
+            raise RuntimeError("init_process_group has to be called first, with a rank from 1 on")
+        await _on_engine(self._until_published(self._weights))
+        arrays = cast("AsyncGenerator[Any, None]", self._weights.stream(self._version))
+        try:
+            while (found := await _on_engine(self._next(arrays))) is not None:
+                name, tensor = found
+                yield name, tensor.to(self._device)
+        finally:
+            await _on_engine(arrays.aclose())
+
+    async def _until_published(self, weights: aiodist.Subscriber) -> None:
+        """verl calls senders and receivers at once."""
+        async with asyncio.timeout(self._timeout):
+            while weights.newest is None or weights.newest < self._version:  # noqa: ASYNC110
+                await asyncio.sleep(PAUSE)
+
+    async def _next(self, arrays: Any) -> Any:
+        async with asyncio.timeout(self._timeout):
+            return await anext(arrays, None)
+
+    def _enter(self, one: aiodist.Publisher | aiodist.Subscriber) -> None:
+        engine().wait_for(one.__aenter__())
+        engine().at_exit(self._leave)
+
+    def close(self) -> None:
+        """Leave the channel. verl does not call it: that is done when the process ends, too."""
+        engine().forget(self._leave)
+        engine().wait_for(self._leave())
+
+    async def _leave(self) -> None:
+        out, weights = self._out, self._weights
+        self._out = self._weights = None
+        for one in (out, weights):
+            if one is not None:
+                await one.__aexit__(None, None, None)
+
+
+async def _each(weights: Tensors) -> AsyncIterator[tuple[str, torch.Tensor]]:
+    if isinstance(weights, AsyncIterator):
+        async for one in weights:
+            yield one
+    else:
+        for one in weights:
+            yield one
+
+
+async def _on_engine(work: Coroutine[Any, Any, T]) -> T:
+    """Done on aiodist's loop, and awaited on this one."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, engine().loop))
+
+
+def _accelerator() -> str:
+    found = torch.accelerator.current_accelerator()
+    return "cpu" if found is None else found.type

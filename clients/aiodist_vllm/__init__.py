@@ -1,0 +1,32 @@
+"""aiodist as a backend of weight transfer in vLLM: versions of weights by a channel.
+
+`register` is a plugin of vLLM (the entry point `vllm.general_plugins`), which calls it in each of
+its processes. A trainer calls it itself.
+"""
+
+import functools
+import logging
+
+BACKEND = "aiodist"
+"""The name by which vLLM knows it."""
+
+log = logging.getLogger("aiodist.vllm")
+
+
+@functools.cache  # vLLM may load plugins more than once
+def register() -> None:
+    """Make ``"aiodist"`` a backend of weight transfer in this process. Idempotent."""
+    try:
+        from vllm.distributed.weight_transfer.factory import (
+            WeightTransferEngineFactory,
+            WeightTransferTrainerFactory,
+        )
+    except ImportError as error:
+        # Everybody who has both installed comes by here, and may want nothing of this.
+        log.info("no backend of weight transfer: this vLLM is older than 0.33: %s", error)
+        return
+    WeightTransferEngineFactory.register_engine(BACKEND, "aiodist_vllm.worker", "ChannelEngine")
+    WeightTransferTrainerFactory.register_engine(BACKEND, "aiodist_vllm.trainer", "ChannelTrainer")
+
+
+__all__ = ["BACKEND", "register"]

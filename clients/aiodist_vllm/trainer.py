@@ -1,0 +1,93 @@
+"""The side of the trainer: rank 0 publishes what all ranks gather, and tells vLLM to load it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    VLLMWeightSyncClient,
+    WeightSource,
+)
+
+import aiodist
+from aiodist import environment
+from aiodist.threads.engine import engine
+from aiodist_vllm import BACKEND
+
+
+@dataclass
+class TrainerInfo(TrainerInitInfo):
+    """`channel` and `address` (of the coordinator) are sent to vLLM; `options` of
+    `aiodist.publisher`, such as `keep` and `token` (else AIODIST_TOKEN), are not. `timeout`:
+    seconds that the next tensor may take there."""
+
+    backend: ClassVar[str] = BACKEND
+
+    channel: str
+    address: str
+    timeout: float = 300.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class ChannelTrainer(TrainerWeightTransferEngine[TrainerInfo]):
+    """To be made on every rank of the trainer, by vLLM's `WeightTransferTrainerFactory`."""
+
+    init_info_cls = TrainerInfo
+    _out: aiodist.Publisher | None = None
+
+    @classmethod
+    def trainer_init(
+        cls,
+        init_info: TrainerInfo,
+        *,
+        client: VLLMWeightSyncClient,
+        source: WeightSource | None = None,
+    ) -> ChannelTrainer:
+        if source is None or not source.implements_iter_full():
+            raise ValueError("aiodist publishes full tensors: expected a source with `iter_full`")
+        trainer = cls(
+            client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank
+        )
+        if trainer.is_sender:
+            trainer._enter(init_info)
+            say = {name: getattr(init_info, name) for name in ("channel", "address", "timeout")}
+            client.init_weight_transfer_engine(say)
+        return trainer
+
+    def _enter(self, info: TrainerInfo) -> None:
+        options = {"token": environment.token_in(os.environ), **info.options}
+        out = aiodist.publisher(info.channel, address=info.address, **options)
+        engine().wait_for(out.__aenter__())
+        engine().at_exit(self._leave)
+        self._out = out
+
+    def send_weights(self) -> None:
+        assert self.source is not None
+        # To gather them is an operation of all ranks of the trainer.
+        tensors = {
+            name: tensor.detach().cpu()
+            for name, tensor in self.source.iter_full()
+            if self.is_sender
+        }
+        if self._out is None:
+            return
+        # Also after a restart it is a higher one than those that vLLM has had.
+        version = 0 if self._out.newest is None else self._out.newest + 1
+        engine().wait_for(self._out.publish(tensors, version=version))
+        self.client.start_weight_update()
+        self.client.update_weights({"version": version})
+        self.client.finish_weight_update(weight_version=str(version))
+
+    def shutdown(self) -> None:
+        if self._out is not None:
+            engine().forget(self._leave)
+            engine().wait_for(self._leave())
+
+    async def _leave(self) -> None:
+        out, self._out = self._out, None
+        if out is not None:
+            await out.__aexit__(None, None, None)

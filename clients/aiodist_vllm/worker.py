@@ -1,0 +1,108 @@
+"""The side of vLLM: each of its workers subscribes to the channel, and loads what the trainer says.
+
+The workers of one host have one copy of a version in memory, from which each loads. A worker that
+fails in the midst of an update has a model of two versions, as with vLLM's own backends: vLLM says
+so to the trainer, and the next update mends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+import aiodist
+from aiodist import environment
+from aiodist.threads.engine import engine
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """What the trainer says in the beginning. The token is not sent: each worker has it in
+    AIODIST_TOKEN. `timeout`: seconds that the next tensor may take."""
+
+    channel: str
+    address: str
+    timeout: float = 300.0
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """What it says of each update. It is this version, and not the newest one, for all workers of a
+    server have to load the same."""
+
+    version: int
+
+
+class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """vLLM makes one in each worker."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    _weights: aiodist.Subscriber | None = None
+    _timeout = 0.0
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        self.shutdown()
+        token = environment.token_in(os.environ)
+        weights = aiodist.subscriber(init_info.channel, address=init_info.address, token=token)
+        engine().wait_for(weights.__aenter__())
+        engine().at_exit(self._leave)
+        self._weights, self._timeout = weights, init_info.timeout
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+
+        if self._weights is None:
+            raise RuntimeError("init_transfer_engine has to be called first")
+        with disable_mtp_completeness_check():
+            self.model.load_weights(self._tensors(self._weights, update_info.version))
+
+    def _tensors(
+        self, weights: aiodist.Subscriber, version: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each as soon as it is here, while others are on their way."""
+        arrays = cast("AsyncGenerator[Any, None]", weights.stream(version))
+
+        async def after() -> tuple[str, torch.Tensor] | None:
+            async with asyncio.timeout(self._timeout):
+                return await anext(arrays, None)
+
+        try:
+            while (found := engine().wait_for(after())) is not None:
+                name, tensor = found
+                yield name, tensor.to(self.device)
+        finally:
+            engine().wait_for(arrays.aclose())
+
+    def shutdown(self) -> None:
+        if self._weights is not None:
+            engine().forget(self._leave)
+            engine().wait_for(self._leave())
+
+    async def _leave(self) -> None:
+        weights, self._weights = self._weights, None
+        if weights is not None:
+            await weights.__aexit__(None, None, None)
+
+
+__all__ = ["ChannelEngine", "InitInfo", "UpdateInfo"]

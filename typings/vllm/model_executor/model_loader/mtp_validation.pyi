@@ -1,0 +1,3 @@
+from contextlib import AbstractContextManager
+
+def disable_mtp_completeness_check() -> AbstractContextManager[None]: ...
