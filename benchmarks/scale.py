@@ -39,6 +39,11 @@ CASES = (
     "broadcast:1048576,all_gather:8,all_gather:4096,reduce_scatter:4096,all_to_all:8"
 )
 PARTS = ("ranks", "processes", "hosts", "members")
+TITLES = {
+    "ranks": "Ranks in one process",
+    "processes": "Processes of one host",
+    "hosts": "Hosts, by ranks of each",
+}
 PATIENCE = 600.0
 """Seconds for the ranks of one column: how long they take is not what is measured."""
 
@@ -218,28 +223,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # many ranks of one process need many
     found: dict[str, object] = {"machine": machine(), "cases": cases}
     print(json.dumps(found["machine"]))
-    if "ranks" in parts:
-        columns = [of_one_process(size, cases, options.transports) for size in options.ranks]
-        show(f"Ranks in one process, over {options.transports}", columns, cases)
-        found["ranks"] = [one.as_json() for one in columns]
-    if "processes" in parts:
-        columns = [of_processes(f"{n}", [Site()] * n, cases) for n in options.processes]
-        show("Processes of one host", columns, cases)
-        found["processes"] = [one.as_json() for one in columns]
-    if "hosts" in parts:
-        try:
-            columns = [of_hosts(text, cases) for text in options.hosts.split(",")]
-        except PeerMissing as error:
-            found["no hosts"] = str(error)
-            print(f"\nno hosts: {error}")
-        else:
-            show("Hosts, by ranks of each", columns, cases)
-            found["hosts"] = [one.as_json() for one in columns]
+    columns = {
+        "ranks": (of_one_process(size, cases, options.transports) for size in options.ranks),
+        "processes": (of_processes(f"{n}", [Site()] * n, cases) for n in options.processes),
+        "hosts": (of_hosts(text, cases) for text in options.hosts.split(",")),
+    }
+    failed = False
+    for part, some in columns.items():
+        if part in parts:
+            there: list[Column] = []
+            try:
+                there.extend(some)  # those that come before one that fails stay
+            except (PeerMissing, RuntimeError, subprocess.TimeoutExpired) as error:
+                failed |= not isinstance(error, PeerMissing)
+                found[f"{part} that are missing"] = str(error)
+                print(f"\n{part} that are missing: {error}")
+            show(TITLES[part], there, cases)
+            found[part] = [one.as_json() for one in there]
     if "members" in parts:
         found["members"] = of_members(options.members, options.group_size, options.lease)
     if options.json:
         options.json.write_text(json.dumps(found))
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":
