@@ -146,22 +146,30 @@ async def _connection(group: aiodist.Group) -> float:
     return max(0.0, first - again) / max(1, made) / CALLS_OF_A_PROGRAM
 
 
-async def main() -> str:
-    """The profile, at rank 0; elsewhere nothing."""
+async def profile(group: aiodist.Group) -> str:
+    """What `group`, which has no connections yet, finds: at rank 0; elsewhere nothing."""
+    if group.size < 2:
+        raise SystemExit("one rank has nobody to talk to: expected at least 2")
+    connection = await _connection(group)
+    samples = [sample async for sample in measured(group)]
+    if group.rank != 0:
+        return ""
+    costs = fit(samples, connection)
+    hosts = len({member.host for member in group.members})
+    how = (
+        f"What messages cost, in seconds: measured by {group.size} ranks, hosts: {hosts}.\n"
+        f"In the median the model misses a time by {error_of(costs, samples):.0%} of it."
+    )
+    return written(costs, how)
+
+
+async def main(file: Path) -> None:
+    """Join the group that the environment names, and write its profile."""
     async with aiodist.connect(transports="tcp") as group:
-        if group.size < 2:
-            raise SystemExit("one rank has nobody to talk to: expected at least 2")
-        connection = await _connection(group)
-        samples = [sample async for sample in measured(group)]
-        if group.rank != 0:
-            return ""
-        costs = fit(samples, connection)
-        hosts = len({member.host for member in group.members})
-        how = (
-            f"What messages cost, in seconds: measured by {group.size} ranks, hosts: {hosts}.\n"
-            f"In the median the model misses a time by {error_of(costs, samples):.0%} of it."
-        )
-        return written(costs, how)
+        found = await profile(group)
+    if found:
+        await asyncio.to_thread(file.write_text, found)
+        print(f"{file}:\n{found}", end="")
 
 
 if __name__ == "__main__":
@@ -171,9 +179,5 @@ if __name__ == "__main__":
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="what rank 0 writes (TOML)")
-    file: Path = parser.parse_args().file
     with asyncio.Runner(loop_factory=spawn.new_event_loop) as runner:
-        profile = runner.run(main())
-    if profile:
-        file.write_text(profile)
-        print(f"{file}:\n{profile}", end="")
+        runner.run(main(parser.parse_args().file))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+import aiodist
 from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, parse, written
 from aiodist.schedules.selection import MARGIN
+from aiodist_cli import measure_costs
 from aiodist_cli.measure_costs import DEAR, LOWEST, SIZES, Sample, error_of, fit
 
 KIB, MIB = 1024, 1024 * 1024
@@ -56,3 +60,27 @@ def test_what_samples_do_not_show_is_no_less_than_a_tenth_of_what_is_built_in() 
     for name in ("alpha", "frame", "grant", "beta", "gamma"):
         assert getattr(found, name) >= LOWEST * getattr(ONE_HOST_TCP, name) * (1 - 1e-9)
     assert parse(written(found)) == found
+
+
+def test_ranks_measure_what_they_can_be_given(run, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(measure_costs, "SIZES", SIZES[:2])
+    file = tmp_path / "costs.toml"
+
+    async def main() -> None:
+        async with aiodist.local(3, transports="tcp") as groups:
+            first, *others = await asyncio.gather(*map(measure_costs.profile, groups))
+            assert others == ["", ""]
+        file.write_text(first)
+        async with aiodist.local(2, costs=file) as groups:
+            assert {group._context.costs for group in groups} == {parse(first)}
+
+    run(main())
+
+
+def test_a_single_rank_can_measure_nothing(run) -> None:
+    async def main() -> None:
+        async with aiodist.local(1) as (group,):
+            with pytest.raises(SystemExit, match="expected at least 2"):
+                await measure_costs.profile(group)
+
+    run(main())
