@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights kill-times members restarts chaos chaos-weights fuzz crowd clean
+.PHONY: help setup demo test test-all manifests launchers integrations torch-suite coverage simulate lint format docs screenshots site bench gpu mutations bench-weights kill-times members restarts chaos chaos-weights fuzz crowd scale clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -160,6 +160,9 @@ kill-times: $(READY)  ## how long survivors take to notice a killed rank, and to
 members: $(READY)  ## what up to 10,000 live members cost a coordinator, and what large groups do
 	$(BIN)/python -m benchmarks.members
 	$(BIN)/python -m benchmarks.groups
+
+scale: $(READY)  ## how costs grow with ranks, processes, hosts and members: PARTS="ranks hosts"
+	$(BIN)/python -m benchmarks.scale $(PARTS)
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -103,7 +103,7 @@ class Reach:
             host=host,
             host_id=who.host,
             name=ask.name or who.name,
-            addresses=(_PROCESS + who.process, _USER + who.user, *addresses),
+            addresses=(_PROCESS + who.process, _USER + who.user, *ask.addresses, *addresses),
         )
 
     async def dial(

@@ -14,6 +14,7 @@ import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Unpack
 
 from aiodist import environment
@@ -31,6 +32,7 @@ from aiodist.rank.actor import RankActor
 from aiodist.rank.context import Context
 from aiodist.rank.doings import RankDoings
 from aiodist.reach import Reach, endpoint_of, memory_of
+from aiodist.schedules.costs import parse, said
 from aiodist.transports import registry
 from aiodist.transports.base import Listener
 from aiodist.transports.certificates import both, contexts_in
@@ -94,6 +96,7 @@ def connect(
     metadata: Mapping[str, Any] | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     allow_pickle: bool = False,
+    costs: str | os.PathLike[str] | None = None,
 ) -> Connecting:
     """Join a group: ``group = await connect(…)``, or ``async with connect(…) as group:``.
 
@@ -127,13 +130,17 @@ def connect(
     (None: the one the coordinator sees). `name` and `metadata` are shown to the other members.
     `max_message_bytes`: the largest value accepted from a peer. `allow_pickle`: whether other
     objects may travel, and be unpickled: then every member may run code here, and without TLS so
-    may everybody on the way between two hosts, whether or not there is a token.
+    may everybody on the way between two hosts, whether or not there is a token. `costs`: a file
+    that says what messages cost on this network, by which algorithms are chosen between hosts
+    (None: AIODIST_COSTS; docs/performance.md). If several ranks give one, that of the lowest rank
+    counts for all.
 
     Raises:
         JoinTimeoutError: the coordinator was not reached, or not all came, within `timeout`.
         RankTakenError, SizeMismatchError, GroupCompleteError: the coordinator refused.
         AuthenticationError: no or wrong token.
-        ValueError, TypeError: arguments or environment that make no sense, an empty token included;
+        ValueError, TypeError: arguments or environment that make no sense, an empty token included,
+            and a profile of costs that cannot be read;
             `allow_pickle` where other hosts can connect, and neither a token nor TLS that asks for
             certificates keeps strangers out.
 
@@ -172,6 +179,7 @@ def connect(
         name=name or "",
         metadata=dict(metadata or {}),
         run_id=found.run_id,
+        addresses=_profile(costs),
     )
     return Connecting(
         _Options(
@@ -193,6 +201,17 @@ def connect(
             allow_pickle,
         )
     )
+
+
+def _profile(costs: str | os.PathLike[str] | None) -> tuple[str, ...]:
+    """What this rank says of its profile of costs; nothing where it was given none."""
+    path = costs or os.environ.get("AIODIST_COSTS", "").strip()
+    if not path:
+        return ()
+    try:
+        return (said(parse(Path(path).read_text())),)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the profile of costs {os.fspath(path)!r}: {error}") from error
 
 
 def _contexts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NewType, TypedDict
 
 if TYPE_CHECKING:
@@ -220,6 +221,7 @@ class GroupOptions(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     max_message_bytes: int
     allow_pickle: bool
+    costs: str | PathLike[str] | None
 
 
 class JoinOptions(GroupOptions, total=False):

@@ -104,19 +104,22 @@ class Member(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What `members` cost. `joins`: a second. `memory`: bytes each. `traffic`: leases renewed a
-    second. `load`: the coordinator's processor time a second, all members being idle."""
+    """What `members` cost. `joins`: a second. `memory`: bytes each, and `files` that are open for
+    each. `traffic`: leases renewed a second. `load`: the coordinator's processor time a second, all
+    members being idle."""
 
     members: int
     joins: float
     memory: float
+    files: float
     traffic: float
     load: float
 
     def __str__(self) -> str:
         return (
-            f"{self.members:6} members: {self.joins:6.0f} joins/s, {self.memory / 1024:5.1f} KiB a "
-            f"member, {self.traffic:5.0f} renewals/s, {100 * self.load:5.1f} % of a core "
+            f"{self.members:6} members: {self.joins:6.0f} joins/s, {self.memory / 1024:5.1f} KiB "
+            f"and {self.files:.2f} files a member, {self.traffic:5.0f} renewals/s, "
+            f"{100 * self.load:5.1f} % of a core "
             f"({1e6 * self.load / self.traffic:.1f} µs a renewal)"
         )
 
@@ -131,6 +134,10 @@ class Process:
         """Resident, in bytes."""
         return int((self._folder / "statm").read_text().split()[1]) * resource.getpagesize()
 
+    def files(self) -> int:
+        """That are open."""
+        return len(list((self._folder / "fd").iterdir()))
+
     def seconds(self) -> float:
         """Of processor time."""
         fields = (self._folder / "stat").read_text().rpartition(") ")[2].split()
@@ -144,7 +151,7 @@ async def measure(
     host, _, port = address.rpartition("/")[2].rpartition(":")
     loop = asyncio.get_running_loop()
     served = Process(pid)
-    before = served.memory()
+    before, files = served.memory(), served.files()
     members: list[Member] = []
     room = asyncio.Semaphore(max(AT_ONCE, size))
     due = iter(range(sys.maxsize))
@@ -184,6 +191,7 @@ async def measure(
                 count,
                 (count - there) / joining,
                 (served.memory() - before) / count,
+                (served.files() - files) / count,
                 renewed / idle,
                 (served.seconds() - spent) / idle,
             )

@@ -96,7 +96,7 @@ def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tup
     heads = {rank: bytearray(_HEAD.size) for rank in others}
     yield _by(
         place,
-        choose_all_to_all(_HEAD.size, place.size),
+        choose_all_to_all(_HEAD.size, place.size, place.costs),
         [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes)) for rank in others],
         [memoryview(head) for head in heads.values()],
     )
@@ -361,7 +361,7 @@ def _chain(
         yield from lanes.broadcast(place, src, source, target)
         return
     length = sum(view.nbytes for view in (source or target))
-    yield _by(place, choose_broadcast(length, place.size, src), source, target)
+    yield _by(place, choose_broadcast(length, place.size, src, place.costs), source, target)
 
 
 def _by(

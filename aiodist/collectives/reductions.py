@@ -72,10 +72,10 @@ def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -
     if not on_lane and is_posted(place, groups):
         yield _small(place, groups, direct_exchange.all_reduce)
         return
-    if goes_whole(_nbytes(groups), place.size, _sliceable(groups)):
+    if goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
         yield _small(place, groups)
         return
-    chosen = [choose_all_reduce(_shape(group), place.size) for group in groups]
+    chosen = [choose_all_reduce(_shape(group), place.size, place.costs) for group in groups]
     yield from _run(place, groups, chosen, on_lane)
 
 
@@ -123,10 +123,10 @@ def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
 
 
 def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool) -> Part[None]:
-    if goes_whole(_nbytes(groups), place.size, _sliceable(groups)):
+    if goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
         yield _small(place, groups)
         return
-    chosen = [choose_reduce(_shape(group), place.size, dst) for group in groups]
+    chosen = [choose_reduce(_shape(group), place.size, dst, place.costs) for group in groups]
     yield from _run(place, groups, chosen, on_lane)
 
 
@@ -149,8 +149,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
         else:
-            groups = operand.groups
-            chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds)) for g in groups]
+            groups, costs = operand.groups, place.costs
+            chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds), costs) for g in groups]
             yield from _run(place, groups, chosen, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()
@@ -178,7 +178,8 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
             blobs = yield from share(place, b"".join(_bytes_of(groups)), on_lane)
             _fold(groups, blobs[:stop])
         else:
-            chosen = [choose_scan(_shape(group), place.size, exclusive) for group in groups]
+            costs = place.costs
+            chosen = [choose_scan(_shape(group), place.size, exclusive, costs) for group in groups]
             yield from _run(place, groups, chosen, on_lane)
         yield from confirm(place, op, on_lane)
         return operand.finish()

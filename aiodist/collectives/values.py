@@ -110,7 +110,10 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
         lengths = apart(offers, dst)
         chosen = None
         if not on_lane:
-            chosen = choose_all_gather(lengths) if dst is None else choose_gather(lengths, dst)
+            if dst is None:
+                chosen = choose_all_gather(lengths, place.costs)
+            else:
+                chosen = choose_gather(lengths, dst, place.costs)
         values = yield from collect(
             place,
             transfer,
@@ -161,7 +164,7 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
             [offer for dst, offer in enumerate(offers) if dst != src],
             on_lane,
             fits,
-            chosen=None if on_lane else choose_scatter(apart(offers, src), src),
+            chosen=None if on_lane else choose_scatter(apart(offers, src), src, place.costs),
         )
         return values[src]
 
@@ -198,7 +201,7 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
             ],
             on_lane,
             fits,
-            chosen=None if on_lane else _alike(offers),
+            chosen=None if on_lane else _alike(place, offers),
         )
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
@@ -206,7 +209,7 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
     return Call("all_to_all", "all_to_all()", transfer.guard(program), nbytes)
 
 
-def _alike(offers: Sequence[Sequence[Offer | None]]) -> Choice | None:
+def _alike(place: Place, offers: Sequence[Sequence[Offer | None]]) -> Choice | None:
     """What to do where all messages of an all_to_all have one length, and travel apart."""
     size = len(offers)
     others = (
@@ -214,7 +217,7 @@ def _alike(offers: Sequence[Sequence[Offer | None]]) -> Choice | None:
     )
     sizes = {None if o is None or o.data is not None else o.nbytes for o in others}
     nbytes = sizes.pop() if len(sizes) == 1 else None
-    return None if not nbytes else choose_all_to_all(nbytes, size)
+    return None if not nbytes else choose_all_to_all(nbytes, size, place.costs)
 
 
 def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> list[Encoded]:

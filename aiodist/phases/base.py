@@ -15,6 +15,7 @@ from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import AiodistError
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import dissemination, pull_whole, team_whole
+from aiodist.schedules.costs import Costs
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.board import BULK, SMALL
 
@@ -45,6 +46,8 @@ class Place(Protocol):
     rank: int
     size: int
     teams: Teams
+    costs: Costs
+    """What plans over links are chosen by: the same on all ranks."""
 
     loop: asyncio.AbstractEventLoop
 

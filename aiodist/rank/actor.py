@@ -20,6 +20,7 @@ from aiodist.control.store import Store
 from aiodist.errors import CollectiveTimeoutError, GroupClosedError
 from aiodist.links.endpoint import FAREWELL_TIMEOUT, Endpoint
 from aiodist.rank.context import Context
+from aiodist.schedules.costs import agreed
 from aiodist.schedules.teams import parted, teams_of
 from aiodist.shared_memory.lane import Layout, Sharing
 from aiodist.transports.base import Listener
@@ -154,12 +155,15 @@ class RankActor:
 
     def layout(self, ranks: Iterable[int]) -> Layout:
         """How the collectives of `ranks` may share memory, and which of them."""
+        ranks = tuple(ranks)
+        costs = agreed(self.people[rank].addresses for rank in ranks)
         memories = [self._memories[rank] for rank in ranks]
         teams = parted(teams_of([memory.host for memory in memories]), MOST_SHARING)
         ways = [_sharing([memories[rank] for rank in team]) for team in teams if len(team) > 1]
         if not ways or Sharing.NONE in ways or not all(memory.host for memory in memories):
-            return Layout(Sharing.NONE, teams)
-        return Layout(Sharing.WOKEN if Sharing.WOKEN in ways else Sharing.POLLED, teams)
+            return Layout(Sharing.NONE, teams, costs)
+        sharing = Sharing.WOKEN if Sharing.WOKEN in ways else Sharing.POLLED
+        return Layout(sharing, teams, costs)
 
     def neighbours(self, ranks: Sequence[int], rank: int) -> tuple[int, int]:
         """The place of `rank` among those of `ranks` that are of its host, and their number."""

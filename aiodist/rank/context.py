@@ -62,7 +62,7 @@ class Context(Party):
         self.records = Records(endpoint.recorder, Scope(group, epoch, self.rank, self.size, id))
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
-        sharing, self.teams = layout  # the ranks of each host
+        sharing, self.teams, self.costs = layout  # the ranks of each host; what plans cost
         # Whether all are of one host, and are to share memory once that is agreed on.
         self.shares_memory = sharing is not Sharing.NONE and not spans_hosts(self.teams)
         # Its collectives.

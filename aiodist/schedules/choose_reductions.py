@@ -75,10 +75,10 @@ def _folded(size: int) -> bool:
 def choose_all_reduce(x: Shape, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The all_reduce of an array that does not go whole in one frame."""
     if not x.sliceable or size == 1:
-        return _whole(x, size)
-    choices = [_direct(x, size, None), _halving(x, size, None)]
+        return _whole(x, size, costs)
+    choices = [_direct(x, size, None, costs), _halving(x, size, None, costs)]
     if x.commutative:
-        choices.append(_ring(x, size))
+        choices.append(_ring(x, size, costs))
     return cheapest(choices, costs)
 
 
@@ -87,8 +87,8 @@ def choose_reduce(x: Shape, size: int, root: int, costs: Costs = ONE_HOST_TCP) -
     """The reduce of an array that does not go whole in one frame. If it has to be reduced whole,
     that is an all_reduce whose result only `root` keeps."""
     if not x.sliceable or size == 1:
-        return _whole(x, size)
-    return cheapest([_direct(x, size, root), _halving(x, size, root)], costs)
+        return _whole(x, size, costs)
+    return cheapest([_direct(x, size, root, costs), _halving(x, size, root, costs)], costs)
 
 
 @lru_cache(maxsize=1024)
@@ -98,7 +98,7 @@ def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_
     lengths = [b - a for a, b in pairwise(bounds)]
     longest = max(lengths)
     others, own = size - 1, longest * x.itemsize
-    segment = shared_segment(own, x.itemsize, size)
+    segment = shared_segment(own, x.itemsize, size, costs)
     pieces = frames_of(longest, segment)
     nbytes = others * own
     scratch = others * min(WINDOW, pieces) * min(segment, longest) * x.itemsize
@@ -107,21 +107,21 @@ def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_
     # Whoever has no slice hears from nobody.
     before = doublings(size) if 0 in lengths else 0
     if not x.sliceable:
-        args = (bounds, segment_for(own, x.itemsize))
+        args = (bounds, segment_for(own, x.itemsize, costs))
         whole = direct._replace(scratch=others * own)
         return Choice(reduce_scatter.whole, args, whole, before=before)
     choices = [Choice(reduce_scatter.direct, (bounds, segment), direct, before=before)]
     if size > 1:
-        choices.append(_halving_slices(x, bounds, longest))
+        choices.append(_halving_slices(x, bounds, longest, costs))
         if x.commutative:
-            choices.append(_ring_slices(x, bounds, longest))
+            choices.append(_ring_slices(x, bounds, longest, costs))
     fitting = [choice for choice in choices if choice.tally.scratch <= SCRATCH_LIMIT]
     return cheapest(fitting, costs)
 
 
-def _whole(x: Shape, size: int) -> Choice:
+def _whole(x: Shape, size: int, costs: Costs) -> Choice:
     nbytes = x.length * x.itemsize
-    segment = segment_for(nbytes // size, x.itemsize)
+    segment = segment_for(nbytes // size, x.itemsize, costs)
     rounds = _doubling_rounds(size)
     tally = Tally(
         rounds=2 * rounds,
@@ -141,10 +141,10 @@ def _batches(iterations: int) -> int:
     return 1 + max(0, -(-(iterations - WINDOW) // (WINDOW // 2)))
 
 
-def _direct(x: Shape, size: int, root: int | None) -> Choice:
+def _direct(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
     """By slices, with all at once; then to all, or to a root, which has as much to take."""
     others, share = size - 1, -(-x.length // size)
-    segment = shared_segment(share * x.itemsize, x.itemsize, size)
+    segment = shared_segment(share * x.itemsize, x.itemsize, size, costs)
     pieces = frames_of(share, segment)
     nbytes = others * share * x.itemsize
     width = min(segment, share) * x.itemsize
@@ -165,9 +165,9 @@ def _direct(x: Shape, size: int, root: int | None) -> Choice:
     return Choice(reduce.scatter_gather, (root, x.length, segment), tally, before=before)
 
 
-def _halving(x: Shape, size: int, root: int | None) -> Choice:
+def _halving(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
     block = max(1, min(x.length, BLOCK // x.wide))
-    segment = segment_for(block * x.wide // 2, x.wide)
+    segment = segment_for(block * x.wide // 2, x.wide, costs)
     blocks = frames_of(x.length, block)
     partners = size.bit_length() - 1
     folded = _folded(size)
@@ -191,9 +191,9 @@ def _halving(x: Shape, size: int, root: int | None) -> Choice:
     )
 
 
-def _halving_slices(x: Shape, bounds: tuple[int, ...], longest: int) -> Choice:
+def _halving_slices(x: Shape, bounds: tuple[int, ...], longest: int, costs: Costs) -> Choice:
     size = len(bounds) - 1
-    segment = segment_for(x.length * x.wide // 2, x.wide)
+    segment = segment_for(x.length * x.wide // 2, x.wide, costs)
     partners, folded = size.bit_length() - 1, _folded(size)
     # Halves of the ranks: where slices are uneven, some have more than half of the array.
     halves = [min(x.length, longest * ((1 + folded) << k)) for k in range(partners)]
@@ -229,16 +229,16 @@ def _around(rounds: int, rows: int, row: int, wide: int) -> Tally:
     )
 
 
-def _ring(x: Shape, size: int) -> Choice:
+def _ring(x: Shape, size: int, costs: Costs) -> Choice:
     share = -(-x.length // size)
-    segment = segment_for(share * x.wide, x.wide)
+    segment = segment_for(share * x.wide, x.wide, costs)
     rows = frames_of(share, segment)
     tally = _around(2 * (size - 1), rows, -(-share // rows), x.wide)
     return Choice(ring.all_reduce, (x.length, segment), tally, partials=True)
 
 
-def _ring_slices(x: Shape, bounds: tuple[int, ...], longest: int) -> Choice:
-    segment = segment_for(longest * x.wide, x.wide)
+def _ring_slices(x: Shape, bounds: tuple[int, ...], longest: int, costs: Costs) -> Choice:
+    segment = segment_for(longest * x.wide, x.wide, costs)
     tally = _around(len(bounds) - 2, frames_of(longest, segment), min(segment, longest), x.wide)
     return Choice(ring.reduce_scatter, (bounds, segment), tally, partials=True)
 
@@ -254,7 +254,7 @@ def is_gathered(nbytes: int, size: int) -> bool:
 def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The scan of an array whose inputs are not gathered."""
     wide, rounds = x.length * x.wide, doublings(size)
-    segment = segment_for(wide, x.wide)
+    segment = segment_for(wide, x.wide, costs)
     frames = frames_of(x.length, segment)
     scratch = (3 * rounds + 1) * wide
     doubling = Tally(

@@ -6,13 +6,25 @@ every large array exchanged directly by all with all. What a frame, a grant and 
 what makes other plans better where there are many ranks.
 
 The choice must be the same on all ranks. So it is made of numbers that all agree on, and of
-constants that are the same everywhere, not of measurements of one rank. Another `Costs` may be
-given where all ranks have agreed on it, as on any other argument.
+constants that are the same everywhere. A rank may be given others, measured where it runs: a
+profile. It says so to all when it joins, and they all go by the profile of the same rank
+(`agreed`). No rank goes by what it alone has measured.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+PROFILE: Final = "costs:"
+"""What a member says of its profile begins so, among its addresses."""
+
+LEAST: Final = 1e-15
+"""Fewest seconds of the constants of a profile whose ratio is taken; others may be 0."""
+
+MOST: Final = 1e3
+"""Most seconds."""
 
 
 class Costs(NamedTuple):
@@ -37,7 +49,55 @@ ONE_HOST_TCP = Costs(
     alpha=75e-6, frame=40e-6, grant=40e-6, connection=20e-6, beta=1 / 2.5e9, gamma=1 / 5e9
 )
 """TCP between processes of one host. On a network alpha and beta are both larger; decisions depend
-on their ratio, and change little."""
+on their ratio, and change little, but where a round takes many times as long."""
+
+
+def parse(text: str) -> Costs:
+    """The profile that is TOML: the constants by name. Raises ValueError, which says what is wrong
+    and what was expected."""
+    return _checked(tomllib.loads(text))
+
+
+def written(costs: Costs, comment: str = "") -> str:
+    """A profile as TOML."""
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    lines += [f"{name} = {seconds!r}" for name, seconds in costs._asdict().items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def said(costs: Costs) -> str:
+    """A profile as a member says it to the others."""
+    return PROFILE + ",".join(map(repr, costs))
+
+
+def agreed(members: Iterable[Sequence[str]]) -> Costs:
+    """What all ranks go by, from what each says, by rank: the profile of the lowest rank that has
+    one. All ranks have heard the same, so all come to the same."""
+    texts = (text for one in members for text in one if text.startswith(PROFILE))
+    for text in texts:
+        try:
+            seconds = [float(part) for part in text.removeprefix(PROFILE).split(",")]
+            return _checked(dict(zip(Costs._fields, seconds, strict=True)))
+        except ValueError:
+            continue  # of a stranger version, or of nobody's `said`: to all ranks alike, no profile
+    return ONE_HOST_TCP
+
+
+def _checked(given: Mapping[str, Any]) -> Costs:
+    names = Costs._fields
+    if odd := set(names) ^ set(given):
+        raise ValueError(
+            f"a profile of costs has {', '.join(names)}, each in seconds; "
+            f"{', '.join(sorted(odd))} is missing, or is none of these"
+        )
+    for name, seconds in given.items():
+        least = LEAST if name in ("frame", "beta") else 0
+        if type(seconds) not in (int, float) or not least <= seconds <= MOST:
+            raise ValueError(
+                f"{name} = {seconds!r} in a profile of costs: expected seconds, from {least:g} to "
+                f"{MOST:g}"
+            )
+    return Costs(**{name: float(given[name]) for name in names})
 
 
 class Tally(NamedTuple):

@@ -106,8 +106,8 @@ def segment_for(nbytes: int, itemsize: int, costs: Costs = ONE_HOST_TCP) -> int:
     return max(1, min(max(nearest, SEGMENT_LEAST), SEGMENT_LIMIT) // itemsize)
 
 
-def shared_segment(nbytes: int, itemsize: int, size: int) -> int:
+def shared_segment(nbytes: int, itemsize: int, size: int, costs: Costs = ONE_HOST_TCP) -> int:
     """Units in a segment of streams of `nbytes` that come from all others at once, WINDOW segments
     of each of which have a place in scratch."""
     room = SCRATCH_LIMIT // (WINDOW * max(1, size)) // itemsize
-    return max(1, min(segment_for(nbytes, itemsize), room))
+    return max(1, min(segment_for(nbytes, itemsize, costs), room))

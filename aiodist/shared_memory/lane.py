@@ -72,6 +72,7 @@ import numpy as np
 
 from aiodist.buffers.vector import Vector
 from aiodist.links.moved import Moved
+from aiodist.schedules.costs import ONE_HOST_TCP, Costs
 from aiodist.schedules.teams import Teams
 from aiodist.shared_memory.areas import Areas
 from aiodist.shared_memory.board import (
@@ -99,10 +100,12 @@ class Sharing(enum.Enum):
 
 
 class Layout(NamedTuple):
-    """Which ranks of a group are on one host, and how they may share memory."""
+    """Which ranks of a group are on one host, and how they may share memory. `costs`: what plans
+    over links are chosen by."""
 
     sharing: Sharing
     teams: Teams
+    costs: Costs = ONE_HOST_TCP
 
 
 class DifferentCallsError(Exception):

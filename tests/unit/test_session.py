@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import aiodist
+from aiodist.schedules.costs import ONE_HOST_TCP, written
 
 
 @pytest.mark.skipif(
@@ -36,3 +37,21 @@ def test_how_long_joining_may_take(monkeypatch, environ, address, seconds):
         monkeypatch.setenv(name, value)
     assert aiodist.connect(address, size=1).timeout == seconds
     assert aiodist.connect(address, size=1, timeout=2.0).timeout == 2.0
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_a_profile_of_costs_that_cannot_be_read_is_named(monkeypatch, tmp_path, by):
+    profile = tmp_path / "costs.toml"
+    if by == "environment":
+        monkeypatch.setenv("AIODIST_COSTS", str(profile))
+    options = {"costs": profile} if by == "argument" else {}
+    with pytest.raises(ValueError, match=r"profile of costs '.*costs\.toml': .*No such file"):
+        aiodist.connect("inproc://nobody", size=1, **options)
+    profile.write_text("alpha = 1\n")
+    with pytest.raises(ValueError, match=r"profile of costs '.*costs\.toml': .*beta.* is missing"):
+        aiodist.connect("inproc://nobody", size=1, **options)
+    profile.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"profile of costs '.*costs\.toml': .*decode"):
+        aiodist.connect("inproc://nobody", size=1, **options)
+    profile.write_text(written(ONE_HOST_TCP))
+    aiodist.connect("inproc://nobody", size=1, **options)

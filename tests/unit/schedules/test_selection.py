@@ -258,3 +258,33 @@ def test_units_that_no_frame_can_hold(itemsize: int) -> None:
 
 def test_eager_values_fit_into_a_frame_in_a_wider_accumulator() -> None:
     assert EAGER_LIMIT * 4 <= MAX_PAYLOAD
+
+
+FLOATS = Shape(1 << 20, 4, 4)
+WHOLE = FLOATS._replace(sliceable=False)
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda prices: choose_all_reduce(FLOATS, 4, prices),
+        lambda prices: choose_all_reduce(FLOATS, 64, prices),
+        lambda prices: choose_all_reduce(WHOLE, 4, prices),
+        lambda prices: choose_reduce(FLOATS, 4, 0, prices),
+        lambda prices: choose_reduce_scatter(FLOATS, _even(4), prices),
+        lambda prices: choose_reduce_scatter(FLOATS, _even(64), prices),
+        lambda prices: choose_reduce_scatter(WHOLE, _even(4), prices),
+        lambda prices: choose_scan(FLOATS, 4, False, prices),
+    ],
+)
+def test_where_frames_cost_little_segments_are_short(
+    choose: Callable[[costs.Costs], Choice],
+) -> None:
+    """Of whatever is chosen: with all else the same, a segment fills a pipeline sooner."""
+    usual = choose(costs.ONE_HOST_TCP)
+    light = choose(costs.ONE_HOST_TCP._replace(frame=1e-9))
+    assert usual.tally.frames < light.tally.frames
+
+
+def _even(size: int) -> tuple[int, ...]:
+    return tuple(range(0, FLOATS.length + 1, FLOATS.length // size))
