@@ -7,13 +7,17 @@ cannot tell, and each rank for itself may go either way.
 
 What is of neither kind (numbers, trees, `out=`) is made as ever, and its program is run within the
 call as far as that goes without waiting for long (`LaneExpress.begin`): all its phases in shared
-memory. No function of the user's may run in there, since it could call the next collective before
-this one has taken its number; so what may have one goes the ordinary way.
+memory.
+
+Where calls before it have not ended yet, one of a known kind waits for its turn as a `QueuedCall`,
+and is then done within that, as it would have been within its call. No function of the user's may
+run in there, since it could call the next collective before this one has taken its number; so what
+may have one goes the ordinary way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,8 +39,10 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
+from aiodist.engine import waiting_calls
+from aiodist.engine.early import Key
 from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, area_of, in_steps
-from aiodist.engine.operation import Failure, Program
+from aiodist.engine.operation import Failure, Operation, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
@@ -49,6 +55,7 @@ ONE_ROUND = 2
 """Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
 SMALL_SLOTS = 64 * 1024
 """Most bytes of the slots of a reduce_scatter that is prepared: they are joined, or copied."""
+_NOTHING: Mapping[int, memoryview] = {}
 
 
 class LaneRecipe(Recipe):
@@ -91,19 +98,72 @@ class LaneRecipe(Recipe):
 
     def executor(self, flat: Any, lane: Lane, area: int, place: int = 0, done: int = 0) -> Executor:
         """What does it with `flat` on `lane`. The first steps are `done`."""
+        self.lend(flat)
+        return Executor(self.phase, None, lane, area, place, done)
+
+    def lend(self, flat: Any) -> None:
+        """Lend its phase the memory of one call."""
         if self.out is None:
             self.vector.lend(flat)
         else:
             x, out = flat
             self.vector.lend(x)
             self.out.lend(out)
-        return Executor(self.phase, None, lane, area, place, done)
 
     def resume(
         self, x: Any, flat: Any, lane: Lane, area: int, done: int
     ) -> tuple[Executor, Program]:
         """What goes on with it where it has to wait: with its phase, and with what comes after."""
         return self.executor(flat, lane, area, 0, done), rest_of(self, x)
+
+    def keep(self, flat: Any) -> Any:
+        """What is kept of `flat` while it waits for its turn."""
+        return flat
+
+    def program(self, x: Any, flat: Any) -> Program:
+        """All of it, where nothing is done yet."""
+        self.lend(flat)  # now that it is its turn: before, another call may have had them
+        yield self.phase
+        return (yield from rest_of(self, x))
+
+
+class QueuedCall:
+    """One call that waits for its turn on the lane."""
+
+    __slots__ = (
+        "call", "digest", "express", "flat", "key", "place", "recipe", "seconds", "seq", "work",
+        "x",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        express: LaneExpress,
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        work: Work[Any],
+        seq: int,
+        x: Any,
+        flat: Any,
+        seconds: float,
+    ) -> None:
+        self.express = express
+        self.recipe = recipe
+        self.work = work
+        self.seq = seq
+        self.key: Key = (None, seq)
+        self.call = recipe.call
+        self.digest = recipe.digest
+        self.place = 0
+        self.x = x  # what is known of its result
+        self.flat = flat  # what it is done with, see `lay_out`
+        self.seconds = seconds  # that it had when it was called
+
+    def resume(self) -> None:
+        """It is its turn."""
+        self.express.at_turn(self)
+
+    def to_operation(self) -> Operation | None:
+        """It goes on as an operation."""
+        return self.express.to_operation(self)
 
 
 class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
@@ -127,21 +187,29 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         flat: Any,
         seconds: float,
         tag: object = None,
+        queued: QueuedCall | None = None,
     ) -> Work[Any] | None:
+        """`queued`: it was called before, and this is its turn."""
         calls = self._calls
         lane = self._lane
         phase = recipe.phase
-        arrivals = calls.arrivals
-        # Something has come for collectives that were not called here yet, perhaps a verdict on
-        # this one; or calls before this one wait for their numbers. The ordinary way sees to both.
-        if arrivals.early or arrivals.verdicts or calls.deferred:
-            return None
-        seq = calls.tags.upcoming(None)
+        if queued is None:
+            seq, arrivals = calls.tags.upcoming(None), calls.arrivals
+            if (arrivals.early or arrivals.verdicts or calls.deferred) and not self._is_next(seq):
+                return None
+        else:
+            seq = queued.seq
         area = area_for(phase.shared or 0, seq, 0)
         place = 0 if phase.direct is None else self._context.heap.place_of((flat,))
-        if not lane.try_enter(seq, area, recipe.digest, recipe.call, place):
+        if not lane.try_enter(seq, area, recipe.digest, recipe.call, place, queued):
+            if queued is None and not lane.idle and recipe.fused is not None and not place:
+                return self._queue(recipe, seq, x, flat, seconds)
             return None
-        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+        if queued is None:
+            work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+            came: Mapping[int, memoryview] | None = None
+        else:
+            work, came = queued.work, _NOTHING
         executor = None
         try:
             if recipe.fused is not None and not place:
@@ -152,16 +220,23 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 assert isinstance(recipe, LaneRecipe)
                 executor = recipe.executor(flat, lane, area, place)
                 done = ALL if executor.run() else 0
+            if done == ALL and queued is not None and recipe.finish is not None:
+                x = recipe.finish(x)
         except Exception as error:
             if executor is not None:
                 executor.close()
-            calls.take_over(work, recipe.call, None, failing(error), seconds)
+            calls.take_over(work, recipe.call, None, failing(error), seconds, came=came)
             return work
         if done == ALL:
             if executor is not None:
                 executor.close()
-            lane.finish_inline()
-            self._done(work, recipe, x)
+            if queued is None:
+                lane.finish_inline()
+                self._done(work, recipe, x)
+            else:
+                lane.finish_turn()
+                calls.ended(None)
+                work.finish(x)
             return work
         try:
             if executor is None:
@@ -170,8 +245,53 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 rest = rest_of(recipe, x)
         except Exception as error:
             rest = failing(error)
-        calls.take_over(work, recipe.call, executor, rest, seconds)
+        calls.take_over(work, recipe.call, executor, rest, seconds, came=came)
         return work
+
+    def _is_next(self, seq: int) -> bool:
+        """Whether nothing has come for this number, perhaps a verdict, and no call before this one
+        waits for its own. The ordinary way sees to both."""
+        return not self._calls.deferred and self._calls.arrivals.is_quiet((None, seq))
+
+    # -- calls that wait for their turn -----------------------------------------------------------
+
+    def _queue(
+        self,
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        seq: int,
+        x: Any,
+        flat: Any,
+        seconds: float,
+    ) -> Work[Any] | None:
+        """Have it wait for its turn, behind others. None: nothing has happened."""
+        lane, calls = self._lane, self._calls
+        if lane.is_broken or seconds < 2 * waiting_calls.LONG or self._records.trace is not None:
+            return None
+        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+        call = QueuedCall(self, recipe, work, seq, x, recipe.keep(flat), seconds)
+        calls.tags.take(None)
+        calls.waiting.by_key[call.key] = call
+        calls.waiting.wait(call)
+        lane.add(call)
+        return work.pending_for_user()
+
+    def at_turn(self, call: QueuedCall) -> None:
+        """Do `call`, whose turn it is, or let an operation go on with it."""
+        if self._lane.gives_way():
+            return
+        del self._calls.waiting.by_key[call.key]
+        if self._run(call.recipe, call.x, call.flat, call.seconds, queued=call) is None:
+            self._take_over(call)
+
+    def to_operation(self, call: QueuedCall) -> Operation | None:
+        """`call`, which waits, goes on as an operation."""
+        del self._calls.waiting.by_key[call.key]
+        return self._take_over(call)
+
+    def _take_over(self, call: QueuedCall) -> Operation | None:
+        recipe = call.recipe
+        program = recipe.program(call.x, call.flat)
+        return self._calls.take_over(call.work, recipe.call, None, program, call.seconds, came={})
 
     # -- the other operations ---------------------------------------------------------------------
 
@@ -197,10 +317,9 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     # phase that is under way, or that is next, and with what is left of the program.
     def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
         lane, calls = self._lane, self._calls
-        arrivals = calls.arrivals
-        if arrivals.early or arrivals.verdicts or calls.deferred or not self._may_begin(call, args):
-            return None
         seq, text = calls.tags.upcoming(None), call.text.encode()
+        if not self._is_next(seq) or not self._may_begin(call, args):
+            return None
         if not lane.try_enter(seq, seq & 1, digest_of(text), text, call.place):
             return None
         work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)

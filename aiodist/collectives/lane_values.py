@@ -244,6 +244,18 @@ class ValueRecipe(Recipe):
         phase = cast(Phase, next(program))
         return Executor(phase, None, lane, area, 0, done), self._rest(program, phase)
 
+    def keep(self, given: Given) -> Given:
+        """What is left of it if the program changes the list that it has called with."""
+        value, *more = given.args or (None,)
+        return given._replace(args=([*value], *more)) if type(value) is list else given
+
+    def program(self, result: Any, given: Given) -> Program:
+        """All of it the ordinary way, where nothing is done yet."""
+        program = self._make(self._context, *given.args).start(True)
+        phase = cast(Phase, next(program))
+        yield phase
+        return (yield from self._rest(program, phase))
+
     def _rest(self, program: Program, phase: Phase) -> Program:
         """The rest of the ordinary way, of which is learnt what others show."""
         result = yield from program

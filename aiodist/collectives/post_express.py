@@ -21,11 +21,8 @@ the others over links, a rank may have a result where another failed, tags are f
                                         ├── the last post comes ──> reduces: done
                                         └── anything else ──> an `Operation` (`take_over`)
 
-"Anything else" is whatever is not a post as expected: a frame of a peer about this collective (a
-verdict, a question, a value that came over a link, another call), a cancel, the loss of a rank, the
-end of the group, or that it has waited for `LONG`. So all of that has one way to be dealt with, the
-ordinary one, and there is no deadline, verdict or cancellation in here. The operation begins with
-what it has posted as sent, and with what has come as received.
+"Anything else" is whatever is not a post as expected: see `aiodist.engine.waiting_calls`. The
+operation begins with what it has posted as sent, and with what has come as received.
 
 **One wake-up for all.** A rank with calls that wait sleeps on the first post of anybody, is woken
 once, and takes all that was posted meanwhile.
@@ -33,9 +30,7 @@ once, and takes all that was posted meanwhile.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +38,7 @@ import numpy as np
 from aiodist.buffers.kernels import Kernel, quietly
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import Express, ExpressGroup, Flat, Recipe, failing, rest_of
+from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key, key_of
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation
@@ -59,9 +55,6 @@ from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields, unpack_fields
 from aiodist.work import Work
 
-LONG = 1.0
-"""Seconds after which a call that waits becomes an operation. Calls with less time than twice that
-are operations as soon as they have to wait."""
 MOST = 4096
 """Most calls that wait: what each has posted may have to be kept by the others."""
 MOST_BYTES = 4 << 20
@@ -137,12 +130,13 @@ class PostedCall:
     """One call, from its post to its end, or until it is an operation."""
 
     __slots__ = (
-        "flat", "key", "missing", "nbytes", "over", "prefix", "recipe", "seconds", "values", "work",
-        "x",
+        "express", "flat", "key", "missing", "nbytes", "over", "prefix", "recipe", "seconds",
+        "values", "work", "x",
     )  # fmt: skip
 
     def __init__(
         self,
+        express: PostExpress,
         recipe: PostRecipe,
         key: Key,
         work: Work[Any],
@@ -152,8 +146,9 @@ class PostedCall:
         prefix: bytes,
         values: list[Any],
     ) -> None:
+        self.express = express
         self.recipe = recipe
-        self.key = key  # its tag and number
+        self.key = key
         self.work = work
         self.x = x  # the array of the user
         self.flat = flat  # the memory of that
@@ -163,6 +158,14 @@ class PostedCall:
         self.values = values  # by rank; None: it has not come
         self.missing = len(values) - 1  # values that have not come
         self.over = False  # it waits no more, whatever became of it
+
+    @property
+    def call(self) -> bytes:
+        return self.recipe.call
+
+    def to_operation(self) -> Operation | None:
+        """It goes on as an operation."""
+        return self.express.to_operation(self)
 
     def came(self, rank: int, data: bytes | memoryview) -> None:
         """The value of `rank` is here."""
@@ -181,9 +184,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         self._moved = lane.moved
         self._polls = lane.polls
         self._crowded = context.size > cores()
-        self._waiting: dict[Key, PostedCall] = {}  # by tag and number, the oldest first
-        self._bytes = 0  # that these have posted
-        self._timer: Any = None  # of the oldest of them
+        self._bytes = 0  # that calls have posted which wait
         self._broken = False  # a rank is lost: nothing is posted any more
 
     def _prepare(
@@ -201,12 +202,13 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
     def _run(
         self, recipe: PostRecipe, x: Any, flat: Flat, seconds: float, tag: object = None
     ) -> Work[Any] | None:
-        calls, waiting = self._calls, self._waiting
+        calls = self._calls
+        waiting = calls.waiting.by_key
         tags, arrivals, nbytes = calls.tags, calls.arrivals, recipe.nbytes
         if (
             self._broken
             or tag in tags.frozen
-            or seconds < 2 * LONG
+            or seconds < 2 * waiting_calls.LONG
             or len(waiting) >= MOST
             or self._bytes + nbytes > MOST_BYTES
             or self._records.trace is not None
@@ -234,12 +236,12 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         arrivals.take(key)
         values: list[Any] = [None] * self._context.size
         values[self._context.rank] = flat
-        call = waiting[key] = PostedCall(recipe, key, work, x, flat, seconds, prefix, values)
+        call = waiting[key] = PostedCall(self, recipe, key, work, x, flat, seconds, prefix, values)
         self._bytes += nbytes
         for rank, data in found.items():
             call.came(rank, data)
         if self._broken:  # by what was heard while others were woken
-            self._to_operation(call)
+            self.to_operation(call)
             return work
         self._look(call)
         while call.missing and not call.over and len(waiting) == 1 and self._news(call):
@@ -313,17 +315,13 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
                     self._take(reader)
 
     def _wait(self, call: PostedCall) -> None:
-        work = call.work
-        self._records.begin(work, call.recipe.call)
-        work._on_cancel = partial(self._cancelled, call)
-        if self._timer is None and call.seconds != math.inf:
-            self._timer = self._loop.call_later(LONG, self._waits_long)
+        self._calls.waiting.wait(call)
         self.rest()
-        work.pending_for_user()
+        call.work.pending_for_user()
 
     def _leave(self, call: PostedCall) -> None:
         call.over = True
-        del self._waiting[call.key]
+        del self._calls.waiting.by_key[call.key]
         self._bytes -= call.nbytes
 
     def _complete(self, call: PostedCall) -> None:
@@ -365,8 +363,8 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             tag, text = said
             fields = [kinds.MESSAGE, self._context.id, tag, post.number, 0, text]
             key, rank, data = key_of(fields), reader.rank, memoryview(post.data)
-            call = self._waiting.get(key)
-            if call is not None:
+            call = self._calls.waiting.by_key.get(key)
+            if type(call) is PostedCall:
                 alike = text == call.recipe.call and len(data) == call.nbytes
                 if alike and call.values[rank] is None:
                     call.came(rank, data)
@@ -392,7 +390,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         if posts.asleep:
             return
         self.read()
-        while (self._waiting or self._calls.ops) and not posts.sleep():
+        while (self._calls.waiting.by_key or self._calls.ops) and not posts.sleep():
             self.read()
 
     def kicked(self) -> None:
@@ -403,12 +401,8 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
 
     # -- what is not to be done in here -----------------------------------------------------------
 
-    def operation(self, key: Key) -> Operation | None:
-        """The call with this tag and number, as an operation from here on; None: none waits."""
-        call = self._waiting.get(key)
-        return None if call is None else self._to_operation(call)
-
-    def _to_operation(self, call: PostedCall) -> Operation | None:
+    def to_operation(self, call: PostedCall) -> Operation | None:
+        """`call` goes on as an operation."""
         self._leave(call)
         recipe = call.recipe
         rank = self._context.rank
@@ -426,42 +420,10 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             came=came,
         )
 
-    def _cancelled(self, call: PostedCall, work: Work[Any]) -> None:
-        operation = self._to_operation(call)
-        if operation is not None and not operation.done:
-            self._calls.ends.cancelled(operation, work)
-
-    def _waits_long(self) -> None:
-        """Have those that have waited for long go on as operations, which have deadlines."""
-        self._timer = None
-        for call in list(self._waiting.values()):
-            left = LONG - call.work.elapsed
-            if left > 0:
-                self._timer = self._loop.call_later(left, self._waits_long)
-                break
-            if not call.over:
-                self._to_operation(call)
-
     def end(self) -> None:
-        """Post nothing more, as a rank is lost or the group ends. What was posted is taken; what
-        waits after that goes on as operations."""
+        """Post nothing more, as a rank is lost or the group ends. What was posted is taken."""
         self._broken = True
         self.read()
-        self.settle()
-
-    def settle(self) -> None:
-        """All that waits goes on as operations."""
-        for call in list(self._waiting.values()):
-            if not call.over:
-                self._to_operation(call)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    @property
-    def works(self) -> list[Work[Any]]:
-        """Those of the calls that wait."""
-        return [call.work for call in self._waiting.values()]
 
     def close(self) -> None:
         """The group has ended: let go of all memory."""

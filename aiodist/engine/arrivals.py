@@ -19,11 +19,11 @@ from aiodist.engine.early import Ahead, Early, Key, entered_and_text, key_of, sl
 from aiodist.engine.ends import Called, Ends
 from aiodist.engine.operation import Operation
 from aiodist.engine.roll_call import marked, unmarked
-from aiodist.engine.tags import SETUP_TAG
 from aiodist.errors import ProtocolError
 from aiodist.recorder import Records, name_of
 from aiodist.transports.base import Landing, deliver
 from aiodist.wire import kinds
+from aiodist.work import Work
 
 MAX_AHEAD_BYTES = 24 << 20
 """Most bytes that are kept of one rank for collectives that were not called here yet. Of payload,
@@ -44,6 +44,11 @@ class Calling(Called, Protocol):
 
     @property
     def ends(self) -> Ends: ...
+
+    @property
+    def pending(self) -> list[Work[Any]]:
+        """Those of the Works that are not done."""
+        ...
 
     def find(self, key: Key) -> Operation | None:
         """The collective that is pending with this tag and number."""
@@ -306,8 +311,6 @@ def _size(key: Key, verdict: failures.Verdict) -> int:
 
 def _doing(calls: Calling) -> str:
     """What this rank is doing, in a few words."""
-    for op in calls.ops.values():
-        if op.tag == SETUP_TAG:
-            continue
-        return f"in {name_of(op.work.op, op.tag, op.seq)} for {op.work.elapsed:.1f} s"
+    for work in calls.pending:
+        return f"in {name_of(work.op, work.tag, work.seq)} for {work.elapsed:.1f} s"
     return f"in no collective (last: {calls.records.last()})"

@@ -21,6 +21,7 @@ from aiodist.engine.ends import Ends
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation, Program, Start, refused
 from aiodist.engine.tags import SETUP_TAG, Sends, TagCounts
+from aiodist.engine.waiting_calls import WaitingCalls
 from aiodist.errors import AiodistError, CollectiveAbortedError, PeerLostError
 from aiodist.links.party import Party
 from aiodist.recorder import Records
@@ -49,28 +50,14 @@ class Setup(Protocol):
 
 
 class Posting(Protocol):
-    """What has small collectives posted in shared memory. They are calls of this group, too, but
-    become operations only where something is out of the ordinary.
-
-    `works`: those of the calls that wait."""
-
-    @property
-    def works(self) -> list[Work[Any]]: ...
-
-    def operation(self, key: Key) -> Operation | None:
-        """The call with this tag and number, as an operation from here on; None: none waits."""
-        ...
+    """What has small collectives posted in shared memory."""
 
     def rest(self) -> None:
         """Takes all that was posted, and has this rank woken by what comes."""
         ...
 
-    def settle(self) -> None:
-        """All that waits goes on as operations."""
-        ...
-
     def end(self) -> None:
-        """Posts nothing more. All that waits goes on as operations."""
+        """Takes what was posted, and posts nothing more."""
         ...
 
     def close(self) -> None:
@@ -94,6 +81,7 @@ class Calls:
         self.setup: Setup | None = None  # has that made, beside the first of them; None: nothing
         self.posting: Posting | None = None  # has those with a tag posted there
         self.ends = Ends(self)  # how they end, here and elsewhere
+        self.waiting = WaitingCalls(party.loop, records, self.ends.cancelled)
         self.arrivals = Arrivals(self)  # takes what comes for them
         self._op_timeout = op_timeout  # seconds for one that was given no timeout
         self._unsolicited = [0] * party.size  # bytes by peer, see MAX_UNSOLICITED
@@ -201,7 +189,7 @@ class Calls:
         is under way in `executor`, and `rest` is what comes after that; without an executor, it is
         all there is.
 
-        `came`: of one that was posted, which has its number, the first frames of others, by rank.
+        `came`: of one that has its number, the first frames of others, by rank.
         """
         operation = Operation(self, work, work.tag, call, lambda _: rest, self.party.size)
         if work.record is None:
@@ -308,8 +296,10 @@ class Calls:
     def find(self, key: Key) -> Operation | None:
         """The collective that is pending with this tag and number."""
         found = self.ops.get(key)
-        if found is None and self.posting is not None:
-            found = self.posting.operation(key)
+        if found is None:
+            found = self.waiting.operation(key)
+            if found is not None and found.done:
+                return None
         return found
 
     def forget(self, op: Operation, *, failed: bool) -> None:
@@ -385,6 +375,7 @@ class Calls:
         self._thaw()
         if self.posting is not None:
             self.posting.end()
+        self.waiting.settle()
         if self.lane is not None:
             self.lane.hurry()  # what it has left in shared memory can still be taken
         self.ends.lose(src)
@@ -398,6 +389,7 @@ class Calls:
         self._thaw()
         if self.posting is not None:
             self.posting.end()
+        self.waiting.settle()
         for op in list(self.ops.values()):
             if abort:
                 verdict = failures.Verdict("aborted", error.message, self.party.rank)
@@ -428,5 +420,5 @@ class Calls:
         """Works that are not done, but for aiodist's own, of which the user knows nothing."""
         operations = [*self.ops.values(), *self.deferred]
         works = [op.work for op in operations if op.tag != SETUP_TAG]
-        posted = [] if self.posting is None else self.posting.works
-        return works + posted + self.ends.hearsay.held
+        waiting = [call.work for call in self.waiting.by_key.values()]
+        return works + waiting + self.ends.hearsay.held

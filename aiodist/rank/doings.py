@@ -73,8 +73,7 @@ class _Pending(NamedTuple):
 
 
 def _pending(context: Context) -> Iterator[_Pending]:
-    if context.calls.posting is not None:
-        context.calls.posting.settle()
+    context.calls.waiting.settle()
     for op in context.calls.ops.values():
         if op.tag != SETUP_TAG:
             yield _Pending(op.work, context, op, op.seq)

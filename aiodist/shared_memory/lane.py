@@ -260,15 +260,25 @@ class Lane:
         self._next()
         return True
 
-    def try_enter(self, seq: int, area: int, digest: int, call: bytes, place: int) -> bool:
-        """Enter the operation `seq`, which is called now and needs `area`, if that takes no
-        waiting. `finish_inline` comes next, or `add` of an operation that goes on. False: nothing
-        is done.
+    def try_enter(
+        self,
+        seq: int,
+        area: int,
+        digest: int,
+        call: bytes,
+        place: int,
+        rider: Rider | None = None,
+    ) -> bool:
+        """Enter the operation `seq`, which is called now, or is `rider`, whose turn it is, and
+        needs `area`, if that takes no waiting. `finish_inline` comes next, or `finish_turn`, or
+        `add` of an operation that goes on. False: nothing is done.
 
         `place`: where its array lies, see `Board.announce`.
         """
         turns = self._turns
-        if turns.current is not None or turns.queue or self.is_broken or seq < self.first:
+        if turns.current is not rider or self.is_broken or seq < self.first:
+            return False
+        if turns.queue and rider is None:
             return False
         base = (seq + 1) * AN_OPERATION
         before = base - AN_OPERATION if seq > self.first else 0  # as in `_before`
@@ -297,6 +307,15 @@ class Lane:
         """What `try_enter` entered is done within its call."""
         self._entered = self._agreed = False
         self._phase = -1
+
+    def finish_turn(self) -> None:
+        """What `try_enter` entered at its turn is done."""
+        self._next()
+
+    def gives_way(self) -> bool:
+        """Whether the loop is due for a turn, with the next of which it is resumed whose turn it
+        is."""
+        return self._waiting.gives_way()
 
     def entered(self, seq: int) -> list[int]:
         """The others that have entered operation `seq`."""

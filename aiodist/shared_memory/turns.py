@@ -56,12 +56,18 @@ class Turns:
         self._resuming = False  # the loop will call `_resume`
 
     def add(self, rider: Rider | SkippedCall) -> None:
-        """Run `rider` once it is its turn; perhaps at once."""
-        if self.current is None and not self.queue:
+        """Run `rider` once it is its turn, perhaps at once; or let it take the place of what has
+        its number."""
+        queue = self.queue
+        if self.current is not None and self.current.seq == rider.seq:
+            self.current = rider
+        elif queue and rider.seq <= queue[-1].seq:
+            queue[rider.seq - queue[0].seq] = rider  # there is no gap in the numbers
+        elif self.current is None and not queue:
             self.current = rider
             rider.resume()
         else:
-            self.queue.append(rider)
+            queue.append(rider)
 
     def replace(self, rider: Rider, skipped: SkippedCall | None) -> None:
         """`rider` was given up; `skipped` takes its turn, if anything has to."""
@@ -90,7 +96,7 @@ class Turns:
 
     def _resume(self) -> None:
         self._resuming = False
-        while self.resume() and self.queue:
+        while self.resume() and (self.queue or self.current):
             pass  # the next one may find the others there already
 
     def resume(self) -> bool:

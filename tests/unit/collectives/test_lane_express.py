@@ -105,3 +105,20 @@ def test_a_call_that_goes_over_links_though_there_is_a_lane(run):
                 assert await everyone(ranks, lambda g: g.all_reduce(1)) == [2, 2]
 
     run(main())
+
+
+def test_what_comes_early_for_a_tag_holds_up_nothing_else(run):
+    """Calls without a tag are done within themselves, though another rank is ahead with a tag."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            await everyone(ranks, lambda g: g.all_reduce(np.ones(2)))
+            ahead = ranks[0].all_reduce(np.ones(2), tag="a")
+            ranks[1]._context.post_express.read()
+            assert ranks[1]._context.calls.arrivals.early
+            ranks[0].all_reduce(np.ones(2))
+            assert ranks[1].all_reduce(np.ones(2)).done()
+            await ranks[1].all_reduce(np.ones(2), tag="a")
+            await ahead
+
+    run(main())

@@ -11,6 +11,7 @@ import pytest
 import aiodist
 from aiodist import CollectiveTimeoutError, MismatchError, ReduceOp, trace
 from aiodist.collectives import post_express
+from aiodist.engine import waiting_calls
 from aiodist.rank import doings
 from aiodist.transports import polling
 
@@ -118,7 +119,7 @@ def test_a_hook_hears_of_every_step(run, posted):
 
 
 def test_deadlines_name_who_is_missing_and_count_from_the_call(run, monkeypatch):
-    monkeypatch.setattr(post_express, "LONG", 0.0)
+    monkeypatch.setattr(waiting_calls, "LONG", 0.0)
 
     async def main():
         async with sharing(3) as ranks:

@@ -130,7 +130,7 @@ def check_over(world):
     for context in world.contexts:
         assert not context.pending
         assert not context.calls.ops
-        assert not context.post_express.works
+        assert not context.calls.waiting.by_key
         assert not context.calls.arrivals.early
         assert not context.calls.tags._pending
         assert not any(context.calls._unsolicited)

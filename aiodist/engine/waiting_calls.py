@@ -1,0 +1,100 @@
+"""Collectives that wait and are no operations yet: of many calls at once, each is no more than what
+it was called with.
+
+An `Operation` is ready for whatever may come. Most small collectives meet nothing of it: what they
+wait for comes as expected, from a post or with their turn on a lane, and then they are done. So
+they wait as what they are, found by tag and number. Whatever else happens to one (a frame that is
+about it, a cancel, the loss of a rank, the end of the group, or that it has waited for `LONG`)
+makes an operation of it, `to_operation`, and is dealt with as ever. So there is no deadline,
+verdict or cancellation in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from aiodist.engine.early import Key
+from aiodist.engine.operation import Operation
+from aiodist.recorder import Records
+from aiodist.work import Work
+
+LONG = 1.0
+"""Seconds after which a call that waits becomes an operation. Calls with less time than twice that
+are operations as soon as they have to wait."""
+
+
+class WaitingCall(Protocol):
+    """One that waits. `key` is its tag and number, `call` what was called, in words, and `seconds`
+    the time that it was given."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def call(self) -> bytes: ...
+
+    @property
+    def work(self) -> Work[Any]: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    def to_operation(self) -> Operation | None:
+        """It is an operation from here on, and waits here no more; None: the group has ended."""
+        ...
+
+
+class WaitingCalls:
+    """Those of one group."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        records: Records,
+        cancel: Callable[[Operation, Work[Any]], None],
+    ) -> None:
+        self.by_key: dict[Key, WaitingCall] = {}  # the oldest first
+        self._loop = loop
+        self._records = records  # hear of each of them
+        self._cancel = cancel  # gives an operation up, as its user has cancelled it
+        self._timer: asyncio.TimerHandle | None = None  # of the oldest of them
+
+    def wait(self, call: WaitingCall) -> None:
+        """`call`, which is among them, is not done within the call."""
+        self._records.begin(call.work, call.call)
+        call.work._on_cancel = lambda work: self._cancelled(call, work)
+        if self._timer is None and call.seconds != math.inf:
+            self._timer = self._loop.call_later(LONG, self._waits_long)
+
+    def operation(self, key: Key) -> Operation | None:
+        """The call with this tag and number, as an operation from here on; None: none waits."""
+        call = self.by_key.get(key)
+        return None if call is None else call.to_operation()
+
+    def settle(self) -> None:
+        """All go on as operations."""
+        for call in list(self.by_key.values()):
+            if call.key in self.by_key:
+                call.to_operation()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cancelled(self, call: WaitingCall, work: Work[Any]) -> None:
+        operation = call.to_operation()
+        if operation is not None and not operation.done:
+            self._cancel(operation, work)
+
+    def _waits_long(self) -> None:
+        """Have those that have waited for long go on as operations, which have deadlines."""
+        self._timer = None
+        for call in list(self.by_key.values()):
+            left = LONG - call.work.elapsed
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._waits_long)
+                break
+            if call.key in self.by_key:
+                call.to_operation()
