@@ -92,6 +92,16 @@ class Coming:
         raise NotImplementedError
 
     @property
+    def here(self) -> int:
+        """How many of its bytes are here."""
+        raise NotImplementedError
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of memory that it takes: none where it is somebody else's."""
+        raise NotImplementedError
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether no more of it will come."""
         return self._retired and not self.is_whole
@@ -164,12 +174,10 @@ class Holding(Coming):
 
     @property
     def here(self) -> int:
-        """How many of its bytes are here."""
         return self.release.span(self.filled - 1)[1] if self.filled else 0
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of memory that it takes: none where it is somebody else's."""
         return len(self.memory.view) if self.memory is not None and self.memory.is_own else 0
 
     @property

@@ -187,7 +187,6 @@ class Lot(Coming):
 
     @property
     def here(self) -> int:
-        """How many of its bytes are here."""
         return sum(
             memory.itemsize * (memory.size - sum(self._left[at] for at in self._of_key[key]))
             for key, memory in self.memory.items()
@@ -195,7 +194,6 @@ class Lot(Coming):
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of memory that it takes."""
         return sum(memory.nbytes for memory in self.memory.values())
 
     @property
