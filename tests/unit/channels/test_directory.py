@@ -15,6 +15,7 @@ from aiodist.channels.directory import (
     check_higher,
     distances,
     in_line,
+    is_gone,
     newest,
     packed,
     restored,
@@ -87,6 +88,16 @@ def test_what_a_store_has_lost_is_said_again():
     assert restored(own, own) is None
     assert restored([release(4)], own) is None  # they are forgotten for good reason
     assert restored([], []) is None
+
+
+def test_a_version_is_gone_when_others_took_its_place():
+    there, newer = [release(3)], [release(3), release(4)]
+    assert not is_gone(there, (release(3),))
+    assert is_gone(newer, (release(2),))
+    assert is_gone(there, (release(3, check=8),))  # another publisher has that number now
+    assert not is_gone([], (release(3),))  # the store has forgotten it, and will be told
+    assert not is_gone([release(2)], (release(3),))
+    assert not is_gone(shares(3, 2)[:1], tuple(shares(3, 2)))  # half of it is said again
 
 
 PLACES = st.lists(st.sampled_from("ABC"), max_size=12).map(
