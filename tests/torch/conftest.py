@@ -48,7 +48,7 @@ def ranks(no_leaks: None) -> Iterator[Ranks]:
     """``ranks(3, body)``: the results of ``body(process_group)`` of three ranks, which are threads;
     raises what the first of them raises."""
 
-    def run(size: int, body: Callable[[ProcessGroup], Any], *, timeout: float = 20) -> list[Any]:
+    def run(size: int, body: Callable[[ProcessGroup], Any], *, timeout: float = 60) -> list[Any]:
         store = dist.HashStore()
 
         def main(rank: int) -> Any:
