@@ -13,6 +13,8 @@ import aiodist
 from aiodist.wire import kinds
 from aiodist.wire.frames import encode, pack_fields, prefix
 
+pytestmark = pytest.mark.usefixtures("no_ruling")
+
 HELLO = pack_fields(kinds.HELLO, kinds.MAGIC, kinds.VERSION, "world", "x" * 32, "y" * 32)
 
 
