@@ -20,14 +20,16 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from idle_time import IdleTime
 
 pytest.register_assert_rewrite("plans", "processes", "survey")
 
 # The same examples in every run, however long each takes: other processes share the processors.
 # Others: `pytest --hypothesis-profile=default`.
-settings.register_profile("replayed", derandomize=True, deadline=None)
+settings.register_profile(
+    "replayed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("replayed")
 
 # Else each rank that a test starts would compile the library anew, and each run these tests.

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.strength(2)
 LARGE = 100_003
 
 
+@on_idle_time
 def test_a_deadline_names_who_is_missing(run, groups, everyone):
     async def main():
         async with groups(4) as ranks:
@@ -39,6 +41,7 @@ def test_a_deadline_names_who_is_missing(run, groups, everyone):
     run(main())
 
 
+@on_idle_time
 def test_what_the_missing_rank_is_doing(run, groups, everyone):
     async def main():
         async with groups(2) as ranks:
@@ -272,6 +275,7 @@ def test_a_loop_of_its_own(run, groups):
     run(main())
 
 
+@on_idle_time
 def test_an_unawaited_failure_is_reported_once(run, groups, everyone, caplog):
     async def main():
         async with groups(2) as ranks:

@@ -236,7 +236,9 @@ async def test_given_up(devices: Devices) -> None:
                         await work
             gate.set()
             np.testing.assert_array_equal(made[0].get(x), np.full(50, 7.0))
-        works = [groups[0].all_reduce(x, timeout=0.05), groups[1].all_reduce(np.ones(50))]
+        entered = groups[1].all_reduce(np.ones(50))
+        await each(groups, lambda g, r: g.barrier(tag="turn"))
+        works = [groups[0].all_reduce(x, timeout=0.05), entered]
         for work in works:
             with pytest.raises(CollectiveTimeoutError) as caught:
                 await work

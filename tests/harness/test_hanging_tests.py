@@ -17,8 +17,8 @@ import asyncio
 import pytest
 
 @pytest.fixture
-def patience():
-    return 0.2
+def patience(request):
+    return 30.0 if "after_all" in request.node.name else 0.2
 
 
 async def never():
@@ -102,9 +102,11 @@ def test_after_all_these(run):
 DEAF = """
 import asyncio
 
+import pytest
 import uvloop
 
 
+@pytest.mark.timeout(1)
 def test_a_loop_of_its_own():
     uvloop.run(asyncio.sleep(10_000))
 """
@@ -160,7 +162,7 @@ def test_a_loop_that_does_not_turn(report: str) -> None:
     assert "Timeout (>2.0s) from pytest-timeout" in text
 
 
-SHORT = ("-o", "timeout=1", "-o", "faulthandler_timeout=4")
+SHORT = ("-o", "faulthandler_timeout=8")
 
 
 def test_the_last_resort_ends_the_run(tmp_path: Path, tried: Run) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aiodist.coordinator.actor import Coordinator
+from aiodist.membership import recovery
 
 
 class Machine:
@@ -60,3 +61,10 @@ def durable(tmp_path: Path) -> Machine:
 @pytest.fixture
 def forgetful() -> Machine:
     return Machine(None)
+
+
+@pytest.fixture
+def no_ruling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator does not rule on broken links. Else it does so after half a second, which on
+    a slow machine is amid what these tests still do with a rank that others have lost."""
+    monkeypatch.setattr(recovery, "RULING_SECONDS", 3600.0)

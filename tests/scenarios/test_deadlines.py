@@ -7,10 +7,12 @@ import math
 
 import numpy as np
 import pytest
+from idle_time import idle_time
 
 import aiodist
 
 
+@idle_time
 async def test_connect_names_the_ranks_that_have_not_come() -> None:
     async with aiodist.Coordinator() as coordinator:
         joining = [
@@ -24,6 +26,7 @@ async def test_connect_names_the_ranks_that_have_not_come() -> None:
         assert "missing: ranks 1-2, 4" in str(error)
 
 
+@idle_time
 async def test_connect_without_a_coordinator_knows_of_nobody() -> None:
     with pytest.raises(aiodist.JoinTimeoutError) as caught:
         await aiodist.connect("tcp://127.0.0.1:9", rank=0, size=2, timeout=0.1)
@@ -35,6 +38,7 @@ async def _elsewhere(group: aiodist.Group) -> None:
 
 
 @pytest.mark.parametrize("large", [False, True])
+@idle_time
 async def test_messages_say_what_the_other_rank_is_doing(large: bool) -> None:
     async with aiodist.local(2) as groups:
         other = asyncio.create_task(_elsewhere(groups[1]))
@@ -55,6 +59,7 @@ async def test_messages_say_what_the_other_rank_is_doing(large: bool) -> None:
         await other
 
 
+@idle_time
 async def test_a_receive_from_anyone_names_nobody() -> None:
     async with aiodist.local(2) as groups:
         with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
@@ -65,6 +70,7 @@ async def test_a_receive_from_anyone_names_nobody() -> None:
 
 
 @pytest.mark.parametrize("call", ["agree", "shrink", "rendezvous"])
+@idle_time
 async def test_votes_say_what_the_missing_are_doing(call: str) -> None:
     async with aiodist.local(3) as groups:
         other = asyncio.create_task(_elsewhere(groups[2]))
@@ -86,6 +92,7 @@ async def test_votes_say_what_the_missing_are_doing(call: str) -> None:
             group.abort()
 
 
+@idle_time
 async def test_the_store_has_deadlines() -> None:
     async with aiodist.local(1, op_timeout=0.05) as [group]:
         with pytest.raises(aiodist.CollectiveTimeoutError, match="not all of the keys exist"):

@@ -18,6 +18,8 @@ from aiodist.shared_memory import heap
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
+pytestmark = pytest.mark.usefixtures("no_ruling")
+
 Ranks = list[aiodist.Group]
 
 

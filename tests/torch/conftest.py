@@ -52,7 +52,7 @@ def ranks(no_leaks: None) -> Iterator[Ranks]:
         size: int,
         body: Callable[[ProcessGroup], Any],
         *,
-        timeout: float = 20,
+        timeout: float = 60,
         store: Callable[[], dist.Store] | None = None,
     ) -> list[Any]:
         shared = dist.HashStore()

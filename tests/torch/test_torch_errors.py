@@ -154,7 +154,7 @@ def test_a_deadline_names_who_is_missing(ranks: Ranks) -> None:
             assert isinstance(caught.value, dist.DistBackendError)
             over.set()
         else:
-            assert over.wait(10)
+            assert over.wait(60)
             with pytest.raises(aiodist.CollectiveTimeoutError):
                 group.barrier().wait()
 
@@ -169,7 +169,7 @@ def test_waiting_no_longer_than_that_ends_no_operation(ranks: Ranks) -> None:
             with pytest.raises(aiodist.CollectiveTimeoutError, match="it goes on"):
                 work.wait(timedelta(milliseconds=10))
             group.send([x], 1).wait()
-            assert work.wait(timedelta(seconds=10))
+            assert work.wait(timedelta(seconds=60))
         else:
             group.recv([x], 0).wait()
             group.send([x + 1], 0, 1).wait()
@@ -179,17 +179,30 @@ def test_waiting_no_longer_than_that_ends_no_operation(ranks: Ranks) -> None:
 
 
 def test_monitored_barrier(ranks: Ranks) -> None:
-    over = threading.Barrier(3)
+    over, entered = threading.Barrier(3), threading.Event()
 
     def body(group: ProcessGroup) -> None:
         group.monitored_barrier()
+        barrier = group.barrier
+
+        def entering(opts: dist.BarrierOptions) -> Any:
+            work = barrier(opts)
+            entered.set()
+            return work
+
         if group.rank() != 2:
+            timeout = None
+            if group.rank() == 0:
+                assert entered.wait(60)
+                timeout = timedelta(milliseconds=100)
+            else:
+                group.barrier = entering  # type: ignore[method-assign]
             with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
-                group.monitored_barrier(timedelta(milliseconds=100), wait_all_ranks=True)
+                group.monitored_barrier(timeout, wait_all_ranks=True)
             assert caught.value.missing == (2,)
-            over.wait(10)
+            over.wait(60)
         else:
-            over.wait(10)
+            over.wait(60)
             with pytest.raises(aiodist.CollectiveTimeoutError):
                 group.monitored_barrier()
 

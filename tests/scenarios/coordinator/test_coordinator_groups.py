@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from idle_time import on_idle_time
 
 from aiodist.control.client import ControlClient
 from aiodist.control.events import CoordinatorGone
@@ -231,6 +232,7 @@ def test_epochs_of_a_name_grow(play: Play) -> None:
             await member.client.leave(30)
 
 
+@on_idle_time
 def test_silence_ends_a_membership(play: Play) -> None:
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:
@@ -251,6 +253,7 @@ def test_silence_ends_a_membership(play: Play) -> None:
             joining.cancel()
 
 
+@on_idle_time
 def test_an_evicted_member_is_told(play: Play) -> None:
     @play
     async def scenario(site: Any, coordinator: Coordinator) -> None:

@@ -218,6 +218,7 @@ def test_joins_wait_while_it_is_away(play: Play, machine: Any) -> None:
         await machine.coordinator.stop()
 
 
+@on_idle_time
 def test_a_join_that_runs_out_of_time_meanwhile(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 
@@ -67,6 +68,7 @@ def test_groups_made_of_a_group_agree_by_themselves(run, stage, everyone):
     run(main())
 
 
+@on_idle_time
 def test_out_of_time_on_one_is_so_for_all(run, stage):
     async def main():
         async with stage() as cast:

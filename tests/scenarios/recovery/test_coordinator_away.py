@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 
@@ -57,6 +58,7 @@ def test_a_vote_that_runs_out_of_time_while_it_is_away(run, stage, everyone):
 
 
 @pytest.mark.strength(2)
+@on_idle_time
 def test_a_rank_that_dies_while_it_is_away(run, stage, everyone, state):
     async def main():
         async with stage(state=state, lease=0.5) as cast:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 from aiodist.services.keeper import Keeper
@@ -392,6 +393,7 @@ def test_without_a_block_the_program_handles_errors_itself(run, stage):
 
 
 @inproc
+@on_idle_time
 def test_an_epoch_that_does_not_form_says_who_does_not_come(run, stage):
     async def main():
         async with stage(timeout=0.2) as cast:

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 
@@ -85,6 +86,7 @@ def test_without_anybody_who_waits(run, stage, everyone):
     run(main())
 
 
+@on_idle_time
 def test_too_few_in_time(run, stage, everyone):
     async def main():
         async with stage() as cast:

@@ -87,6 +87,7 @@ def test_a_small_run(invoke: Invoke, folder: Path, tmp_path: Path) -> None:
     assert not list(folder.iterdir())
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption_leaves_nothing(number: signal.Signals) -> None:
     """Once the ranks are there: an hour of work is ahead, and then there is nothing left."""
@@ -104,7 +105,7 @@ def test_interruption_leaves_nothing(number: signal.Signals) -> None:
             while b"all_reduce 8 B" not in seen:  # what is measured now
                 seen += os.read(process.stderr.fileno(), 4096)
             process.send_signal(number)
-            process.communicate(timeout=30)
+            process.communicate(timeout=200)
             assert process.returncode == 128 + number
         finally:
             process.kill()

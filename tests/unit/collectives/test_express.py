@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from idle_time import on_idle_time
 from sharing import everyone, sharing
 
 import aiodist
@@ -346,6 +347,7 @@ def test_given_up_while_it_waits(run, taken):
     run(main())
 
 
+@on_idle_time
 def test_what_the_missing_rank_did_last(run):
     async def main():
         async with sharing(2) as ranks:

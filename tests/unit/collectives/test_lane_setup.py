@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from idle_time import on_idle_time
 from sharing import everyone
 
 import aiodist
@@ -339,6 +340,7 @@ def test_closing_does_not_wait_for_ranks_that_never_share(run):
     run(main())
 
 
+@on_idle_time
 def test_a_call_that_waits_for_a_set_up_that_does_not_end(run, rank_1_may_go_on):
     """Rank 0 waits for rank 1's answer."""
 
@@ -359,6 +361,7 @@ def test_a_call_that_waits_for_a_set_up_that_does_not_end(run, rank_1_may_go_on)
     run(main())
 
 
+@on_idle_time
 def test_what_others_hear_of_a_rank_in_its_set_up(run):
     """The user knows nothing of collectives that aiodist makes for itself."""
 

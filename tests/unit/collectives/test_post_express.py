@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from idle_time import on_idle_time
 
 import aiodist
 from aiodist import CollectiveTimeoutError, MismatchError, ReduceOp, trace
@@ -118,6 +119,7 @@ def test_a_hook_hears_of_every_step(run, posted):
         assert points.count(point) == 2
 
 
+@on_idle_time
 def test_deadlines_name_who_is_missing_and_count_from_the_call(run, monkeypatch):
     monkeypatch.setattr(waiting_calls, "LONG", 0.0)
 

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from idle_time import idle_time
 
 import aiodist
 from aiodist.rank.counting import Counting
@@ -38,6 +39,7 @@ async def test_operations_by_name_and_size() -> None:
         assert one.seconds > 0
 
 
+@idle_time
 async def test_how_long_one_took_that_had_to_wait() -> None:
     async with aiodist.local(2) as groups:
         counting = Counting(groups[0]._actor)
