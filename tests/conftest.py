@@ -183,7 +183,7 @@ def in_turn(item: pytest.Item) -> bool:
     loop = item.callspec.params.get("run") if hasattr(item, "callspec") else None
     if loop is None:
         return True
-    name = f"{item.originalname} {item.callspec.id.replace(loop, '', 1)}"
+    name = f"{item.originalname} {item.callspec.id.replace(str(loop), '', 1)}"
     return sorted(FACTORIES)[zlib.crc32(name.encode()) % len(FACTORIES)] == loop
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.phases.teams import BULK, LEAST, ROUNDS, piece_for
+from aiodist.phases.teams import LEAST, ROUNDS, piece_for
+from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
 
 
