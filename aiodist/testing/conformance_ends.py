@@ -103,6 +103,7 @@ class EndTests(LinkTests):
         await ends.until(lambda: bool(ends.at_b.ends))
         assert ends.at_b.ends == [None]
         assert ends.at_b.headers == [b"large", b"last"]
+        assert ends.a.sent_bytes == ends.b.received_bytes == LARGE + 1
         assert ends.a.is_closed
         assert ends.b.is_closed
         await ends.a.finish(60.0)  # and again

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from seeds import seeds
 from standin import StandinArray, StandinDevice
 
 import aiodist
@@ -156,7 +157,7 @@ def device():
 
 
 @pytest.mark.parametrize("devices", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, 6))
 def test_random_programs(run, groups, device, seed, devices):
     chooser = random.Random(seed)
     size = chooser.choice([2, 3, 4])

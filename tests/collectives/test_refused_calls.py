@@ -62,6 +62,7 @@ REFUSED: dict[str, tuple[Any, Any]] = {
         lambda g: g.all_gather(np.ones(1)),
     ),
     "gather dst": (lambda g: g.gather(1, True), lambda g: g.gather(1, 0)),
+    "scatter src": (lambda g: g.scatter(None, 7), lambda g: g.scatter(None, 1)),
     "scatter slots": (lambda g: g.scatter([1], 1), lambda g: g.scatter(None, 1)),
     "scatter xs": (
         lambda g: g.scatter([1, 2, 3], 0),

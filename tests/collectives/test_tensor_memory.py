@@ -53,7 +53,7 @@ def test_storage_can_be_freed_afterwards(run, groups, everyone, call, length):
         async with groups(2) as ranks:
             given = [torch.zeros(length) for _ in ranks]
             taken = [torch.zeros(length) for _ in ranks]
-            for value in (1.0, 2.0, 3.0, 4.0):
+            for value in (1.0, 2.0, 3.0):
                 for x in given:
                     x.fill_(value)
                 works = [CALLS[call](g, given[g.rank], taken[g.rank]) for g in ranks]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from standin import StandinArray, StandinDevice
@@ -13,6 +14,7 @@ from standin import StandinArray, StandinDevice
 import aiodist
 from aiodist import Group, ReduceOp
 from aiodist.buffers.kernels import Kernel
+from aiodist.devices.handles import Handles
 
 Devices = Callable[[int], list[StandinDevice]]
 
@@ -37,6 +39,26 @@ async def test_all_reduce(devices: Devices, size: int, dtype: str) -> None:
             for device, x, result in zip(ranks, xs, got, strict=True):
                 assert result is x
                 np.testing.assert_array_equal(device.get(x), due)
+
+
+async def test_a_handle_of_memory_is_told_once(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    describe = Handles.describe
+
+    def noted(*args: Any) -> bytes:
+        words = describe(*args)
+        _, _, [[_, handle, *_]] = msgpack.unpackb(words[1:])
+        told.append(bool(handle))
+        return words
+
+    monkeypatch.setattr(Handles, "describe", noted)
+    async with aiodist.local(2) as groups:
+        xs = [device.put(np.ones(9)) for device in devices(2)]
+        for _ in range(3):
+            await asyncio.gather(*(g.all_reduce(x) for g, x in zip(groups, xs, strict=True)))
+    assert told == [True] * 2 + [False] * 4
 
 
 async def test_it_starts_after_what_is_queued_on_the_current_stream(devices: Devices) -> None:

@@ -14,10 +14,18 @@ from aiodist.schedules.simulator import Outcome, Reduced, Unit, Value, contribut
 from aiodist.schedules.teams import Teams
 
 SIZES = range(1, 18)
-sizes = pytest.mark.parametrize("size", SIZES)
+
+
+def of(size: int, *more: int) -> Any:
+    """What is shown of the sizes up to 9, and of 12, is left to `make test-all` for others: there
+    are powers of two among them, numbers beside those, and what is far from any."""
+    return pytest.param(size, *more, marks=() if size < 10 or size == 12 else pytest.mark.long)
+
+
+sizes = pytest.mark.parametrize("size", [of(size) for size in SIZES])
 windows = pytest.mark.parametrize(
     ("size", "window"),
-    [(size, w) for size in SIZES for w in ((1, 2, 3, 4, 7) if size < 5 else (2 + size % 3,))],
+    [of(size, w) for size in SIZES for w in ((1, 2, 3, 4, 7) if size < 5 else (2 + size % 3,))],
 )
 
 

@@ -83,3 +83,24 @@ def test_one_that_is_stopped_reads_what_came_before_it_judges(seconds: float) ->
         network.later_by(10.0, simulation.coordinator.stop)
         network.later_by(10.0 + seconds, simulation.coordinator.resume)
         assert simulation.run(main) == [(180, 3, 2)] * 3, seed
+
+
+def test_a_vote_that_nobody_rules_on_says_so() -> None:
+    simulation = Simulation(2, seed=1, lease=LEASE, op_timeout=100.0)
+
+    async def vote(group: aiodist.Group) -> float:
+        await group.barrier()
+        if group.rank == 0:
+            simulation.coordinator.block()
+            began = simulation.loop.time()
+            with pytest.raises(
+                aiodist.CollectiveTimeoutError,
+                match=r"within 1 s; the coordinator says nothing for 2 s",
+            ):
+                await group.agree(True, timeout=1.0)
+            took = simulation.loop.time() - began
+            simulation.coordinator.resume()
+            return took
+        return 3.0
+
+    assert simulation.run(vote) == [3.0, 3.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -85,6 +85,16 @@ def test_failures_and_cancellations_are_told_apart(clock: Clock) -> None:
     first, second = entries(recorder, clock)
     assert (first.state, first.error) == ("failed", "ValueError: no")
     assert (second.state, second.error) == ("cancelled", "")
+
+
+def test_a_long_text_is_cut(clock: Clock) -> None:
+    recorder = Recorder()
+    work: Work[Any] = Work.begin(cast(Any, clock), "all_reduce", None, 0, 8)
+    recorder.begin(WORLD, work, b"all_reduce(" + b"x" * 500 + b")")
+    work.fail(ValueError("y" * 500))
+    work.exception()
+    [entry] = entries(recorder, clock)
+    assert (len(entry.call), len(entry.error)) == (200, 200)
 
 
 def test_only_telling_errors_are_reported(clock: Clock) -> None:

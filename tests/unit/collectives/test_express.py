@@ -100,7 +100,7 @@ def test_the_same_as_the_long_way(run, kind):
             for op in OPS:
                 for length in (0, 1, 5, 3000, 40_000):
                     long_way = await outcome(ranks, op, length, "tagged")
-                    for _ in range(3):
+                    for _ in range(2):  # it is looked at, and known
                         assert await outcome(ranks, op, length, None) == long_way
 
     with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import pytest
 from aiodist.engine import arrivals
 from aiodist.engine.arrivals import Arrivals
 from aiodist.engine.failures import Verdict
+from aiodist.errors import ProtocolError
 from aiodist.wire import kinds
 
 VERDICT = Verdict("aborted", "enough", 1, {})
@@ -24,6 +25,8 @@ class _Tags:
 
     def is_ahead(self, tag: object, seq: int) -> bool:
         return True
+
+    def contributed(self, tag: object, seq: int) -> None: ...
 
 
 def _arrivals(*frozen: object) -> tuple[Arrivals, _Tags]:
@@ -75,3 +78,18 @@ def test_each_verdict_is_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     of, _ = _arrivals("a")
     _abort(of, range(100))
     assert len(weighed) == 100
+
+
+def test_what_is_kept_of_a_rank_is_bounded_by_what_is_there_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of, _ = _arrivals()
+    monkeypatch.setattr(arrivals, "MAX_AHEAD_BYTES", 3 * arrivals.AHEAD + 10)
+    for number in range(10):  # each is called here after what has come of it
+        of.grant(1, [kinds.GRANT, b"group", "a", number, 1, b"c"], 0)
+        assert of.take(("a", number))[1] is not None
+    for number in range(3):
+        of.grant(1, [kinds.GRANT, b"group", "a", number, 1, b"c"], 0)
+    of.grant(2, [kinds.GRANT, b"group", "a", 0, 1, b"c"], 0)
+    with pytest.raises(ProtocolError, match="rank 1 sent over"):
+        of.grant(1, [kinds.GRANT, b"group", "a", 3, 1, b"c"], 0)

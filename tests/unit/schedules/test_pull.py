@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import SIZES, assert_reduced, bounds_of, outcome_of, sizes, span, uneven
+from plans import SIZES, assert_reduced, bounds_of, of, outcome_of, sizes, span, uneven
 
 from aiodist.schedules import pull_scan, pull_slices, pull_values, pull_whole
 from aiodist.schedules.cuts import even_bounds, pieces
@@ -29,7 +29,7 @@ from aiodist.schedules.simulator import Outcome
 in_places = pytest.mark.parametrize("in_place", [False, True])
 pipelines = pytest.mark.parametrize(
     ("size", "depth"),
-    [(size, d) for size in SIZES for d in ((2, 3, 5) if size < 5 else (2 + size % 4,))],
+    [of(size, d) for size in SIZES for d in ((2, 3, 5) if size < 5 else (2 + size % 4,))],
 )
 
 
@@ -202,7 +202,7 @@ def test_reduce_scatter(size: int, depth: int) -> None:
                 assert_reduced(out, range(bounds[rank], bounds[rank + 1]), range(size))
 
 
-@pytest.mark.parametrize("size", range(2, 18))
+@pytest.mark.parametrize("size", [of(size) for size in SIZES[1:]])
 def test_slices_take_few_steps(size: int) -> None:
     """A round of an all-reduce: stage in two steps, reduce and show in two, collect."""
     blocks, piece = 10, 3

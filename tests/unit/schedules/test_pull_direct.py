@@ -7,6 +7,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import sizes
 
 from aiodist.schedules import pull_direct
 from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Span, Step, X
@@ -23,7 +24,7 @@ def used(plan: Plan) -> Plan:
     return plan._replace(steps=steps)
 
 
-@pytest.mark.parametrize("size", range(1, 18))
+@sizes
 @pytest.mark.parametrize("length", [0, 1, 5, 37, 120])
 @pytest.mark.parametrize("piece", [1, 3, 64])
 def test_all_reduce(size: int, length: int, piece: int) -> None:
