@@ -23,6 +23,8 @@ class Record(Protocol):
 
     plans: list[str]
 
+    def carries(self, arrays: Sequence[object]) -> None: ...
+
     def end(self, state: str, error: BaseException | None = None) -> None: ...
 
 
