@@ -123,7 +123,8 @@ class Record:
         self.arrays: Sequence[object] = ()  # those of a message; as texts, dtype and shape
         self.state = "waits"  # "waits", "done", "failed" or "cancelled"
         self.error = ""  # what it failed with, in one line
-        self.plans: list[str] = []  # the algorithms of its phases, in order
+        # The algorithms of its phases, in order. No list, which the garbage collector would follow.
+        self.plans: tuple[str, ...] = ()
         # Of the call, for observers; None: there is none.
         self.context = copy_context() if recorder.observers else None
         self._recorder = recorder  # is told where it failed
