@@ -13,7 +13,7 @@ without one.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -45,8 +45,8 @@ class Entry(NamedTuple):
     """One operation. `started` is of the loop's clock; `seconds` it took, or takes until now.
 
     `state`: "waits", "done", "failed" or "cancelled". `call`: what all ranks must agree on, with
-    dtype and shape ("": not known). `peer`: the other rank of a message; None: any. `plans`: the
-    algorithms of its phases, in order, as far as known.
+    dtype and shape; of a message, the first of its arrays ("": not known). `peer`: the other rank
+    of a message; None: any. `plans`: the algorithms of its phases, in order, as far as known.
     """
 
     scope: Scope
@@ -99,15 +99,19 @@ class Observer(Protocol):
 
 
 MOST_PLANS = 10_000
-"""Of so many calls the plan is known to observers, see `Records.planned`."""
+"""Of so many calls the plan is known to observers, see `Records.planned`; and of so many groups the
+ranks."""
+
+FEW = 4
+"""Most arrays of a message that are shown."""
 
 
 class Record:
     """An operation that was not done within its call."""
 
     __slots__ = (
-        "_recorder", "_work", "call", "context", "ended", "error", "peer", "plans", "scope",
-        "state",
+        "_recorder", "_work", "arrays", "call", "context", "ended", "error", "peer", "plans",
+        "scope", "state",
     )  # fmt: skip
 
     def __init__(
@@ -116,9 +120,11 @@ class Record:
         self.scope = scope  # which group it is of
         self.call = call  # what all ranks must agree on, in words
         self.peer = peer  # the other rank of a message; None: any, or all
+        self.arrays: Sequence[object] = ()  # those of a message; as texts, dtype and shape
         self.state = "waits"  # "waits", "done", "failed" or "cancelled"
         self.error = ""  # what it failed with, in one line
-        self.plans: list[str] = []  # the algorithms of its phases, in order
+        # The algorithms of its phases, in order. No list, which the garbage collector would follow.
+        self.plans: tuple[str, ...] = ()
         # Of the call, for observers; None: there is none.
         self.context = copy_context() if recorder.observers else None
         self._recorder = recorder  # is told where it failed
@@ -140,6 +146,10 @@ class Record:
             observer.ended(self)
         self.context = None  # it may hold anything of the program's
 
+    def carries(self, arrays: Sequence[object]) -> None:
+        """It is a message with these arrays, whose texts are their dtype and shape."""
+        self.arrays = arrays[:FEW]
+
     def entry(self, now: float) -> Entry:
         """What is known of it by now."""
         work = self._work  # once: it may end meanwhile, where this is another thread
@@ -149,8 +159,9 @@ class Record:
         seconds = (now if ended is None else ended) - started
         peer = self.peer if source is None else source
         number = seq if seq is not None and seq >= 0 else None
+        call = _text(self.call) or ", ".join(map(str, self.arrays))[:MOST_TEXT]
         return Entry(
-            self.scope, op, tag, number, _text(self.call), peer, nbytes, started,
+            self.scope, op, tag, number, call, peer, nbytes, started,
             max(0.0, seconds), self.state, self.error, tuple(dict.fromkeys(self.plans)),
         )  # fmt: skip
 
@@ -176,6 +187,8 @@ class Recorder:
         """What operations have failed with."""
         self.plans: dict[tuple[bytes, bytes], str] = {}
         """What observers are told of calls: their algorithms, by the id of the group."""
+        self.roots: dict[bytes, Sequence[int]] = {}
+        """Where more is kept: who the ranks of a group are, by its id."""
         self.all: WeakSet[Records] = WeakSet()
         """Those of all groups, which call `add`."""
 
@@ -185,10 +198,17 @@ class Recorder:
         self._tell()
 
     def keep(self, most: int) -> None:
-        """Remember so many operations from now on, and the algorithms of all."""
+        """Remember so many operations from now on, and of all their algorithms and groups."""
         self._ring = deque(self._ring, maxlen=most)
         self.keeps = True
+        for records in self.all:
+            self.know(records)
         self._tell()
+
+    def know(self, records: Records) -> None:
+        """These are of a group that is there."""
+        if self.keeps and len(self.roots) < MOST_PLANS:
+            self.roots[records.scope.id] = records.roots
 
     def _tell(self) -> None:
         self.add = self._ring.append
@@ -248,16 +268,19 @@ class Recorder:
 
 
 class Records:
-    """Those who hear of the operations of one group, which they know by its `scope`."""
+    """Those who hear of the operations of one group, which they know by its `scope`. `roots`: of
+    its ranks."""
 
-    def __init__(self, recorder: Recorder, scope: Scope) -> None:
+    def __init__(self, recorder: Recorder, scope: Scope, roots: Sequence[int] = ()) -> None:
         self.scope = scope
+        self.roots = roots
         # For `add`.
         self.where: Where = scope.group, scope.epoch, scope.rank, scope.size, scope.id
         self.trace = bound(scope)  # hears of each operation; None: nobody listens
         self.add = recorder.add  # see `Recorder`
         self._recorder = recorder
         recorder.all.add(self)
+        recorder.know(self)
 
     def begin(self, work: Work[Any], call: bytes = b"", peer: int | None = None) -> None:
         """`work` was started, and says itself when it ends."""

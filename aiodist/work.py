@@ -21,7 +21,9 @@ _OWN = f"{Path(__file__).parent}/"
 class Record(Protocol):
     """What is noted of an operation, see `aiodist.recorder`."""
 
-    plans: list[str]
+    plans: tuple[str, ...]
+
+    def carries(self, arrays: Sequence[object]) -> None: ...
 
     def end(self, state: str, error: BaseException | None = None) -> None: ...
 

@@ -292,7 +292,7 @@ class Operation:
 
     def _note_plan(self, phase: Phase) -> None:
         if self.work.record is not None:
-            self.work.record.plans.append(phase.prepared.plan.name)
+            self.work.record.plans += (phase.prepared.plan.name,)
 
     def _tell_phase(self) -> None:
         if self.work.trace is not None:

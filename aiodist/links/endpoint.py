@@ -205,6 +205,11 @@ class Endpoint:
         """The peer with this root: its own or another member's."""
         return self._peers[root]
 
+    def transport_to(self, root: int) -> str | None:
+        """That of the link to a peer; None: there was none, or the peer is forgotten."""
+        peer = self._peers.get(root)
+        return None if peer is None or peer.link is None else peer.link.kind
+
     @property
     def payload_bytes(self) -> tuple[int, int]:
         """Payload bytes sent and received so far, over all links and through shared memory. Any

@@ -295,6 +295,8 @@ class Delivery:
         work.source = message.source
         work.tag = message.tag
         work.nbytes = message.nbytes
+        if work.record is not None:
+            work.record.carries(target.specs)
         work.finish(value)
 
     def _mismatch(

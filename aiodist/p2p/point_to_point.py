@@ -133,6 +133,8 @@ class PointToPoint:
             self._loop, "ssend" if synchronous else "send", tag, None, nbytes, self._on_cancel
         )
         self._started(work, dst)
+        if work.record is not None:
+            work.record.carries(encoded.specs)
         lost = self._channel.lost()
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))

@@ -59,7 +59,8 @@ class Context(Party):
         self.max_message_bytes = max_message_bytes  # most of a message as a whole
         self.allow_pickle = allow_pickle  # whether values may be any Python objects
         # Hear of all that is called here.
-        self.records = Records(endpoint.recorder, Scope(group, epoch, self.rank, self.size, id))
+        scope = Scope(group, epoch, self.rank, self.size, id)
+        self.records = Records(endpoint.recorder, scope, self.ranks)
         self.derived: dict[bytes, int] = {}
         """How often a group of which name and ranks was made of this one."""
         sharing, self.teams, self.costs = layout  # the ranks of each host; what plans cost

@@ -38,7 +38,7 @@ log = logging.getLogger("aiodist.trace")
 VARIABLE = "AIODIST_TRACE"
 """The environment variable: the directory that ranks write their files into."""
 
-FORMAT = 1
+FORMAT = 2
 """Raised with every change of the files."""
 
 MOST = 200_000
@@ -167,11 +167,16 @@ class Tracer:
             "clock": self._clock,
             "events": self._events,
             "scopes": [
-                [scope.group, scope.epoch, scope.rank, scope.size, scope.id.hex()]
+                [*scope[:4], scope.id.hex(), self._transports(scope)]
                 for _, scope in scopes.values()
             ],
             "operations": rows,
         }
+
+    def _transports(self, scope: Scope) -> list[str | None]:
+        """What leads to the ranks of a group; None: nothing was needed."""
+        endpoint = self._actor.endpoint
+        return [endpoint.transport_to(root) for root in endpoint.recorder.roots.get(scope.id, ())]
 
     def _pending(self) -> Iterator[Work[Any]]:
         for context in self._actor.contexts:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-FORMAT = 1
+FORMAT = 2
 """That of the parts."""
 
 _SENDS = ("send", "ssend")
@@ -82,6 +82,7 @@ class Operation:
     state: str
     error: str
     plans: list[str]
+    transport: str | None
     track: int = 0
     waits_for: int | None = None
     moves: float | None = None  # when data began to move; None: that is not known
@@ -152,11 +153,25 @@ def _operations(
     for scope, op, tag, seq, call, peer, nbytes, start, end, state, error, plans in part[
         "operations"
     ]:
-        group, epoch, rank, size, context = part["scopes"][scope]
+        group, epoch, rank, size, context, links = part["scopes"][scope]
+        transport = _transport(op, peer, plans, links)
         yield Operation(
             process, context, group, epoch, rank, size, op, tag, seq, call, peer, nbytes,
-            clock.common(start), clock.common(end), state, error, plans,
+            clock.common(start), clock.common(end), state, error, plans, transport,
         )  # fmt: skip
+
+
+def _transport(
+    op: str, peer: int | None, plans: Sequence[str], links: Sequence[str | None]
+) -> str | None:
+    """What an operation went over, given the `links` of its rank to all: their transports, by
+    rank. None: that is not known."""
+    if op in _MESSAGES:
+        return links[peer] if peer is not None and peer < len(links) else None
+    kinds = {"memory"} if any(plan.startswith(("pull_", "team_")) for plan in plans) else set()
+    if not plans or not all(plan.startswith("pull_") for plan in plans):
+        kinds |= {kind for kind in links if kind is not None}
+    return " + ".join(sorted(kinds)) or None
 
 
 Link = tuple[Operation, Operation]
@@ -257,7 +272,8 @@ def _slices(one: Operation, zero: float) -> Iterator[dict[str, Any]]:
     more = {
         "tag": one.tag, "number": one.seq, "peer": one.peer, "call": one.call or None,
         "op": op and op[0], "dtype": dtype and dtype[1],
-        "algorithm": " + ".join(one.plans) or None, "error": one.error or None,
+        "algorithm": " + ".join(one.plans) or None, "transport": one.transport,
+        "error": one.error or None,
         "waited_us": None if one.moves is None else _us(one.moves - one.start),
         "moved_us": None if one.moves is None else _us(one.end - one.moves),
     }  # fmt: skip

@@ -14,7 +14,13 @@ from torch.profiler import ProfilerActivity, profile
 from aiodist_torch import profiling
 from aiodist_torch.process_group import ProcessGroup
 
+pytestmark = pytest.mark.timeout(180)
+
 Ranks = Callable[..., list[Any]]
+
+LONG = 120.0
+"""Seconds for a profiler to start, which the first one of a process takes long for. The other rank
+begins after that, as its operations have deadlines."""
 
 
 def seen(trace: Any) -> dict[str, list[list[int]]]:
@@ -46,13 +52,15 @@ def everything(group: ProcessGroup) -> None:
 
 @pytest.mark.parametrize("shapes", [True, False])
 def test_operations_are_recorded(ranks: Ranks, shapes: bool) -> None:
-    turn = threading.Lock()
+    ready = threading.Event()
 
     def body(group: ProcessGroup) -> dict[str, list[list[int]]] | None:
         if group.rank():
+            ready.wait(LONG)
             everything(group)
             return None
-        with turn, profile(activities=[ProfilerActivity.CPU], record_shapes=shapes) as trace:
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=shapes) as trace:
+            ready.set()
             everything(group)
         return seen(trace)
 
@@ -72,7 +80,7 @@ def test_a_call_that_waits_is_recorded_until_it_is_done(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> list[str] | None:
         x = torch.ones(1)
         if group.rank():
-            ready.wait(20)
+            ready.wait(LONG)
             group.allreduce([x]).wait()
             return None
         with profile(activities=[ProfilerActivity.CPU]) as trace:
@@ -91,7 +99,7 @@ def test_waiting_is_recorded(ranks: Ranks) -> None:
     def body(group: ProcessGroup) -> list[str] | None:
         x = torch.ones(1)
         if group.rank():
-            ready.wait(20)
+            ready.wait(LONG)
             group.send([x], 0).wait()
             return None
         with profile(activities=[ProfilerActivity.CPU]) as trace:
@@ -105,12 +113,16 @@ def test_waiting_is_recorded(ranks: Ranks) -> None:
 
 
 def test_operations_can_have_a_name_of_their_own(ranks: Ranks) -> None:
+    ready = threading.Event()
+
     def body(group: ProcessGroup) -> dict[str, list[list[int]]] | None:
         x = torch.ones(1)
         if group.rank():
+            ready.wait(LONG)
             group.allreduce([x]).wait()
             return None
         with profile(activities=[ProfilerActivity.CPU]) as trace, dist.record_comm("mine"):
+            ready.set()
             group.allreduce([x]).wait()
         return {name: [] for name in seen(trace) if name != "aiodist:wait"}
 

@@ -23,9 +23,10 @@ def operation(
 
 def part(rank: int, *operations: list[Any], machine: str = "m", **more: Any) -> dict[str, Any]:
     return {
-        "aiodist": 1, "group": "g", "rank": rank, "pid": 10 + rank, "host": "h", "machine": machine,
+        "aiodist": 2, "group": "g", "rank": rank, "pid": 10 + rank, "host": "h", "machine": machine,
         "name": "", "complete": True, "clock": [], "events": [],
-        "scopes": [["g", 1, rank, 2, "aa"]], "operations": list(operations),
+        "scopes": [["g", 1, rank, 2, "aa", ["tcp", None] if rank else [None, "tcp"]]],
+        "operations": list(operations),
     } | more  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def test_waiting_is_apart_from_moving() -> None:
     assert whole == {
         "group": "g", "epoch": 1, "rank": 0, "bytes": 65536, "state": "done", "number": 0,
         "call": CALL, "op": "SUM", "dtype": "float32", "algorithm": "pull_whole.all_reduce",
-        "waited_us": 2e6, "moved_us": 1e6,
+        "transport": "memory", "waited_us": 2e6, "moved_us": 1e6,
     }  # fmt: skip
 
 
@@ -129,6 +130,24 @@ def test_an_ssend_waits_for_its_receive() -> None:
     assert (0, "waiting for rank 1", 0.0, 1e6) in slices(part(0, sending), part(1, receiving))
 
 
+@pytest.mark.parametrize(
+    ("op", "peer", "plans", "transport"),
+    [
+        ("all_reduce", None, ("pull_whole.all_reduce",), "memory"),
+        ("all_reduce", None, ("team_whole.all_reduce",), "memory + tcp"),
+        ("all_reduce", None, ("ring.all_reduce",), "tcp"),
+        ("all_reduce", None, ("pull_whole.all_gather", "ring.all_reduce"), "memory + tcp"),
+        ("broadcast", None, (), "tcp"),
+        ("send", 1, (), "tcp"),
+        ("send", 0, (), None),  # to itself
+        ("recv", None, (), None),  # from anyone, and nothing has come
+    ],
+)
+def test_over_what_it_went(op: str, peer: Any, plans: tuple[str, ...], transport: Any) -> None:
+    (one,) = events(part(0, operation(op, 1.0, 2.0, peer=peer, plans=plans)), ph="X", name=op)
+    assert one["args"].get("transport") == transport
+
+
 def test_what_runs_at_the_same_time_is_on_tracks_beside_each_other() -> None:
     calls = [operation("all_reduce", t, t + 2.0, tag=t) for t in (1.0, 2.0, 3.0)]
     message = operation("send", 1.5, 1.6, seq=None, tag=0, peer=1)
@@ -143,5 +162,5 @@ def test_what_runs_at_the_same_time_is_on_tracks_beside_each_other() -> None:
 def test_it_is_json_and_parts_of_other_versions_are_refused() -> None:
     json.dumps(trace_join.join([part(0, events=[[1.0, "epoch 1"]])]).trace)
     assert trace_join.join([part(0, complete=False)]).trace["otherData"]["incomplete"] == "0"
-    with pytest.raises(ValueError, match="version 1, not 2"):
-        trace_join.join([part(0, aiodist=2)])
+    with pytest.raises(ValueError, match="version 2, not 1"):
+        trace_join.join([part(0, aiodist=1)])

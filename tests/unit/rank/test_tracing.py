@@ -54,6 +54,26 @@ async def test_all_operations_are_written_with_their_times(traced: Path) -> None
     assert one["complete"] and one["machine"] == other["machine"]
 
 
+async def test_messages_say_what_they_carry_and_all_say_over_what(traced: Path) -> None:
+    """Those that are done within the call, and the others."""
+    async with aiodist.local(2, transports="unix") as groups:
+        await asyncio.gather(*(one.all_reduce(np.ones(4)) for one in groups))
+        copies = await asyncio.gather(*(one.dup() for one in groups))
+        await asyncio.gather(*(one.all_reduce(np.ones(4)) for one in copies))
+        for group in copies:
+            await group.close()  # what it did is in the trace all the same
+        x = np.ones((2, 3), np.int16)
+        for _ in range(3):
+            await groups[0].send(x, 1)
+            await groups[1].recv(src=0, out=x)
+        tree = {"a": np.ones(50_000), "b": [np.ones(3, bool)] * 9}
+        await asyncio.gather(groups[0].send(tree, 1), groups[1].recv())
+    for one, transports in zip(parts(traced), ([None, "unix"], ["unix", None]), strict=True):
+        assert [scope[5] for scope in one["scopes"]] == [transports] * 2
+        told = [row[4] for row in one["operations"] if row[1] in ("send", "recv")]
+        assert told == [*["int16[2,3]"] * 3, "float64[50000], bool[3], bool[3], bool[3]"]
+
+
 async def test_clocks_are_compared_with_the_coordinators(traced: Path) -> None:
     async with aiodist.local(1) as (group,):
         (tracer,) = [one for one in tracing._tracers if one._actor is group._actor]
