@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import Any, Unpack
 
 from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, serving
@@ -13,6 +13,7 @@ from aiodist.channels.holding import Holding, Memory, in_thread
 from aiodist.channels.manifest import Writing
 from aiodist.channels.participant import GONE, PATIENCE, Participant
 from aiodist.errors import CollectiveTimeoutError, JoinError
+from aiodist.types import ChannelOptions
 
 
 def publisher(
@@ -21,7 +22,7 @@ def publisher(
     address: str | None = None,
     keep: int = 2,
     patience: float = PATIENCE,
-    **options: Any,
+    **options: Unpack[ChannelOptions],
 ) -> Publisher:
     """``async with aiodist.publisher("policy", address=…) as out: await out.publish(params,
     version=7)``: publish versions of weights to whoever subscribes to that channel.

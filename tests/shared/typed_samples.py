@@ -143,6 +143,22 @@ async def windows(group: Group) -> None:
     await window.close()
 
 
+async def channels(group: Group) -> None:
+    """What is received may be anything; what it is read into is known."""
+    name = f"policy {group.rank}"
+    async with (
+        aiodist.publisher(name, address=group.address, lease=9, transports="inproc") as out,
+        aiodist.subscriber(name, address=group.address, patience=9.0) as weights,
+    ):
+        assert_type(out.newest, int | None)
+        assert_type(await out.publish({"w": floats()}, version=1), None)
+        assert_type(await weights.latest(), tuple[int, Any])
+        assert_type(await weights.latest(into={"w": floats()}), int)
+        async for version, _ in weights:
+            assert_type(version, int)
+            break
+
+
 async def tensors(group: Group) -> None:
     """Tensors of torch."""
     import torch
@@ -233,6 +249,8 @@ async def wrong(group: Group, both: BlockingGroup, texts: Sequence[str]) -> None
     await window.get(0, 1.5)  # type: ignore[call-overload]
     await window.get(0, out=3)  # type: ignore[call-overload]
     await window.put(0, "a", 3)  # type: ignore[arg-type]
+    aiodist.publisher("policy", size=2)  # type: ignore[call-arg]
+    aiodist.subscriber("policy", lease="a")  # type: ignore[arg-type]
     both.all_reduce("a")  # type: ignore[type-var]
     both.all_gather(1, timeout="a")  # type: ignore[call-overload]
     aiodist.run(noted, 2, (1,))  # type: ignore[arg-type]

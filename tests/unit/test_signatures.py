@@ -78,6 +78,7 @@ def samples_in(program: Callable[..., Any]) -> int:
         typed_samples.messages,
         typed_samples.memory,
         typed_samples.windows,
+        typed_samples.channels,
         typed_samples.tensors,
     ],
 )
