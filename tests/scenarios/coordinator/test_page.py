@@ -183,15 +183,19 @@ async def test_it_shows_channels_of_weights() -> None:
             assert await page.text(".channel h2") == HOSTILE
             assert await page.text(".channel tbody .name") == HOSTILE
             assert "no version yet" in await page.text(".channel .state")
+            # One that has had no turn for some seconds is shown without a sign of life until it has
+            # one, so all of this is waited for.
             await out.publish({"w": np.ones(1000)}, version=7)
             await weights.latest()
-            taken = "document.querySelectorAll('.channel tr')[2].children[1].innerText === '7'"
-            await page.until(taken)
-            assert "version 7, 8." in await page.text(".channel .state")
+            await page.until(
+                "document.querySelectorAll('.channel tr')[2].cells[1].innerText === '7'"
+            )
+            shows = "document.querySelector('.channel').innerText.includes"
+            await page.until(f"{shows}('version 7, 8.')")
             await out.publish({"w": np.ones(1000)}, version=12)
-            await page.until("document.querySelector('.channel tr[data-kind=behind]')")
-            assert "by 5, " in await page.text(".channel tr[data-kind=behind]")
-            assert "version 12 is published" in await page.text(".channel .events")
+            await page.until(f"{shows}('by 5, ')")
+            assert await page.evaluate("!!document.querySelector('.channel progress')")
+            await page.until(f"{shows}('version 12 is published')")
             # Participants are no groups, and it fits on a phone.
             assert await page.evaluate("document.querySelectorAll('.member').length") == 0
             assert await page.evaluate("document.documentElement.scrollWidth") == 400
