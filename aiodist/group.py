@@ -17,7 +17,7 @@ from aiodist.rank.actor import RankActor, as_member
 from aiodist.rank.context import Context
 from aiodist.rank.recovery import Recovery, check_sizes
 from aiodist.rank.views import views
-from aiodist.signatures import Signatures, typed
+from aiodist.signatures import Array, Buffer, Signatures, typed
 from aiodist.types import Member, View
 from aiodist.windows.window import Window, opened
 from aiodist.wire.recovery import Purpose
@@ -353,7 +353,9 @@ class Group(Operations):
         self._enter()
         return self._context.heap.empty(shape, dtype, like)
 
-    async def expose(self, x: Any = None, *, timeout: float | None = None) -> Window:
+    async def expose(
+        self, x: Array | Buffer | None = None, *, timeout: float | None = None
+    ) -> Window:
         """Let all ranks read and write the memory of `x`, a numpy array, a buffer or a tensor on
         the CPU; None: nothing of this rank. A collective. See docs/windows.md for what holds.
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
 from typing import (
     Any,
     Literal,
     Protocol,
+    SupportsIndex,
     TypeAlias,
     TypedDict,
     TypeVar,
@@ -26,7 +28,7 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from aiodist.types import SUM, AnySource, AnyTag, Average, Op, Tag
 from aiodist.work import Work
@@ -49,11 +51,20 @@ Arrays: TypeAlias = "Array | Buffer | Sequence[Array | np.generic]"
 Tree: TypeAlias = "Array | Buffer | Sequence[Any] | Mapping[Any, Any]"
 """What a value is received in: an array, or a tree of arrays."""
 
+Given: TypeAlias = "Array | Buffer | ArrayLike"
+"""What is written to a part of an array."""
+
+Index: TypeAlias = (
+    "SupportsIndex | slice | EllipsisType | tuple[SupportsIndex | slice | EllipsisType, ...]"
+)
+"""Which part of an array is meant: see `Window.get`."""
+
 # The names are read by users: mypy says "Value of type variable Reducible cannot be str".
 T = TypeVar("T")
 Reducible = TypeVar("Reducible", bound="Arrays | Number")
 Out = TypeVar("Out", bound=Arrays)
 Into = TypeVar("Into", bound=Tree)
+Place = TypeVar("Place", bound="Array | Buffer")
 ArrayT = TypeVar("ArrayT", bound=Array)
 BufferT = TypeVar("BufferT", bound=Buffer)
 Dtype = TypeVar("Dtype", bound=np.generic)
@@ -291,6 +302,19 @@ class Signatures(Protocol):
     ) -> NDArray[Dtype]: ...
     @overload
     def empty(self: Any, shape: int | Sequence[int], dtype: Any) -> Any: ...
+
+
+class WindowSignatures(Protocol):
+    """The same of windows."""
+
+    @overload
+    def get(
+        self: Any, rank: int, where: Index = ..., *, out: None = None, timeout: float | None = None
+    ) -> Work[NDArray[Any]]: ...
+    @overload
+    def get(
+        self: Any, rank: int, where: Index = ..., *, out: Place, timeout: float | None = None
+    ) -> Work[Place]: ...
 
 
 def typed(signature: Method) -> Callable[[Callable[..., Any]], Method]:

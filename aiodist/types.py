@@ -205,23 +205,41 @@ Op = ReduceOp | Callable[[Any, Any], Any]
 """What operations take as their operator: a plain function stands for a custom one."""
 
 
-class GroupOptions(TypedDict, total=False):
-    """The options of `aiodist.connect` that every function takes that makes groups."""
+class ReachOptions(TypedDict, total=False):
+    """Those options of `aiodist.connect` that say how a process is reached."""
 
-    group: str | None
-    join_window: float
-    op_timeout: float
     lease: float
-    token: str | bytes | None
     ssl: tls.SSLContext | tuple[tls.SSLContext, tls.SSLContext | None] | None
     transports: str | Iterable[str] | None
     bind: str | None
     advertise: str | None
-    name: str | None
     metadata: Mapping[str, Any] | None
+
+
+class ChannelOptions(ReachOptions, total=False):
+    """Those that `aiodist.publisher` and `aiodist.subscriber` take."""
+
+    name: str | None
+    token: str | bytes | None
+    timeout: float | None
+
+
+class MemberOptions(ReachOptions, total=False):
+    """Those, and what holds in a group: for clusters, which have a name and a token for it."""
+
+    join_window: float
+    op_timeout: float
     max_message_bytes: int
     allow_pickle: bool
     costs: str | PathLike[str] | None
+
+
+class GroupOptions(MemberOptions, total=False):
+    """Those that every function takes that makes groups."""
+
+    group: str | None
+    name: str | None
+    token: str | bytes | None
 
 
 class JoinOptions(GroupOptions, total=False):

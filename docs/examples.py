@@ -22,6 +22,7 @@ from aiodist.types import Wildcard
 LITERAL = re.compile(r"::\n\n((?: {4,}\S.*\n|\n)+)")
 
 SETUPS = {
+    "aiodist.flight_recorder.dump": "import io\n",
     "aiodist.epochs": """
 from types import SimpleNamespace
 address, state = group.address, 0
@@ -86,6 +87,12 @@ def public() -> dict[str, Any]:
         for name, value in vars(cls).items():
             if isinstance(value, FunctionType) and not name.startswith("_"):
                 found[f"aiodist.Group.{value.__name__}"] = value
+    for module, names in (
+        ("flight_recorder", ("enable", "dump")),
+        ("telemetry", ("enable",)),
+    ):
+        for name in names:
+            found[f"aiodist.{module}.{name}"] = getattr(getattr(aiodist, module), name)
     for cls, name in (
         (aiodist.ReduceOp, "custom"),
         (aiodist.ReduceOp, "premul_sum"),

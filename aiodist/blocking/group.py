@@ -12,7 +12,7 @@ from aiodist.blocking.window import BlockingWindow
 from aiodist.errors import GroupClosedError
 from aiodist.operations import Operations
 from aiodist.p2p.point_to_point import Envelope
-from aiodist.signatures import Signatures, typed
+from aiodist.signatures import Array, Buffer, Signatures, typed
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag, Member, View
 
 P = ParamSpec("P")
@@ -202,7 +202,9 @@ class BlockingGroup:
         """See `Group.empty`."""
         return self._run(self._group.empty, shape, dtype, like=like)
 
-    def expose(self, x: Any = None, *, timeout: float | None = None) -> BlockingWindow:
+    def expose(
+        self, x: Array | Buffer | None = None, *, timeout: float | None = None
+    ) -> BlockingWindow:
         """See `Group.expose`."""
         return BlockingWindow(self._home, self._run(self._group.expose, x, timeout=timeout))
 

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -77,7 +77,7 @@ class Participant:
     """
 
     def __init__(
-        self, channel: str, address: str | None, patience: float, options: dict[str, Any]
+        self, channel: str, address: str | None, patience: float, options: Mapping[str, Any]
     ) -> None:
         if not isinstance(channel, str) or not 0 < len(channel) <= LONGEST:
             raise ValueError(f"a channel has a name of 1 to {LONGEST} characters, not {channel!r}")
@@ -101,7 +101,7 @@ class Participant:
             found = environment.settings_from(os.environ)
             address = found.address
             if found.token is not None:
-                options.setdefault("token", found.token)
+                options = {"token": found.token, **options}
         self._address = address
         self._options = options
         self._timeout: float = options.get("timeout") or 30.0  # seconds to be let in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, serving
@@ -15,6 +15,7 @@ from aiodist.channels.manifest import Writing
 from aiodist.channels.participant import GONE, PATIENCE, Participant
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import CollectiveTimeoutError, JoinError
+from aiodist.types import ChannelOptions
 
 
 def publisher(
@@ -24,7 +25,7 @@ def publisher(
     keep: int = 2,
     part: tuple[int, int] = (0, 1),
     patience: float = PATIENCE,
-    **options: Any,
+    **options: Unpack[ChannelOptions],
 ) -> Publisher:
     """``async with aiodist.publisher("policy", address=…) as out: await out.publish(params,
     version=7)``: publish versions of weights to whoever subscribes to that channel.

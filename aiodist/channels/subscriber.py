@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from aiodist.channels import directory, serving
 from aiodist.channels.directory import Release
@@ -14,10 +14,15 @@ from aiodist.channels.into import Reading, arriving, until_either
 from aiodist.channels.participant import PATIENCE, Participant
 from aiodist.channels.slicing import Shares
 from aiodist.errors import CollectiveTimeoutError
+from aiodist.types import ChannelOptions
 
 
 def subscriber(
-    channel: str, *, address: str | None = None, patience: float = PATIENCE, **options: Any
+    channel: str,
+    *,
+    address: str | None = None,
+    patience: float = PATIENCE,
+    **options: Unpack[ChannelOptions],
 ) -> Subscriber:
     """``async with aiodist.subscriber("policy", address=…) as weights: version, tree = await
     weights.latest()``: take versions of weights from a channel, at any time.

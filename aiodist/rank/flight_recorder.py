@@ -67,6 +67,11 @@ def enable(where: str | os.PathLike[str] = "stderr", *, on_signal: bool = True) 
 
     Raises OSError where the directory cannot be made; ValueError where `on_signal` is asked for
     outside of the main thread.
+
+    For example::
+
+        aiodist.flight_recorder.enable(on_signal=False)
+        aiodist.flight_recorder.disable()
     """
     directory = None
     if str(where) != "stderr":
@@ -91,7 +96,15 @@ def disable() -> None:
 
 
 def dump(file: TextIO | None = None) -> None:
-    """Write what was recorded of all ranks of this process to `file` (None: sys.stderr)."""
+    """Write what was recorded of all ranks of this process to `file` (None: sys.stderr).
+
+    For example::
+
+        await group.barrier()
+        text = io.StringIO()
+        aiodist.flight_recorder.dump(text)
+        assert "barrier" in text.getvalue()
+    """
     text = "".join([_text(actor, "asked for") for actor in _all_actors()])
     (sys.stderr if file is None else file).write(text or "no rank of aiodist in this process\n")
 

@@ -57,6 +57,11 @@ def enable(
     for anything to come of it.
 
     Raises ImportError where opentelemetry-api is not installed.
+
+    For example::
+
+        aiodist.telemetry.enable(spans=False)  # the histograms alone
+        aiodist.telemetry.disable()
     """
     tracer = seconds = size = None
     if spans:

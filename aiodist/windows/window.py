@@ -35,6 +35,7 @@ from aiodist.errors import (
     ProtocolError,
 )
 from aiodist.operations import Operations
+from aiodist.signatures import Given, Index, WindowSignatures, typed
 from aiodist.transports.sparing import Sparing
 from aiodist.types import SUM, Op
 from aiodist.windows.places import Exposed, Request, accumulate, index_of, memory_of
@@ -87,6 +88,7 @@ class Window:
 
     # -- what a program calls ---------------------------------------------------------------------
 
+    @typed(WindowSignatures.get)
     def get(
         self, rank: int, where: Any = ..., *, out: Any = None, timeout: float | None = None
     ) -> Work[Any]:
@@ -101,14 +103,16 @@ class Window:
             exposed.check_out(out, shape)
         return self._ask("get", rank, plain, None, "", out, timeout)
 
-    def put(self, rank: int, where: Any, value: Any, *, timeout: float | None = None) -> Work[None]:
+    def put(
+        self, rank: int, where: Index, value: Given, *, timeout: float | None = None
+    ) -> Work[None]:
         """``x[where] = value``, at `rank`. Raises as `get` does."""
         exposed = self._of(rank)
         plain, shape = exposed.part(where)
         return self._ask("put", rank, plain, exposed.value(value, shape), "", None, timeout)
 
     def accumulate(
-        self, rank: int, where: Any, value: Any, op: Op = SUM, *, timeout: float | None = None
+        self, rank: int, where: Index, value: Given, op: Op = SUM, *, timeout: float | None = None
     ) -> Work[None]:
         """``x[where] = x[where] op value``, at `rank`. Raises as `get` does, and TypeError for an
         operator of one's own, which does not travel."""

@@ -6,16 +6,26 @@ import asyncio
 import itertools
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Unpack
 
 from distributed import Client
 from distributed.comm.core import CommClosedError
 
+import aiodist
 from aiodist import PeerLostError
 from aiodist.launching import spawn
+from aiodist.types import MemberOptions
 from aiodist_dask import scheduler, worker
 
+P = ParamSpec("P")
+
 _numbers = itertools.count(1)
+
+
+class Options(MemberOptions, total=False):
+    """What `groups` takes of the options of `aiodist.connect`."""
+
+    timeout: float | None
 
 
 def groups(
@@ -23,7 +33,7 @@ def groups(
     name: str = "world",
     *,
     workers: Sequence[str] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Groups:
     """A group of the workers of `client`: ``with groups(client) as ranks:``, or ``async with`` for
     an asynchronous client. `workers`: the addresses of those in it, by rank (None: all there are).
@@ -39,7 +49,7 @@ class Groups:
     awaitables if the client is asynchronous, as the client's own do."""
 
     def __init__(
-        self, client: Client, name: str, workers: Sequence[str] | None, options: dict[str, Any]
+        self, client: Client, name: str, workers: Sequence[str] | None, options: Options
     ) -> None:
         self._client = client
         self._name = name
@@ -61,7 +71,10 @@ class Groups:
     renew = start
 
     def run(
-        self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any
+        self,
+        function: Callable[Concatenate[aiodist.Group, P], Coroutine[Any, Any, Any]],
+        *args: P.args,
+        **options: P.kwargs,
     ) -> Any:
         """Run ``await function(group, *args, **options)`` on the event loop of each worker: the
         results by address, in the order of ranks.

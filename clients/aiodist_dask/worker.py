@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ class Ticket:
     name: str
     group: str
     size: int
-    options: dict[str, Any]
+    options: Mapping[str, Any]
 
 
 class GroupsPlugin(WorkerPlugin):

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import ray
 from ray.exceptions import RayActorError
 
 import aiodist
+from aiodist.types import MemberOptions
 from aiodist_ray.coordinator import coordinator
 
+if TYPE_CHECKING:
+    from aiodist import session
 
-def connect(group: str = "world", *, namespace: str | None = None, **options: Any) -> Connecting:
+
+class Options(MemberOptions, total=False):
+    """What `connect` takes of the options of `aiodist.connect`: without the address and the token,
+    which come from the coordinator."""
+
+    name: str | None
+    rank: int | None
+    size: int | None
+    min_size: int | None
+    max_size: int | None
+    timeout: float | None
+
+
+def connect(
+    group: str = "world", *, namespace: str | None = None, **options: Unpack[Options]
+) -> Connecting:
     """Join a group of this namespace: ``await connect(…)``, or ``async with connect(…) as group:``.
 
     To be called where an event loop runs, in a coroutine of an actor as a rule. `options` are those
@@ -33,33 +51,31 @@ JOIN_TIMEOUT = 300.0
 class Connecting:
     """What `connect` returns."""
 
-    def __init__(self, group: str, namespace: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, group: str, namespace: str | None, options: Options) -> None:
         self._group = group
         self._namespace = namespace
         self._options = options
-        self._inner: Any = None  # what `aiodist.connect` gave, once entered
+        self._inner: session.Connecting  # what `aiodist.connect` gave, once entered
 
     def __await__(self) -> Generator[Any, None, aiodist.Group]:
         return self._connect().__await__()
 
     async def __aenter__(self) -> aiodist.Group:
         self._inner = await self._met()
-        group: aiodist.Group = await self._inner.__aenter__()
-        return group
+        return await self._inner.__aenter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._inner.__aexit__(kind, error, trace)
 
     async def _connect(self) -> aiodist.Group:
-        group: aiodist.Group = await (await self._met())
-        return group
+        return await (await self._met())
 
-    async def _met(self) -> Any:
+    async def _met(self) -> session.Connecting:
         address, token = await meet(self._namespace)
         where = ray.get_runtime_context()
         metadata = {"actor_id": where.get_actor_id(), "node_id": where.get_node_id()}
         metadata |= self._options.get("metadata") or {}
-        own = {"group": self._group, "token": token, "metadata": metadata}
+        own: dict[str, Any] = {"group": self._group, "token": token, "metadata": metadata}
         return aiodist.connect(address, **{"timeout": JOIN_TIMEOUT, **self._options, **own})
 
 

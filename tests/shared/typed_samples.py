@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import aiodist
-from aiodist import BlockingGroup, BlockingWork, Envelope, Group, ReduceOp, Work
+from aiodist import BlockingGroup, BlockingWork, Envelope, Group, ReduceOp, Window, Work
 
 if TYPE_CHECKING:
+    import distributed
     import torch
 
 Floats = NDArray[np.float64]
@@ -129,6 +130,35 @@ async def memory(group: Group) -> None:
     assert_type(group.empty(3, "float32"), Any)
 
 
+async def windows(group: Group) -> None:
+    """What is read is numpy's, or what it is read into."""
+    window = assert_type(await group.expose(floats()), Window)
+    assert_type(await window.get(0), NDArray[Any])
+    assert_type(await window.get(0, slice(0, 2)), NDArray[Any])
+    assert_type(await window.get(0, (1,)), NDArray[Any])
+    assert_type(await window.get(0, ..., out=floats()), Floats)
+    assert_type(window.put(0, 1, 2.5), Work[None])
+    assert_type(await window.put(0, slice(2), [1.0, 2.0]), None)
+    assert_type(await window.accumulate(0, (..., np.int64(1)), np.float64(1)), None)
+    await window.close()
+
+
+async def channels(group: Group) -> None:
+    """What is received may be anything; what it is read into is known."""
+    name = f"policy {group.rank}"
+    async with (
+        aiodist.publisher(name, address=group.address, lease=9, transports="inproc") as out,
+        aiodist.subscriber(name, address=group.address, patience=9.0) as weights,
+    ):
+        assert_type(out.newest, int | None)
+        assert_type(await out.publish({"w": floats()}, version=1), None)
+        assert_type(await weights.latest(), tuple[int, Any])
+        assert_type(await weights.latest(into={"w": floats()}), int)
+        async for version, _ in weights:
+            assert_type(version, int)
+            break
+
+
 async def tensors(group: Group) -> None:
     """Tensors of torch."""
     import torch
@@ -170,6 +200,10 @@ def blocking(group: BlockingGroup) -> None:
     assert_type(received.wait(), Floats)
     assert_type(group.iprobe(), Envelope | None)
     assert_type(group.empty(3, np.float64), Floats)
+    with group.expose(floats()) as window:
+        assert_type(window.get(0, 1), NDArray[Any])
+        assert_type(window.get(0, slice(2), out=floats(2)), Floats)
+        assert_type(window.put(0, 1, 2), None)
 
 
 async def noted(group: Group, name: str, times: int = 1) -> str:
@@ -182,6 +216,20 @@ def runs() -> None:
     assert_type(aiodist.run(noted, 2, ("a",)), list[str])
     assert_type(aiodist.run(noted, nprocs=2, args=("a", 2), op_timeout=9, timeout=50), list[str])
     assert_type(aiodist.run(noted, 2, ["a"]), list[str])
+
+
+def clusters(client: distributed.Client) -> None:
+    """Groups on Ray and Dask, which are not there when tests run. Never called."""
+    import aiodist_dask
+    import aiodist_ray
+
+    aiodist_ray.connect("train", size=2, op_timeout=9, timeout=60)
+    aiodist_ray.connect("train", token="a")  # type: ignore[call-arg]
+    aiodist_ray.connect(min_size="a")  # type: ignore[arg-type]
+    ranks = aiodist_dask.groups(client, op_timeout=9, transports="tcp", timeout=60)
+    ranks.run(noted, "a", times=2)
+    ranks.run(noted, 1)  # type: ignore[arg-type]
+    aiodist_dask.groups(client, size=2)  # type: ignore[call-arg]
 
 
 async def wrong(group: Group, both: BlockingGroup, texts: Sequence[str]) -> None:
@@ -197,6 +245,12 @@ async def wrong(group: Group, both: BlockingGroup, texts: Sequence[str]) -> None
     await group.all_to_all("ab")  # type: ignore[call-overload]
     await group.broadcast(floats(), src="0")  # type: ignore[call-overload]
     await group.recv(partial=True)  # type: ignore[call-overload]
+    window = await group.expose("a")  # type: ignore[arg-type]
+    await window.get(0, 1.5)  # type: ignore[call-overload]
+    await window.get(0, out=3)  # type: ignore[call-overload]
+    await window.put(0, "a", 3)  # type: ignore[arg-type]
+    aiodist.publisher("policy", size=2)  # type: ignore[call-arg]
+    aiodist.subscriber("policy", lease="a")  # type: ignore[arg-type]
     both.all_reduce("a")  # type: ignore[type-var]
     both.all_gather(1, timeout="a")  # type: ignore[call-overload]
     aiodist.run(noted, 2, (1,))  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ async def test_what_participants_of_channels_have() -> None:
     (trainer,) = channel["participants"]
     assert (channel["name"], trainer["name"], trainer["publishes"]) == ("policy", "trainer", True)
     assert "id" not in trainer
-    assert 'aiodist_channel_publishers{channel="policy"} 1.0\n' in metrics
+    assert 'aiodist_channel_subscribers{channel="policy"} 0.0\n' in metrics
     assert 'group="' not in metrics
 
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,17 +183,74 @@ async def test_it_shows_channels_of_weights() -> None:
             assert await page.text(".channel h2") == HOSTILE
             assert await page.text(".channel tbody .name") == HOSTILE
             assert "no version yet" in await page.text(".channel .state")
+            # One that has had no turn for some seconds is shown without a sign of life until it has
+            # one, so all of this is waited for.
             await out.publish({"w": np.ones(1000)}, version=7)
             await weights.latest()
-            taken = "document.querySelectorAll('.channel tr')[2].children[1].innerText === '7'"
-            await page.until(taken)
-            assert "version 7, 8." in await page.text(".channel .state")
+            await page.until(
+                "document.querySelectorAll('.channel tr')[2].cells[1].innerText === '7'"
+            )
+            shows = "document.querySelector('.channel').innerText.includes"
+            await page.until(f"{shows}('version 7, 8.')")
             await out.publish({"w": np.ones(1000)}, version=12)
-            await page.until("document.querySelector('.channel tr[data-kind=behind]')")
-            assert "by 5, " in await page.text(".channel tr[data-kind=behind]")
-            assert "version 12 is published" in await page.text(".channel .events")
+            await page.until(f"{shows}('by 5, ')")
+            assert await page.evaluate("!!document.querySelector('.channel progress')")
+            await page.until(f"{shows}('version 12 is published')")
             # Participants are no groups, and it fits on a phone.
             assert await page.evaluate("document.querySelectorAll('.member').length") == 0
             assert await page.evaluate("document.documentElement.scrollWidth") == 400
         await page.until("!document.querySelector('.channel')")
         assert page.problems == []
+
+
+IDLE = """
+import asyncio, sys
+import aiodist
+
+async def main():
+    async with aiodist.connect(sys.argv[1], group="train", rank=1, size=2, lease=600):
+        print("here", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+"""Rank 1 of two that have nothing to say to each other, so that nobody misses it."""
+
+
+async def test_it_shows_who_may_come_back_and_who_waits_to_join(tmp_path: Path) -> None:
+    """A member dies while the coordinator is away: for the next one, which knows of it by the state
+    file, it is absent."""
+    program = command()
+    assert program is not None
+    state = tmp_path / "state"
+    async with AsyncExitStack() as stack:
+        async with aiodist.Coordinator(state=state) as first:
+            address = first.address
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", IDLE, address), stdout=asyncio.subprocess.PIPE
+            )
+            try:
+                connecting = aiodist.connect(address, group="train", rank=0, size=2, lease=600)
+                group = await stack.enter_async_context(connecting)
+                assert process.stdout is not None
+                assert await process.stdout.readline() == b"here\n"
+                await first.stop()
+            finally:
+                process.kill()
+                await process.wait()
+        second = await stack.enter_async_context(aiodist.Coordinator(address, state=state))
+        page = await stack.enter_async_context(browsing(program))
+        await page.go(await stack.enter_async_context(serving(second, LOCAL)))
+        await page.until("document.querySelector('.notices li[data-kind=absent]')")
+        await page.until("document.querySelectorAll('.member:not(.gone)').length === 1")
+        notice = await page.text(".notices li[data-kind=absent]")
+        assert notice == "rank 1 may still come back to the coordinator"
+        joining = asyncio.ensure_future(
+            aiodist.connect(address, group="evaluate", rank=0, size=2, name="eval", timeout=600)
+        )
+        await page.until("document.querySelector('.notices li[data-kind=waiting]')")
+        assert await page.text(".notices li[data-kind=waiting]") == "eval waits to join as rank 0"
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+        assert page.problems == []
+        group.abort("the other one is gone")
