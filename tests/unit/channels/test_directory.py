@@ -11,6 +11,7 @@ from aiodist.channels.directory import (
     Release,
     check_higher,
     in_line,
+    is_gone,
     packed,
     restored,
     sources,
@@ -113,3 +114,11 @@ def test_each_stands_in_a_line_once(places):
     for one in [*places, *places]:
         line = in_line(line, one) or line
     assert line == places
+
+
+def test_a_version_is_gone_when_there_are_newer_ones():
+    assert is_gone([release(3), release(4)], release(2))
+    assert is_gone([release(2, check=8)], release(2))  # of another publisher
+    assert not is_gone([release(2), release(3)], release(2))
+    assert not is_gone([], release(2))  # it was forgotten, and will be told again
+    assert not is_gone([release(1)], release(2))
