@@ -1,4 +1,4 @@
-"""Servers answer while a trainer publishes, and some of them are killed and added."""
+"""Servers (digits_server.py) answer while a trainer publishes, and some are killed and added."""
 
 from __future__ import annotations
 
