@@ -13,7 +13,7 @@ import pytest
 def test_all_get_new_versions_after_every_fault() -> None:
     program = Path(__file__).with_name("chaos_weights.py")
     done = subprocess.run(
-        [sys.executable, program, "-n", "6", "--seed", "4"],
+        [sys.executable, program, "-n", "4", "--seed", "4"],
         capture_output=True,
         text=True,
         check=False,
