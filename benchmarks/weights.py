@@ -11,13 +11,14 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,20 @@ import numpy as np
 
 import aiodist
 from aiodist_cli.bench_peers import PeerMissing, Site, find_peers
-from aiodist_cli.bench_team import teams
+from aiodist_cli.bench_team import OrderError, TeamError, teams
 from aiodist_cli.bench_worker import Library
 from benchmarks.namespaces import namespaces
 
 CHANNEL = "benchmark"
 TIMES = 5
-ROUNDS = 2
 LAYERS = 32
 """Arrays of a version."""
 
 KILLED_AT = 0.9
 """How much of a version somebody has when he is killed."""
+
+ASKS = -2
+"""Said instead of a version: from now on it takes what there is."""
 
 PATIENCE = 30.0
 """Seconds: where all share the cores of a busy host, a chunk may be long in coming."""
@@ -54,6 +57,7 @@ async def subscribe(address: str, transports: str, killed: bool, waits: bool) ->
         print(json.dumps({"version": -1}), flush=True)
         if waits:
             await asyncio.to_thread(sys.stdin.readline)
+            print(json.dumps({"version": ASKS}), flush=True)
         while killed:
             if weights.newest is None:
                 await asyncio.sleep(0.01)
@@ -144,6 +148,7 @@ async def measure(
     count: int,
     mib: int,
     transports: str,
+    times: int,
     host: str = "127.0.0.1",
     prefixes: Sequence[Sequence[str]] = (),
 ) -> dict[str, float]:
@@ -163,7 +168,7 @@ async def measure(
         ticker = Ticker()
         await asyncio.sleep(0.5)
         rest, late = ticker.p99(), 0.0
-        for version in range(1 + TIMES):
+        for version in range(1 + times):
             before = out.bytes_sent
             ticker = Ticker()
             begin = time.monotonic()
@@ -205,16 +210,17 @@ async def resent(mib: int, transports: str) -> float:
         killed.send_signal(signal.SIGSTOP)
         assert other.stdin is not None
         other.stdin.write(b"\n")
-        await asyncio.sleep(1)
+        await said(other, ASKS)
+        await asyncio.sleep(2)
         killed.send_signal(signal.SIGCONT)
         await said(other, 0)
         await asyncio.sleep(0.5)  # transfers are counted when they have ended
         return out.bytes_sent / (mib << 20)
 
 
-async def hosts_beside_gloo(mib: int, counts: Sequence[int]) -> None:
+async def hosts_beside_gloo(mib: int, counts: Sequence[int], times: int) -> None:
     """So many hosts, and one of the publisher."""
-    print(f"{mib} MiB to hosts; medians of {ROUNDS} rounds of {TIMES} versions")
+    print(f"{mib} MiB to hosts; medians of {times} versions")
     row = "{:<12}{:>16}{:>14}{:>12}{:>8}{:>14}"
     print(row.format("hosts", "until all have", "sent, sizes", "Gloo", "ratio", "of one host's"))
     (gloo,), _ = find_peers(["gloo"], [])
@@ -223,22 +229,28 @@ async def hosts_beside_gloo(mib: int, counts: Sequence[int]) -> None:
         own, theirs, sent = [], [], 0.0
         with namespaces(count + 1) as sites:
             async with teams([gloo], sites) as (team,):
-                for _ in range(ROUNDS):
-                    answer = await _inside(sites, mib)
+                # In turns, half of the versions each.
+                for _ in range(2):
+                    answer = await _inside(sites, mib, -(-times // 2))
                     # What `publish` takes is part of it: Gloo sends from where the arrays are.
                     own.append(answer["publish"] + answer["spread"])
                     sent = max(sent, answer["sent"])
-                    runs = await team.order("benchmarks.weights:broadcast", mib=mib)
-                    theirs += [max(one) for one in zip(*(a["seconds"] for a in runs), strict=True)]
-        mine, other = statistics.median(own), statistics.median(theirs)
+                    with suppress(TeamError, OrderError):  # it shows below as none
+                        runs = await team.order(
+                            "benchmarks.weights:broadcast", mib=mib, times=-(-times // 2)
+                        )
+                        each = (answer["seconds"] for answer in runs)
+                        theirs += [max(one) for one in zip(*each, strict=True)]
+        mine, other = statistics.median(own), statistics.median(theirs or [math.nan])
         first = first or mine
         cells = (f"{mine * 1e3:.0f} ms", f"{sent:.2f}", f"{other * 1e3:.0f} ms")
         print(row.format(count, *cells, f"{other / mine:.2f}", f"{mine / first:.2f}"), flush=True)
 
 
-async def _inside(sites: Sequence[Site], mib: int) -> dict[str, float]:
+async def _inside(sites: Sequence[Site], mib: int, times: int) -> dict[str, float]:
     """What `measure` finds, with the publisher at the first site."""
-    words = json.dumps([len(sites) - 1, mib, "tcp", sites[0].host, [s.prefix for s in sites[1:]]])
+    prefixes = [site.prefix for site in sites[1:]]
+    words = json.dumps([len(prefixes), mib, "tcp", times, sites[0].host, prefixes])
     process = await asyncio.create_subprocess_exec(
         *(*sites[0].prefix, sys.executable, "-m", "benchmarks.weights", "--inside", words),
         stdout=asyncio.subprocess.PIPE,
@@ -250,13 +262,13 @@ async def _inside(sites: Sequence[Site], mib: int) -> dict[str, float]:
     return found
 
 
-def broadcast(library: Library, mib: int) -> dict[str, Any]:
+def broadcast(library: Library, mib: int, times: int) -> dict[str, Any]:
     """One rank of torch.distributed."""
     import torch
     import torch.distributed as dist
 
     x, seconds = torch.ones(mib << 18), []
-    for _ in range(1 + TIMES):
+    for _ in range(1 + times):
         dist.barrier()
         begin = time.perf_counter()
         dist.broadcast(x, 0)
@@ -264,12 +276,12 @@ def broadcast(library: Library, mib: int) -> dict[str, Any]:
     return {"seconds": seconds[1:]}
 
 
-async def main(mib: int, local: Sequence[int], hosts: Sequence[int]) -> None:
-    print(f"{mib} MiB on one host; medians of {TIMES} versions")
+async def main(mib: int, local: Sequence[int], hosts: Sequence[int], times: int) -> None:
+    print(f"{mib} MiB on one host; medians of {times} versions")
     row = "{:<12}{:>12}{:>16}{:>18}{:>14}{:>10}"
     print(row.format("", "publish", "until all have", "loop later, p99", "sent, sizes", "copies"))
     for count in local:
-        found = await measure(count, mib, "")
+        found = await measure(count, mib, "", times)
         print(
             row.format(
                 count,
@@ -285,7 +297,7 @@ async def main(mib: int, local: Sequence[int], hosts: Sequence[int]) -> None:
         sizes = await resent(mib, transports)
         print(f"killed at {KILLED_AT:.0%}, another one on {name} goes on: {sizes:.3f} sizes sent")
     try:
-        await hosts_beside_gloo(mib, hosts)
+        await hosts_beside_gloo(mib, hosts, times)
     except PeerMissing as error:
         print(f"no hosts: {error}")
 
@@ -295,6 +307,7 @@ def run() -> None:
     parser.add_argument("--mib", type=int, default=256, help="size of a version")
     parser.add_argument("--local", type=int, nargs="*", default=[0, 1, 4, 16])
     parser.add_argument("--hosts", type=int, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--times", type=int, default=TIMES, help="versions of each kind")
     parser.add_argument("--subscribe", help=argparse.SUPPRESS)
     parser.add_argument("--transports", default="", help=argparse.SUPPRESS)
     parser.add_argument("--killed", action="store_true", help=argparse.SUPPRESS)
@@ -304,10 +317,11 @@ def run() -> None:
     if options.subscribe:
         asyncio.run(subscribe(options.subscribe, options.transports, options.killed, options.waits))
     elif options.inside:
+        logging.getLogger("aiodist").setLevel(logging.ERROR)
         print(json.dumps(asyncio.run(measure(*options.inside))))
     else:
         logging.getLogger("aiodist").setLevel(logging.ERROR)  # those who are killed are lost
-        asyncio.run(main(options.mib, options.local, options.hosts))
+        asyncio.run(main(options.mib, options.local, options.hosts, options.times))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Servers answer while a trainer publishes, and some of them are killed and added."""
+"""Servers (digits_server.py) answer while a trainer publishes, and some are killed and added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "examples" / "digits" / "serving.py"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 def test_no_request_fails_while_weights_are_swapped(
     environment: Callable[..., dict[str, str]],
 ) -> None:
@@ -24,7 +24,7 @@ def test_no_request_fails_while_weights_are_swapped(
         capture_output=True,
         check=False,
         text=True,
-        timeout=280,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     right = dict(re.findall(r"version (\d+): ([\d.]+)% right", done.stdout))

@@ -53,7 +53,7 @@ def files():
 
 def mapped():
     with open("/proc/self/maps") as lines:
-        return {tuple(line.split()[4:6]) for line in lines if "memfd:aiodist" in line}
+        return {line.split()[4] for line in lines if "memfd:aiodist-weights" in line}
 
 def tree(value):
     # Some chunks, and arrays that share one; another shape than before, now and then.
@@ -147,9 +147,9 @@ DEADLINE = 120.0
 """Seconds in which every live subscriber gets a new version after a fault; to be much longer than
 leases and the pauses of a busy machine."""
 
-MOST_MAPPED = 8
-"""Memories of versions that a process may have at once: what is kept, what comes, what was given,
-and what others are sent."""
+MOST_MAPPED = 4 + MOST
+"""Memories of versions that a process may have at once: two that are kept, or were given, one that
+comes, one more for a moment, and one for each of those who are sent an older one."""
 
 
 class Member:
