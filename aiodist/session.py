@@ -14,6 +14,7 @@ import ssl as tls
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -96,7 +97,7 @@ def connect(
     metadata: Mapping[str, Any] | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     allow_pickle: bool = False,
-    costs: str | os.PathLike[str] | None = None,
+    costs: str | PathLike[str] | None = None,
 ) -> Connecting:
     """Join a group: ``group = await connect(…)``, or ``async with connect(…) as group:``.
 
@@ -203,7 +204,7 @@ def connect(
     )
 
 
-def _profile(costs: str | os.PathLike[str] | None) -> tuple[str, ...]:
+def _profile(costs: str | PathLike[str] | None) -> tuple[str, ...]:
     """What this rank says of its profile of costs; nothing where it was given none."""
     path = costs or os.environ.get("AIODIST_COSTS", "").strip()
     if not path:

@@ -11,12 +11,14 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgpack
+
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.foreign import Taker
 from aiodist.buffers.values import Incoming, describe, fill, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer
-from aiodist.collectives.offers import Offer, agree, pack_offers
+from aiodist.collectives.offers import Offer, agree, of_one_kind, pack_offers
 from aiodist.devices.values import device_among
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import MismatchError, ProtocolError
@@ -33,6 +35,10 @@ ROOM = 64 * 1024
 """Most bytes of data that travel within the offers, over all ranks."""
 
 _HEAD = struct.Struct(">QQ")
+
+_SHORT = 48
+"""Most bytes of metadata that all ranks of a large group are told: those of all fit into a
+frame."""
 
 Offers = list[list[Offer | None]]
 """By source and destination; None for what is not known here."""
@@ -88,9 +94,16 @@ def offers_of_all(
 
 
 def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tuple[Offers, bool]]:
-    """`offers_of_all` for so many ranks that the offers of all would fill more than a frame: each
-    rank tells each other one the sizes of what it has for it, and nothing else."""
-    wants, _ = fitting.parted((yield from share(place, fitting.joined(want, b""), False)))
+    """`offers_of_all` for so many ranks that the offers of all would fill more than a frame. Each
+    rank tells all the kind of what it has, where that is of one kind. If it is the same on all
+    ranks, that is all there is to say. Else each rank tells each other one the sizes of what it has
+    for it, and nothing else."""
+    one = of_one_kind(own)
+    kind = b"" if one is None or len(own[0].meta) > _SHORT else msgpack.packb(one)
+    wants, kinds = fitting.parted((yield from share(place, fitting.joined(want, kind), False)))
+    if one is not None and all(other == kind != b"" for other in kinds):
+        row: list[Offer | None] = [one] * place.size
+        return [row] * place.size, fitting.all_fit(wants, [one.meta])
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]
     heads = {rank: bytearray(_HEAD.size) for rank in others}

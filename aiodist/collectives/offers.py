@@ -29,15 +29,36 @@ class Offer(NamedTuple):
     first: int = 0
 
 
+def of_one_kind(values: Sequence[Encoded]) -> Offer | None:
+    """The one offer that stands for those of all `values`, where these are of one kind and size, as
+    the slots of most exchanges are, and travel apart; else None."""
+    first, *more = values
+    if any((one.meta, one.nbytes) != (first.meta, first.nbytes) for one in more):
+        return None
+    return None if any(one.gaps for one in values) else Offer(first.meta, first.nbytes, None)
+
+
 def pack_offers(
     place: Place, transfer: DeviceTransfer, values: Sequence[Encoded], room: int
 ) -> bytes:
     """The blob of one rank. The data of a value goes in while there is room, then metadata; and in
-    the end, where there are arrays on its device, how the others read these."""
+    the end, where there are arrays on its device, how the others read these. Of many values of one
+    kind, whose data has no room there, one offer stands for all."""
 
     def place_of(value: Encoded) -> int:
         return place.heap.place_of(np.frombuffer(view, np.uint8) for view in value.buffers)
 
+    one = of_one_kind(values) if len(values) > 1 else None
+    head = len(values[0].meta)
+    # Otherwise some data would go in, and some not: then nobody would know that all messages are
+    # alike, and there would be a frame, and a connection, for each of them.
+    if (
+        one is not None
+        and head <= room < len(values) * (head + one.nbytes)
+        and not any(map(place_of, values))
+    ):
+        alone: bytes = msgpack.packb([one])
+        return alone
     packed: list[Any] = []
     for value in values:
         small = len(value.meta) <= room
@@ -93,9 +114,10 @@ def unpack(blob: bytes | memoryview, count: int, src: int) -> tuple[list[Offer],
     # What another rank sent may be anything, and so may be what msgpack and the fields raise.
     except Exception as error:
         raise ProtocolError(f"malformed offers of rank {src}: {error!r}") from None
-    if len(offers) != count or not all(map(_sound, offers)) or type(words) is not bytes:
+    times = count if len(offers) == 1 else 1  # see `of_one_kind`
+    if len(offers) * times != count or not all(map(_sound, offers)) or type(words) is not bytes:
         raise ProtocolError(f"malformed offers of rank {src}")
-    return offers, words
+    return offers * times, words
 
 
 def _sound(offer: Offer) -> bool:

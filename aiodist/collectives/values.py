@@ -193,9 +193,10 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
             {dst: (own[dst], known(offers[here][dst])) for dst in others},
             {src: known(offers[src][here]) for src in others},
             outs,
+            # On a lane all go by the longest of them. Elsewhere they are P x P for nothing.
             [
                 offer
-                for src, row in enumerate(offers)
+                for src, row in enumerate(offers if on_lane else ())
                 for dst, offer in enumerate(row)
                 if src != dst
             ],
@@ -212,9 +213,8 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
 def _alike(place: Place, offers: Sequence[Sequence[Offer | None]]) -> Choice | None:
     """What to do where all messages of an all_to_all have one length, and travel apart."""
     size = len(offers)
-    others = (
-        offer for src, row in enumerate(offers) for dst, offer in enumerate(row) if src != dst
-    )
+    rows = offers[:1] if size > 1 and offers[0] is offers[-1] else offers  # one row stands for all
+    others = (offer for src, row in enumerate(rows) for dst, offer in enumerate(row) if src != dst)
     sizes = {None if o is None or o.data is not None else o.nbytes for o in others}
     nbytes = sizes.pop() if len(sizes) == 1 else None
     return None if not nbytes else choose_all_to_all(nbytes, size, place.costs)

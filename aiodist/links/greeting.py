@@ -20,7 +20,7 @@ from aiodist.wire.proof import NONCE_BYTES, Role, check_proof, make_proof, mark_
 log = logging.getLogger("aiodist.endpoint")
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds for who has connected to show who it is."""
+"""Seconds for each of the two frames in which who has connected shows who it is."""
 
 Nonces = tuple[bytes, bytes]
 """Of the side that connected, and of the other."""
@@ -118,8 +118,8 @@ class Greeter:
         self._ours = secrets.token_bytes(NONCE_BYTES)  # the nonce that its proof must answer
         # Its mark, proof and claim; None: not here yet.
         self._shown: tuple[bytes, bytes, Claim] | None = None
-        # Ends its patience.
-        self._timer = endpoint.loop.call_later(HANDSHAKE_TIMEOUT, self._expired)
+        # Ends its patience with the peer's next frame.
+        self._timer = self._patience()
 
     # Its frames have no payload: what they set off is done when the link has counted them, since
     # from the end of the greeting on the count begins anew. So it is their landing itself.
@@ -138,6 +138,11 @@ class Greeter:
     def landed(self) -> None:
         if self._shown is None:
             self.link.send(pack_fields(kinds.CHALLENGE, self._ours))
+            # Patience begins anew. On a loop that takes seconds for a turn the hello is seen late:
+            # were its time taken from the proof's, no connection would ever be made there, and
+            # each would be tried again, beside all others, which makes the turns no shorter.
+            self._timer.cancel()
+            self._timer = self._patience()
         elif self._endpoint.holds(self):
             self.proceed()
         else:
@@ -171,13 +176,14 @@ class Greeter:
             text = "connection of %s closed: %s"
             self._endpoint.sparing.warning("greeting", text, link.peer_name, error)
 
-    def _expired(self) -> None:
-        self.link.poll()  # where it was this loop that did not turn, the proof lies there
-        if self._shown is None:
-            self._refuse()
+    def _patience(self) -> asyncio.TimerHandle:
+        return self._endpoint.loop.call_later(HANDSHAKE_TIMEOUT, self._expired)
 
-    def _refuse(self) -> None:
-        self.link.close(ProtocolError(f"no greeting within {HANDSHAKE_TIMEOUT:g} s"))
+    def _expired(self) -> None:
+        over = self._timer
+        self.link.poll()  # where it was this loop that did not turn, the frame lies there
+        if self._shown is None and self._timer is over:
+            self.link.close(ProtocolError(f"no greeting within {HANDSHAKE_TIMEOUT:g} s"))
 
 
 class Greeting:

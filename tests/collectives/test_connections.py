@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist import ReduceOp
+from aiodist.collectives import exchange
 from aiodist.schedules import halving_doubling
 from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
 
@@ -22,7 +23,8 @@ def transport() -> str:
 
 
 def connections(group: Any) -> int:
-    return sum(group._context.link(peer) is not None for peer in range(SIZE) if peer != group.rank)
+    peers = set(range(group.size)) - {group.rank}
+    return sum(group._context.link(peer) is not None for peer in peers)
 
 
 def test_a_large_all_reduce_needs_log_p_connections(run, groups, everyone):
@@ -48,6 +50,29 @@ def test_small_parts_are_gathered_over_log_p_connections(run, groups, everyone):
                 assert [set(part) for part in out] == [{rank} for rank in range(SIZE)]
             # To the ranks that are 1, 2, 4 and 8 before, and from those behind: 8 is both.
             assert max(map(connections, ranks)) == 2 * ROUNDS - 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["few", "many"])
+def test_messages_of_one_kind_are_exchanged_over_log_p_connections(
+    run, groups, everyone, monkeypatch, apart
+):
+    """Also where those of some ranks would have had room in the offers, and where there are so many
+    ranks that nobody knows what the others offer each other."""
+    size = 32
+    if apart:
+        monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
+
+    async def main():
+        async with groups(size) as ranks:
+            results = await everyone(
+                ranks, lambda g: g.all_to_all([np.full(12, 100 * g.rank + i) for i in range(size)])
+            )
+            for rank, result in enumerate(results):
+                assert [set(part) for part in result] == [{100 * src + rank} for src in range(size)]
+            # To the ranks that are 1, 2, 4, 8 and 16 before, and from those behind: 16 is both.
+            assert max(map(connections, ranks)) == 2 * 5 - 1
 
     run(main())
 

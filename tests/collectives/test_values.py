@@ -266,6 +266,56 @@ def test_all_to_all_of_many_ranks(run, groups, everyone, monkeypatch, size):
     run(main())
 
 
+KINDS = {
+    "one": lambda src, dst: np.full(500, 100 * src + dst),
+    "none on any": lambda src, dst: np.full(500 + src + dst, 100 * src + dst),
+    "another of one rank": lambda src, dst: np.full(500, 100 * src + dst, "if"[src == 1]),
+    "some of one rank": lambda src, dst: np.full(500 + dst % 2 * (src == 1), 100 * src + dst),
+    "no data": lambda src, dst: np.full(0, 100 * src + dst),
+    "texts": lambda src, dst: f"{src} to {dst}",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("apart", [False, True], ids=["few", "many"])
+def test_all_to_all_of_kinds(run, groups, everyone, monkeypatch, kind, apart):
+    """Where all messages are of one kind that is said once, for all."""
+    if apart:
+        monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
+    monkeypatch.setattr(exchange, "ROOM", 4096)
+
+    async def main():
+        async with groups(3) as ranks:
+            for _ in range(2):
+                results = await everyone(
+                    ranks, lambda g: g.all_to_all([kind(g.rank, dst) for dst in range(3)])
+                )
+                for rank, result in enumerate(results):
+                    assert_same(result, [kind(src, rank) for src in range(3)])
+
+    run(main())
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["few", "many"])
+def test_all_to_all_of_one_kind_that_does_not_fit(run, groups, monkeypatch, apart):
+    """One rank has no place for it: then no rank has a result."""
+    if apart:
+        monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
+    monkeypatch.setattr(exchange, "ROOM", 1024)
+
+    async def main():
+        async with groups(3) as ranks:
+            works = []
+            for group in ranks:
+                out = [np.empty(500 + (group.rank == 1)) for _ in ranks]
+                works.append(group.all_to_all([np.ones(500)] * 3, out=out))
+            for outcome in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(outcome, aiodist.MismatchError)
+                assert "float64[501]" in str(outcome)
+
+    run(main())
+
+
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 def test_every_dtype_travels(run, groups, everyone, dtype):
     async def main():
