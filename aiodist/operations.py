@@ -512,17 +512,20 @@ class Operations:
         number all the same, and the others hear why."""
         self._enter()
         context = self._context
-        express = context.express if tag is None else None
+        if tag is None:
+            express = context.express
+        else:
+            tag, express = as_tag(tag), context.post_express
         seconds = context.op_timeout
         if timeout is not None:
             if deadlines.is_timeout(timeout):
                 seconds = timeout
             else:
                 express = None
-        if express is not None and (work := express.start(op, make, args, seconds)) is not None:
-            return work
-        if tag is not None:
-            tag = as_tag(tag)
+        if express is not None:
+            work = express.start(op, make, args, seconds, tag)
+            if work is not None:
+                return work
         try:
             deadlines.check_timeout(timeout)
             call = make(context, *args)
@@ -530,8 +533,8 @@ class Operations:
             context.calls.forgo(op, tag, error)
             raise
         # Unless the group has ended meanwhile, by what the values of the user have called.
-        if express is not None and context.express is express:
-            work = express.begin(call, args, seconds)
+        if express is not None and not self.closed:
+            work = express.begin(call, args, seconds, tag)
             if work is not None:
                 return work
         return context.calls.launch(

@@ -60,7 +60,8 @@ def share_offers(
     """What each rank wants, and the offers of `sources`, `each` so many. `own`: what this rank has
     to offer; with its metadata, and the data of all but the large ones, it takes at most `room`."""
     words = pack_offers(place, transfer, own, room) if own else b""
-    wants, blobs = fitting.parted((yield from share(place, fitting.joined(want, words), on_lane)))
+    first_words = fitting.joined(want, words)
+    wants, blobs = fitting.parted((yield from share(place, first_words, on_lane, first=True)))
     offers = yield from agree(transfer, {src: blobs[src] for src in sources}, each, on_lane)
     return wants, offers
 

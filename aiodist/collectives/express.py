@@ -79,7 +79,9 @@ KEPT = 50_000
 class Recipe:
     """One collective that is called with one kind of array, prepared."""
 
-    __slots__ = ("call", "digest", "finish", "keeps", "nbytes", "op", "phase", "vector", "weight")
+    __slots__ = (
+        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "vector", "weight",
+    )  # fmt: skip
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
         self.op = op  # its name
@@ -94,6 +96,12 @@ class Recipe:
         # What it counts of `KEPT`: the steps of its plan.
         self.weight = len(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
+        self.returns = True  # whether this rank has a result
+
+    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any] | None:
+        """Its result, as far as there is one before it is done, and what it is done with; None:
+        this call is not for here."""
+        return args[0] if self.returns else None, flats[0]
 
 
 class ExpressGroup(Place, Protocol):
@@ -184,13 +192,36 @@ class Express(ABC, Generic[G, R]):
         return recipe
 
     def start(
-        self, op: str, make: Callable[..., Call], args: tuple[Any, ...], seconds: float
+        self,
+        op: str,
+        make: Callable[..., Call],
+        args: tuple[Any, ...],
+        seconds: float,
+        tag: object = None,
     ) -> Work[Any] | None:
         """Start the collective `op`, which is none of the above, as ``make(context, *args)`` says.
         None: nothing has happened."""
+        flats: list[Flat] = []
+        kinds = kinds_of(args, flats)
+        if kinds is None:
+            return None
+        key = (op, *kinds)
+        try:
+            recipe = self._recipes[key]
+        except KeyError:
+            recipe = self._keep(key, self._learn_other(op, make, args))
+        if recipe is None:
+            return None
+        laid = recipe.lay_out(args, flats)
+        return None if laid is None else self._run(recipe, *laid, seconds, tag)
+
+    def _learn_other(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
+        """Prepare the collective `op`, called with arguments like these."""
         return None
 
-    def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
+    def begin(
+        self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
+    ) -> Work[Any] | None:
         """Start a collective of a kind that is not prepared, which was called with `args`. None:
         nothing has happened."""
         return None
@@ -270,3 +301,36 @@ def failing(error: Exception) -> Program:
 def _is_function(x: Any) -> bool:
     """Whether it is an operator of the user."""
     return x.function is not None if type(x) is ReduceOp else callable(x)
+
+
+def kinds_of(args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, ...] | None:
+    """What calls have in common that are done alike: dtypes and shapes of the value, which is the
+    first of `args`, and the others as they are. The memory of arrays is added to `flats`. None
+    where there is anything but plain arrays."""
+    if not args:
+        return args
+    value, *more = args
+    if type(value) is list or type(value) is tuple:
+        kinds = [_kind(each, flats) for each in value]
+        if not kinds or None in kinds:
+            return None
+        kind: Any = tuple(kinds)
+    elif value is None:
+        kind = None
+    elif (kind := _kind(value, flats)) is None:
+        return None
+    for index, each in enumerate(more):
+        cls = type(each)
+        if cls is ReduceOp and each.function is None:
+            more[index] = id(each)
+        elif not (each is None or cls is int):
+            return None
+    return (kind, *more)
+
+
+def _kind(x: Any, flats: list[Flat]) -> tuple[Any, Any] | None:
+    flat = arrays.plain(x)
+    if flat is None:
+        return None
+    flats.append(flat)
+    return x.dtype, x.shape

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,7 @@ _NOTHING: Mapping[int, memoryview] = {}
 class LaneRecipe(Recipe):
     """A recipe of ranks that share memory."""
 
-    __slots__ = ("at_once", "fused", "makes", "out", "returns")
+    __slots__ = ("at_once", "fused", "makes", "out")
 
     def __init__(
         self,
@@ -86,10 +86,8 @@ class LaneRecipe(Recipe):
             self.fused = in_steps
         self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
         self.makes: Callable[[], arrays.Array] | None = None  # a new array for the result
-        self.returns = True  # whether this rank has a result
 
     def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any]:
-        """Its result, as far as there is one before it is done, and what it is done with."""
         flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
         if self.makes is None:
             return args[0] if self.returns else None, flat
@@ -295,27 +293,12 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
 
     # -- the other operations ---------------------------------------------------------------------
 
-    def start(
-        self, op: str, make: Callable[..., Call], args: tuple[Any, ...], seconds: float
-    ) -> Work[Any] | None:
-        flats: list[Flat] = []
-        kinds = lane_values.kinds_of(args, flats)
-        if kinds is None:
-            return None
-        key = (op, *kinds)
-        try:
-            recipe = self._recipes[key]
-        except KeyError:
-            recipe = self._keep(key, self._learn_other(op, make, args))
-        if recipe is None:
-            return None
-        laid = recipe.lay_out(args, flats)
-        return None if laid is None else self._run(recipe, *laid, seconds)
-
     # The steps are those of `Operation`, for a call that has the lane to itself: it enters, runs
     # one phase after the other, and ends. Wherever it cannot go on, an operation does, with the
     # phase that is under way, or that is next, and with what is left of the program.
-    def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
+    def begin(
+        self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
+    ) -> Work[Any] | None:
         lane, calls = self._lane, self._calls
         seq, text = calls.tags.upcoming(None), call.text.encode()
         if not self._is_next(seq) or not self._may_begin(call, args):
@@ -355,7 +338,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
     ) -> LaneRecipe | lane_values.ValueRecipe | None:
         context = self._context
         if op not in ("reduce", "reduce_scatter"):
-            return lane_values.learn(context, op, make, args)
+            return lane_values.learn(lane_values.ValueRecipe, context, op, make, args)
         try:
             call = make(context, *args)
             return (_reduce if op == "reduce" else _reduce_scatter)(context, call, *args)
@@ -381,9 +364,18 @@ def _reduce(
     return recipe
 
 
-def _reduce_scatter(
-    context: ExpressGroup, call: Call, xs: Any, op: Any, out: None
-) -> LaneRecipe | None:
+class Slots(NamedTuple):
+    """What a reduce_scatter is called with that may be prepared: where the slots begin and end, and
+    what `makes` an array for the result. `keeps`: see `Recipe`."""
+
+    kernel: Kernel
+    bounds: list[int]
+    makes: Callable[[], arrays.Array]
+    keeps: object
+
+
+def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | None:
+    """Those of a call; None where it is not to be prepared."""
     slots = [arrays.view(slot, "xs") for slot in split_slots(xs, context.size)]
     own = slots[context.rank]
     if call.nbytes > SMALL_SLOTS or own is None or not isinstance(op, ReduceOp):
@@ -393,15 +385,26 @@ def _reduce_scatter(
         if slot is None or not (slot.is_flat and slot.base.size and slot.name == own.name):
             return None
         bounds.append(bounds[-1] + slot.base.size)
-    kernel = Kernel.of(op, own.name)
+    makes = partial(
+        arrays.empty, "torch" if own.kind == "torch" else "numpy", own.name, own.shape, "xs"
+    )
+    return Slots(Kernel.of(op, own.name), bounds, makes, op)
+
+
+def _reduce_scatter(
+    context: ExpressGroup, call: Call, xs: Any, op: Any, out: None
+) -> LaneRecipe | None:
+    slots = slots_of(context, call, xs, op)
+    if slots is None:
+        return None
+    kernel, bounds, makes, _ = slots
     vector = Vector.of(np.empty(bounds[-1], kernel.dtype))
-    result = Vector.of(np.empty(own.base.size, kernel.dtype))
+    own = bounds[context.rank + 1] - bounds[context.rank]
+    result = Vector.of(np.empty(own, kernel.dtype))
     # What is as small as this is staged, wherever it lies.
     phase = pulls.reduce_scatter(
         context, Group(kernel.name, kernel, vector, result, bounds)
     )._replace(direct=None)
     recipe = LaneRecipe("reduce_scatter", call.text.encode(), phase, vector, op, result)
-    recipe.makes = partial(
-        arrays.empty, "torch" if own.kind == "torch" else "numpy", own.name, own.shape, "xs"
-    )
+    recipe.makes = makes
     return recipe

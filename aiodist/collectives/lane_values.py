@@ -14,11 +14,11 @@ is learnt when it has ended well.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from aiodist.buffers import arrays, tensors
+from aiodist.buffers import tensors
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import fitting
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe
@@ -29,7 +29,6 @@ from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs
 from aiodist.shared_memory.lane import Lane
-from aiodist.types import ReduceOp
 
 KNOWN = 4
 """Most templates of one rank that are kept for one kind of call: those that came last."""
@@ -50,39 +49,6 @@ class Given(NamedTuple):
     args: tuple[Any, ...]
     flats: list[Flat]
     result: list[Any]
-
-
-def kinds_of(args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, ...] | None:
-    """What calls have in common that are done alike: dtypes and shapes of the value, which is the
-    first of `args`, and the others as they are. The memory of arrays is added to `flats`. None
-    where there is anything but plain arrays."""
-    if not args:
-        return args
-    value, *more = args
-    if type(value) is list or type(value) is tuple:
-        kinds = [_kind(each, flats) for each in value]
-        if not kinds or None in kinds:
-            return None
-        kind: Any = tuple(kinds)
-    elif value is None:
-        kind = None
-    elif (kind := _kind(value, flats)) is None:
-        return None
-    for index, each in enumerate(more):
-        cls = type(each)
-        if cls is ReduceOp and each.function is None:
-            more[index] = id(each)
-        elif not (each is None or cls is int):
-            return None
-    return (kind, *more)
-
-
-def _kind(x: Any, flats: list[Flat]) -> tuple[Any, Any] | None:
-    flat = arrays.plain(x)
-    if flat is None:
-        return None
-    flats.append(flat)
-    return x.dtype, x.shape
 
 
 class Exchanged(NamedTuple):
@@ -127,8 +93,10 @@ def _exchanged(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchange
     return None
 
 
-def learn(context: ExpressGroup, op: str, make: Make, args: tuple[Any, ...]) -> ValueRecipe | None:
-    """The recipe of a call; None where it is not to be prepared."""
+def learn(
+    recipe: type[V], context: ExpressGroup, op: str, make: Make, args: tuple[Any, ...]
+) -> V | None:
+    """The `recipe` of a call; None where it is not to be prepared."""
     exchanged = _exchanged(op, context.rank, context.size, args)
     if exchanged is None:
         return None
@@ -136,18 +104,20 @@ def learn(context: ExpressGroup, op: str, make: Make, args: tuple[Any, ...]) -> 
         call = make(context, *args)
     except (TypeError, ValueError):
         return None  # and the ordinary way raises it
-    program = call.start(True)
+    program = call.start(recipe.on_lane)
     phase = cast(Phase, next(program))
     program.close()
     own = cast(Blobs, phase.memory).blobs[context.rank]
     template = template_of(own, exchanged.counts[context.rank], context.rank)
     if template is None or template.want == fitting.LOOK:  # it has to look at what comes
         return None
-    return ValueRecipe(context, call, phase, make, exchanged, template)
+    return recipe(context, call, phase, make, exchanged, template)
 
 
 class ValueRecipe(Recipe):
     """A recipe of ranks that share memory, for values of known shapes."""
+
+    on_lane = True
 
     __slots__ = ("_context", "_exchanged", "_known", "_later", "_make", "_own", "at_once", "fused")
 
@@ -173,8 +143,6 @@ class ValueRecipe(Recipe):
         self.at_once: dict[int, Callable[[Any], int]] = {}  # what does it, by area
 
     def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any] | None:
-        """What its result is known of, and what it is done with; None: this call is not for
-        here."""
         if self._later:
             self._later -= 1
             return None
@@ -190,16 +158,14 @@ class ValueRecipe(Recipe):
             for peer in lane.others
         ]
         found: list[Reading] = [own] * self._context.size
-        src, takes = self._exchanged.src, self._exchanged.takes
-        listed, given = self._exchanged.listed, self._exchanged.given
+        take = self._take
         _, _, shown, taken = phase.prepared
         shown, taken = shown * phase.itemsize, taken * phase.itemsize
         moved = lane.moved
 
         def run(call: Given) -> int:
-            args, flats, result = call
             own.write()
-            for gap, flat in zip(gaps, flats, strict=False):
+            for gap, flat in zip(gaps, call.flats, strict=False):
                 gap[:] = flat
             lane.publish()
             if not lane.watch(lane.others, 1):
@@ -211,23 +177,8 @@ class ValueRecipe(Recipe):
                         break
                 else:
                     return BEGUN
-            if src is not None and not _fit(found, found[src].given):
+            if not take(found, call):
                 return BEGUN
-            # Only now: where it does not fit on one rank, nothing is written on any.
-            if given:
-                (x, *_) = args
-                for (peer, number), flat in zip(takes, flats, strict=False):
-                    flat[:] = found[peer].data[number].flat
-                    if type(x) is not np.ndarray:
-                        tensors.mark_written(x)
-                result.append(x)
-            elif listed and takes:
-                result.append([found[peer].data[number].copy() for peer, number in takes])
-            elif takes:
-                ((peer, number),) = takes
-                result.append(found[peer].data[number].copy())
-            else:
-                result.append(None)
             if not lane.end(area):
                 return BEGUN
             moved.sent += shown
@@ -235,6 +186,29 @@ class ValueRecipe(Recipe):
             return ALL
 
         return run
+
+    def _take(self, found: Sequence[Reading], call: Given) -> bool:
+        """Make the result of `found`, what each rank shows. False: it does not fit everywhere."""
+        args, flats, result = call
+        _, takes, listed, given, src = self._exchanged
+        if src is not None and not _fit(found, found[src].given):
+            return False
+        # Only now: where it does not fit on one rank, nothing is written on any.
+        if given:
+            (x, *_) = args
+            for (peer, number), flat in zip(takes, flats, strict=False):
+                flat[:] = found[peer].data[number].flat
+                if type(x) is not np.ndarray:
+                    tensors.mark_written(x)
+            result.append(x)
+        elif listed and takes:
+            result.append([found[peer].data[number].copy() for peer, number in takes])
+        elif takes:
+            ((peer, number),) = takes
+            result.append(found[peer].data[number].copy())
+        else:
+            result.append(None)
+        return True
 
     def resume(
         self, result: Any, given: Given, lane: Lane, area: int, done: int
@@ -267,8 +241,15 @@ class ValueRecipe(Recipe):
                 continue
             others = [each for each in self._known[peer] if each != template]
             self._known[peer] = [template, *others][:KNOWN]
-        self.at_once.clear()
+        self._learnt()
         return result
+
+    def _learnt(self) -> None:
+        """What others show is known, or better known."""
+        self.at_once.clear()
+
+
+V = TypeVar("V", bound=ValueRecipe)
 
 
 def _fit(readings: Sequence[Reading], given: bytes) -> bool:

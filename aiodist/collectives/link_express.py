@@ -8,7 +8,7 @@ there on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiodist.buffers.kernels import quietly
@@ -25,10 +25,9 @@ from aiodist.collectives.express import (
 )
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Failure, Program
-from aiodist.engine.phase import Phase, Spans, prepared
-from aiodist.phases.base import Call
+from aiodist.engine.phase import Phase, Spans
+from aiodist.phases.base import Call, share_over_links
 from aiodist.phases.memories import Blobs, SmallReductions
-from aiodist.schedules import dissemination
 from aiodist.schedules.plan import Plan, Recv, Reduce, Send, Step
 from aiodist.transports.base import Link
 from aiodist.transports.polling import cores
@@ -285,11 +284,23 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
             calls.take_over(work, recipe.call, executor, rest_of(recipe, x), seconds)
         return work
 
+    def start(
+        self,
+        op: str,
+        make: Callable[..., Call],
+        args: tuple[Any, ...],
+        seconds: float,
+        tag: object = None,
+    ) -> Work[Any] | None:
+        return None  # how long the blobs of others are is not for this rank to know
+
     # Broadcast, gather, barrier and their like share small blobs first of all, and where values are
     # small that is all there is to them. How long the blobs are is known from the last call of the
     # kind; so the frames can be looked for within the call, like those of a reduction. The rest of
     # the program, which says what the blobs mean, runs in the call, too.
-    def begin(self, call: Call, args: tuple[Any, ...], seconds: float) -> Work[Any] | None:
+    def begin(
+        self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
+    ) -> Work[Any] | None:
         context, calls = self._context, self._calls
         if call.op not in SHARE_FIRST or context.size == 1 or not self._may_begin(call, args):
             return None
@@ -340,8 +351,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
     def _known_of(self, call: bytes) -> Known:
         known = self._known.pop(call, None)
         if known is None:
-            rank, size = self._context.rank, self._context.size
-            plan = prepared(dissemination.all_gather, rank, size).plan
+            plan = share_over_links(self._context, first=True).plan
             known = Known(Frames(self._context, call, plan), {})
             if len(self._known) >= KEPT_KINDS:
                 del self._known[next(iter(self._known))]

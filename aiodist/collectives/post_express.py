@@ -1,28 +1,29 @@
-"""Small all-reduces with a tag, of ranks that share memory: posted within the call.
+"""Small collectives with a tag, of ranks that share memory: posted within the call.
 
 Collectives with different tags have no common order, so they cannot use a lane. Here each rank
 posts what it has (`aiodist.shared_memory.posts`), and takes what the others have posted, by tag and
-number as in a mailbox. What is done then is the plan `direct_exchange.all_reduce`: everyone shows
-its value to all, and all reduce in the order of the ranks.
+number as in a mailbox. What is done then is a plan that begins with everyone showing one value to
+all, `direct_exchange.all_reduce` or `share`; what is made of the values is in `posted`.
 
 **A frame that lies in memory.** A post is the one frame that a rank sends to all others in that
 plan, but for the way it goes. Each rank decides for itself, by call, whether it posts or sends: a
 program with hooks, an ``out=``, a full ring. What comes is handed to whatever waits for it here,
 whichever way it came. So nothing has to be agreed upon beyond the plan, which follows from what was
-called (`reductions.is_posted`); and of posts all holds that holds for frames: who gives up tells
-the others over links, a rank may have a result where another failed, tags are forgotten as ever
-(whoever has ended a collective has read all posts for it).
+called (`base.may_post`, `reductions.is_posted`); and of posts all holds that holds for frames: who
+gives up tells the others over links, a rank may have a result where another failed, tags are
+forgotten as ever (whoever has ended a collective has read all posts for it).
 
 **Waiting calls are cheap**, as there may be a thousand of them::
 
-    called ──> posts ──> all others have posted? ── yes ──> reduces: done within the call
+    called ──> posts ──> all others have posted? ── yes ──> the result: done within the call
                                 │ no (it looks for a moment, unless others wait already)
                                 └──> waits: a `PostedCall`, found by tag and number
-                                        ├── the last post comes ──> reduces: done
+                                        ├── the last post comes ──> the result: done
                                         └── anything else ──> an `Operation` (`take_over`)
 
-"Anything else" is whatever is not a post as expected: see `aiodist.engine.waiting_calls`. The
-operation begins with what it has posted as sent, and with what has come as received.
+"Anything else" is whatever is not a post as expected (see `aiodist.engine.waiting_calls`), and a
+program that has more phases, as where data is too much to be posted. The operation begins with what
+it has posted as sent, and with what has come as received.
 
 **One wake-up for all.** A rank with calls that wait sleeps on the first post of anybody, is woken
 once, and takes all that was posted meanwhile.
@@ -33,39 +34,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from aiodist.buffers.kernels import Kernel, quietly
+from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.express import Express, ExpressGroup, Flat, Recipe, failing, rest_of
+from aiodist.collectives import lane_values
+from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
+from aiodist.collectives.lane_express import slots_of
+from aiodist.collectives.posted import (
+    Data,
+    Otherwise,
+    Posted,
+    PostedProgram,
+    PostedSlots,
+    PostedValues,
+    PostRecipe,
+    is_shown,
+)
 from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key, key_of
-from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Operation
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
+from aiodist.phases.base import Call
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
-from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader, has_news, prefixes
+from aiodist.shared_memory.posts import Posts, Reader, has_news
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.wire import kinds
-from aiodist.wire.frames import pack_fields, unpack_fields
+from aiodist.wire.frames import unpack_fields
 from aiodist.work import Work
 
 MOST = 4096
 """Most calls that wait: what each has posted may have to be kept by the others."""
 MOST_BYTES = 4 << 20
 """Most bytes that these have posted."""
-FEW = 1024
-KEPT_TAGS = 2048
-"""Most tags of one recipe of whose posts the beginning is kept."""
 
 
 class PostingGroup(ExpressGroup, Protocol):
-    """A group whose small all-reduces are posted."""
+    """A group whose small collectives are posted."""
 
     id: bytes
     ranks: tuple[int, ...]
@@ -75,105 +82,56 @@ class PostingGroup(ExpressGroup, Protocol):
         ...
 
 
-class PostRecipe(Recipe):
-    """A recipe of an all_reduce that is posted. The memory of its phase is used by nobody: it is
-    for one call at a time, and of these there are many."""
-
-    __slots__ = ("_kernel", "_plain", "_prefixes", "_quietly", "_size", "dtype")
-
-    def __init__(
-        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object, kernel: Kernel
-    ) -> None:
-        super().__init__(op, call, phase, vector, keeps)
-        self.dtype = vector.dtype
-        self._kernel = kernel
-        self._plain = kernel.plain(vector.length)  # reduces two arrays; None: no one function does
-        self._size = phase.prepared.plan.size
-        self._quietly = quietly()
-        self._prefixes: dict[object, Callable[[int], bytes]] = {}  # of posts, by tag
-
-    def prefix(self, tag: object, number: int) -> bytes:
-        """What comes before the data in posts of this call, of all ranks."""
-        prefix = self._prefixes.get(tag)
-        if prefix is None:
-            if len(self._prefixes) == KEPT_TAGS:
-                self._prefixes.clear()
-            prefix = self._prefixes[tag] = prefixes(pack_fields(tag, self.call), self.nbytes)
-        return prefix(number)
-
-    def reduce(self, values: Sequence[Any], out: Flat) -> None:
-        """``out`` = the reduction of `values`, by rank, of which it is one: as the plan does it."""
-        plain, quietly = self._plain, self._quietly
-        if plain is None:
-            quietly(self._kernel.reduce_loudly, values, out, self._size)
-            return
-        total = values[0]
-        if self._size > 2:
-            partial = np.empty_like(out)
-            for value in values[1:-1]:
-                quietly(plain, total, value, out=partial)
-                total = partial
-        quietly(plain, total, values[-1], out=out)
-
-    def begun(self, flat: Flat) -> Executor:
-        """What goes on with a call that has posted `flat`: to the plan, as if that had been sent to
-        everyone."""
-        vector = Vector.of(flat)
-        memory = SmallReductions([(self._kernel, vector, vector)], self._size)
-        first, *_ = self.phase.prepared.plan.steps
-        assert isinstance(first, Copy)
-        memory.copy(first)
-        return Executor(Phase(self.phase.prepared, memory), None, done=self._size)
-
-
 class PostedCall:
     """One call, from its post to its end, or until it is an operation."""
 
     __slots__ = (
-        "express", "flat", "key", "missing", "nbytes", "over", "prefix", "recipe", "seconds",
-        "values", "work", "x",
+        "express", "given", "key", "missing", "nbytes", "over", "prefixes", "seconds", "values",
+        "what", "work", "x",
     )  # fmt: skip
 
     def __init__(
         self,
         express: PostExpress,
-        recipe: PostRecipe,
+        what: Posted,
         key: Key,
         work: Work[Any],
         x: Any,
-        flat: Flat,
+        given: Any,
         seconds: float,
-        prefix: bytes,
+        prefixes: Sequence[bytes | None],
         values: list[Any],
+        nbytes: int,
     ) -> None:
         self.express = express
-        self.recipe = recipe
+        self.what = what
         self.key = key
         self.work = work
-        self.x = x  # the array of the user
-        self.flat = flat  # the memory of that
+        self.x = x  # what is known of its result
+        self.given = given  # what it is done with: see `Express._run`
         self.seconds = seconds  # that it had when it was called
-        self.prefix = prefix  # what comes before the data in the posts of all ranks
-        self.nbytes = recipe.nbytes
+        # By rank, what comes before the data in its post, where that is known.
+        self.prefixes = prefixes
         self.values = values  # by rank; None: it has not come
+        self.nbytes = nbytes  # that this rank has posted
         self.missing = len(values) - 1  # values that have not come
         self.over = False  # it waits no more, whatever became of it
 
     @property
     def call(self) -> bytes:
-        return self.recipe.call
+        return self.what.call
 
     def to_operation(self) -> Operation | None:
         """It goes on as an operation."""
         return self.express.to_operation(self)
 
-    def came(self, rank: int, data: bytes | memoryview) -> None:
+    def came(self, rank: int, data: Data) -> None:
         """The value of `rank` is here."""
-        self.values[rank] = np.frombuffer(data, self.recipe.dtype)
+        self.values[rank] = data
         self.missing -= 1
 
 
-class PostExpress(Express[PostingGroup, PostRecipe]):
+class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
     """The recipes of a group that posts, and the calls of this rank that wait for posts."""
 
     _on_lane = False
@@ -197,49 +155,125 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
         assert isinstance(kernel, Kernel)
         return PostRecipe(op, call, phase, vector, keeps, kernel)
 
+    def _learn_other(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> PostRecipe | PostedValues | None:
+        if op not in ("reduce", "reduce_scatter"):
+            return lane_values.learn(PostedValues, self._context, op, make, args)
+        try:
+            call = make(self._context, *args)
+            if op == "reduce":
+                return self._learn_reduce(call, *args)
+            return self._learn_slots(call, make, *args)
+        except (TypeError, ValueError):
+            return None  # and the ordinary way raises it
+
+    def _learn_slots(
+        self, call: Call, make: Callable[..., Call], xs: Any, op: Any, out: None
+    ) -> PostRecipe | None:
+        slots = slots_of(self._context, call, xs, op) if call.shares_first else None
+        if slots is None:
+            return None
+        program = call.start(False)
+        phase = next(program)
+        program.close()
+        assert isinstance(phase, Phase)
+        return PostedSlots(self._context, call, phase, make, slots)
+
+    def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:
+        recipe = self._learn(x, op)
+        if recipe is None:
+            return None
+        assert isinstance(recipe, PostRecipe)
+        recipe.op, recipe.call = call.op, call.text.encode()
+        recipe.returns = self._context.rank == dst
+        return recipe
+
     # -- calls ------------------------------------------------------------------------------------
 
+    def _may_post(self, tag: object, seconds: float) -> bool:
+        calls = self._calls
+        return not (
+            self._broken
+            or tag in calls.tags.frozen
+            or seconds < 2 * waiting_calls.LONG
+            or len(calls.waiting.by_key) >= MOST
+            or self._records.trace is not None
+        )
+
     def _run(
-        self, recipe: PostRecipe, x: Any, flat: Flat, seconds: float, tag: object = None
+        self,
+        recipe: PostRecipe | PostedValues,
+        x: Any,
+        flat: Any,
+        seconds: float,
+        tag: object = None,
     ) -> Work[Any] | None:
+        return self._post(recipe, x, flat, seconds, tag) if self._may_post(tag, seconds) else None
+
+    def begin(
+        self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
+    ) -> Work[Any] | None:
+        if not (call.shares_first and self._may_post(tag, seconds) and self._may_begin(call, args)):
+            return None
+        program = call.start(False)
+        try:
+            phase = next(program)
+        except Exception as error:
+            rest = returning(error.value) if isinstance(error, StopIteration) else failing(error)
+        else:
+            if is_shown(phase):
+                assert isinstance(phase, Phase)
+                what = PostedProgram(self._context, call, phase, program)
+                work = self._post(what, None, None, seconds, tag)
+                if work is not None:
+                    return work
+            rest = before(phase, program)
+        # A program may hold on to what it was called with, so it is started once.
+        work = Work.begin(self._loop, call.op, tag, None, call.nbytes)
+        self._calls.take_over(work, call.text.encode(), None, rest, seconds)
+        self.rest()  # what is missing may be posted
+        return work
+
+    def _post(
+        self, what: Posted, x: Any, given: Any, seconds: float, tag: object
+    ) -> Work[Any] | None:
+        """Post a call. None: nothing has happened."""
         calls = self._calls
         waiting = calls.waiting.by_key
-        tags, arrivals, nbytes = calls.tags, calls.arrivals, recipe.nbytes
-        if (
-            self._broken
-            or tag in tags.frozen
-            or seconds < 2 * waiting_calls.LONG
-            or len(waiting) >= MOST
-            or self._bytes + nbytes > MOST_BYTES
-            or self._records.trace is not None
-        ):
-            return None
+        tags, arrivals = calls.tags, calls.arrivals
         seq = tags.upcoming(tag)
         key = tag, seq
         early = arrivals.early.get(key)
-        found = {} if early is None else early.values(recipe.call, nbytes)
+        found = {} if early is None else early.values(what.call, what.fits)
         if found is None or key in arrivals.verdicts:
             return None  # it is to fail, or there is more to it
-        prefix = recipe.prefix(tag, seq)
-        # Of a few bytes a copy is made sooner than a view.
-        shown: Any = flat.tobytes() if nbytes <= FEW else flat.view(np.uint8).data
-        if not self._posts.put(prefix, shown):
+        shown = what.shown(given)
+        nbytes = len(shown)
+        due = what.prefixes(tag, seq)
+        rank = self._context.rank
+        prefix = due[rank]
+        assert prefix is not None
+        if self._bytes + nbytes > MOST_BYTES or not self._posts.put(prefix, shown):
             return None
-        work: Work[Any] = Work.begin(self._loop, recipe.op, tag, seq, nbytes)
-        for rank in self._posts.tell():
-            self._context.kick(rank)
-        met = None if found or waiting else self._met(recipe, flat, prefix)
-        if met is not None:
-            return self._at_once(recipe, x, flat, seconds, prefix, met, work)
+        work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
+        for peer in self._posts.tell():
+            self._context.kick(peer)
+        if not (found or waiting):
+            met = self._met(what, due, shown)
+            if met is not None:
+                return self._at_once(what, x, given, seconds, due, met, work)
         # From here on it is called: nothing can be called before it, by whatever runs below.
         tags.take(tag)
         arrivals.take(key)
         values: list[Any] = [None] * self._context.size
-        values[self._context.rank] = flat
-        call = waiting[key] = PostedCall(self, recipe, key, work, x, flat, seconds, prefix, values)
+        values[rank] = shown
+        call = waiting[key] = PostedCall(
+            self, what, key, work, x, what.keep(given), seconds, due, values, nbytes
+        )
         self._bytes += nbytes
-        for rank, data in found.items():
-            call.came(rank, data)
+        for src, data in found.items():
+            call.came(src, data)
         if self._broken:  # by what was heard while others were woken
             self.to_operation(call)
             return work
@@ -253,46 +287,73 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
                 self._complete(call)
         return work
 
-    def _met(self, recipe: PostRecipe, flat: Flat, prefix: bytes) -> list[Any] | None:
-        """The values of all ranks where they were posted, if all others post the same within a
-        moment. None: nothing has happened, what they have posted is still to be taken."""
-        values: list[Any] = [flat] * self._context.size
-        nbytes = recipe.nbytes
+    def _met(self, what: Posted, due: Sequence[bytes | None], shown: Data) -> list[Data] | None:
+        """The values of all ranks where they were posted, if all others post what is expected
+        within a moment. None: nothing has happened, what they have posted is still to be taken."""
+        values = [shown] * len(due)
+        lengths = what.lengths
         for reader in self._posts.readers:
-            if not (reader.has_more() or (self._polls and self._comes((reader,)))):
+            rank = reader.rank
+            prefix = due[rank]
+            if prefix is None or not (
+                reader.has_more() or (self._polls and self._comes((reader,)))
+            ):
                 return None
-            data = reader.shown(prefix, nbytes)
+            data = reader.shown(prefix, lengths[rank])
             if data is None:
                 return None
-            values[reader.rank] = np.frombuffer(data, recipe.dtype)
+            values[rank] = data
         return None if self._broken else values
 
     def _at_once(
         self,
-        recipe: PostRecipe,
+        what: Posted,
         x: Any,
-        flat: Flat,
+        given: Any,
         seconds: float,
-        prefix: bytes,
+        due: Sequence[bytes | None],
         values: list[Any],
         work: Work[Any],
     ) -> Work[Any]:
-        """Reduce what is there."""
+        """Do it with what is there."""
         calls, readers = self._calls, self._posts.readers
         try:
-            recipe.reduce(values, flat)
+            result = what.result(values, x, given)
         except Exception as error:
+            result = Otherwise(None, failing(error))
+        if type(result) is Otherwise:
+            values = [bytes(value) for value in values]
+        came = 0
+        for reader in readers:
+            prefix, nbytes = due[reader.rank], len(values[reader.rank])
+            assert prefix is not None
+            reader.passed(prefix, nbytes)
+            came += nbytes
+        if type(result) is Otherwise:
             calls.tags.take(work.tag)
-            calls.take_over(work, recipe.call, None, failing(error), seconds, came={})
+            self._take_over(what, values, work, seconds, result)
             return work
-        finally:
-            for reader in readers:
-                reader.passed(prefix, recipe.nbytes)
-        self._moved.add(recipe.nbytes, recipe.nbytes * len(readers))
-        self._done(work, recipe, x)
+        self._moved.add(len(values[self._context.rank]), came)
+        self._finish(work, what.op, what.call, what.nbytes, result)
         if calls.tags.many:
             calls.forget_tags()
         return work
+
+    def _take_over(
+        self,
+        what: Posted,
+        values: Sequence[Any],
+        work: Work[Any],
+        seconds: float,
+        how: Otherwise,
+    ) -> Operation | None:
+        came = {
+            rank: memoryview(value)
+            for rank, value in enumerate(values)
+            if value is not None and rank != self._context.rank and how.executor is not None
+        }
+        executor, rest = how
+        return self._calls.take_over(work, what.call, executor, rest, seconds, came=came)
 
     def _news(self, call: PostedCall) -> bool:
         """Whether one of those who are missing in `call` posts anything within a moment."""
@@ -304,13 +365,15 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
 
     def _look(self, call: PostedCall) -> None:
         """Take what others have posted, until nothing is missing any more for `call`."""
+        lengths = call.what.lengths
         for reader in self._posts.readers:
             rank = reader.rank
             while call.values[rank] is None and reader.has_more() and not call.over:
-                data = reader.shown(call.prefix, call.nbytes)
-                if data is not None:
+                prefix = call.prefixes[rank]
+                data = None if prefix is None else reader.shown(prefix, lengths[rank])
+                if prefix is not None and data is not None:
                     call.came(rank, data.tobytes())
-                    reader.passed(call.prefix, call.nbytes)
+                    reader.passed(prefix, lengths[rank])
                 else:
                     self._take(reader)
 
@@ -327,21 +390,22 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
     def _complete(self, call: PostedCall) -> None:
         """Nothing is missing any more for `call`."""
         self._leave(call)
-        recipe, work = call.recipe, call.work
+        what, work, values = call.what, call.work, call.values
         try:
-            recipe.reduce(call.values, call.flat)
-            result = call.x if recipe.finish is None else recipe.finish(call.x)
+            result = what.result(values, call.x, call.given)
         except Exception as error:
-            self._calls.take_over(work, recipe.call, None, failing(error), call.seconds, came={})
+            result = Otherwise(None, failing(error))
+        if type(result) is Otherwise:
+            self._take_over(what, values, work, call.seconds, result)
             return
-        self._moved.add(call.nbytes, call.nbytes * (len(call.values) - 1))
+        self._moved.add(call.nbytes, sum(map(len, values)) - call.nbytes)
         self._calls.ended(work.tag)
         if work.record is not None:
             work.finish(result)
             return
         records, ended = self._records, self._loop.time()
         records.add((
-            records.where, work.op, work.tag, work.seq, recipe.call, None, call.nbytes,
+            records.where, work.op, work.tag, work.seq, what.call, None, what.nbytes,
             work._started, ended,
         ))  # fmt: skip
         if self._progress.is_due():
@@ -365,7 +429,7 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
             key, rank, data = key_of(fields), reader.rank, memoryview(post.data)
             call = self._calls.waiting.by_key.get(key)
             if type(call) is PostedCall:
-                alike = text == call.recipe.call and len(data) == call.nbytes
+                alike = text == call.what.call and call.what.fits(len(data))
                 if alike and call.values[rank] is None:
                     call.came(rank, data)
                     if not call.missing:
@@ -404,21 +468,8 @@ class PostExpress(Express[PostingGroup, PostRecipe]):
     def to_operation(self, call: PostedCall) -> Operation | None:
         """`call` goes on as an operation."""
         self._leave(call)
-        recipe = call.recipe
-        rank = self._context.rank
-        came = {
-            src: value.data.cast("B")
-            for src, value in enumerate(call.values)
-            if value is not None and src != rank
-        }
-        return self._calls.take_over(
-            call.work,
-            recipe.call,
-            recipe.begun(call.flat),
-            rest_of(recipe, call.x),
-            call.seconds,
-            came=came,
-        )
+        how = call.what.begun(call.x, call.given)
+        return self._take_over(call.what, call.values, call.work, call.seconds, how)
 
     def end(self) -> None:
         """Post nothing more, as a rank is lost or the group ends. What was posted is taken."""

@@ -22,7 +22,7 @@ from aiodist.engine.operation import Failure, Program, Start
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
 from aiodist.phases import lanes
-from aiodist.phases.base import Call, Part, Place, check_root, share
+from aiodist.phases.base import Call, Part, Place, check_root, may_post, share
 from aiodist.phases.memories import Partials, Reductions, SmallReductions
 from aiodist.schedules import direct_exchange, recursive_doubling
 from aiodist.schedules.choose_reductions import (
@@ -37,9 +37,6 @@ from aiodist.schedules.choose_reductions import (
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import EAGER_LIMIT, Choice
 from aiodist.types import ReduceOp
-
-MAX_RANKS_POSTING = 16
-"""With more ranks, a value that goes from each to each in a frame of its own is too many frames."""
 
 MAX_RANKS_LISTING_NUMBERS = 128
 """With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
@@ -59,7 +56,7 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    return _call("all_reduce", f"{op}, {operand.signature}", program, operand)
+    return _call(place, "all_reduce", f"{op}, {operand.signature}", program, operand)
 
 
 def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
@@ -80,9 +77,9 @@ def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -
 
 
 def is_posted(place: Place, groups: Sequence[Group]) -> bool:
-    """Whether an all_reduce that is on no lane is one in which everyone shows its value to all: so
+    """Whether a reduction that is on no lane is one in which everyone shows its value to all: so
     it can be posted (see `post_express`), by some ranks or by all of them."""
-    if not place.shares_memory or not 1 < place.size <= MAX_RANKS_POSTING or len(groups) != 1:
+    if not may_post(place) or len(groups) != 1:
         return False
     (group,) = groups
     kernel = group.kernel
@@ -109,7 +106,7 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish() if here else None
 
-    return _call("reduce", f"{op}, dst={dst}, {operand.signature}", program, operand)
+    return _call(place, "reduce", f"{op}, dst={dst}, {operand.signature}", program, operand)
 
 
 def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
@@ -123,6 +120,9 @@ def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
 
 
 def _on_links_to(place: Place, groups: Sequence[Group], dst: int, on_lane: bool) -> Part[None]:
+    if not on_lane and is_posted(place, groups):
+        yield _small(place, groups, direct_exchange.all_reduce)
+        return
     if goes_whole(_nbytes(groups), place.size, _sliceable(groups), place.costs):
         yield _small(place, groups)
         return
@@ -148,6 +148,10 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             return total
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
+        elif not on_lane and is_posted(place, operand.groups):
+            (group,) = operand.groups
+            blobs = yield from share(place, b"".join(_bytes_of([group])), False, first=True)
+            _reduce_slot(group, blobs, place.rank)
         else:
             groups, costs = operand.groups, place.costs
             chosen = [choose_reduce_scatter(_shape(g), tuple(g.bounds), costs) for g in groups]
@@ -155,7 +159,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    call = _call("reduce_scatter", f"{op}, {operand.signature}", program, operand)
+    text, gathers = f"{op}, {operand.signature}", is_posted(place, operand.groups)
+    call = _call(place, "reduce_scatter", text, program, operand, gathers=gathers)
     return call._replace(place=_place_of(place, operand))
 
 
@@ -175,7 +180,8 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
         if on_lane and groups and lanes.can_scan(place, groups):
             yield from lanes.scan(place, groups, exclusive)
         elif is_gathered(_nbytes(groups), place.size):
-            blobs = yield from share(place, b"".join(_bytes_of(groups)), on_lane)
+            own = b"".join(_bytes_of(groups))
+            blobs = yield from share(place, own, on_lane, first=True)
             _fold(groups, blobs[:stop])
         else:
             costs = place.costs
@@ -184,7 +190,9 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    return _call(name, f"{op}, {operand.signature}", program, operand)
+    gathers = is_gathered(_nbytes(operand.groups), place.size)
+    text = f"{op}, {operand.signature}"
+    return _call(place, name, text, program, operand, gathers=gathers)
 
 
 def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
@@ -194,9 +202,13 @@ def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
     return "exscan" if exclusive else "scan"
 
 
-def _call(op: str, arguments: str, start: Start, operand: Operand) -> Call:
+def _call(
+    place: Place, op: str, arguments: str, start: Start, operand: Operand, *, gathers: bool = False
+) -> Call:
+    """`gathers`: it begins by sharing all operands."""
     nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
-    return Call(op, f"{op}({arguments})", start, nbytes)
+    shares_first = may_post(place) and (gathers or operand.kind in ("scalar", "scalars"))
+    return Call(op, f"{op}({arguments})", start, nbytes, shares_first=shares_first)
 
 
 def _place_of(place: Place, operand: Operand) -> int:
@@ -220,7 +232,7 @@ def _run(
     """The plans that were chosen for the groups, where one does not synchronise after a phase that
     does. On a lane, what is sent must not come before it is the receiver's turn."""
     if on_lane or not chosen or any(choice.before for choice in chosen):
-        yield from share(place, b"", on_lane)
+        yield from share(place, b"", on_lane, first=True)
     for group, (algorithm, args, _, partials, _) in zip(groups, chosen, strict=True):
         plan = prepared(algorithm, place.rank, place.size, *args)
         memory = Partials if partials else Reductions
@@ -274,11 +286,23 @@ def _fold(groups: Sequence[Group], blobs: Sequence[bytes]) -> None:
         at += group.x.nbytes
 
 
+def _reduce_slot(group: Group, blobs: Sequence[bytes], rank: int) -> None:
+    """Reduce slot `rank` of all ranks, whose inputs are `blobs`, into `out`."""
+    if any(len(blob) != group.x.nbytes for blob in blobs):
+        raise ProtocolError(f"operands of another size than {group.x.nbytes} bytes")
+    start, stop = group.bounds[rank : rank + 2]
+    count, offset = stop - start, start * group.x.itemsize
+    if count:
+        slots = [[np.frombuffer(blob, group.x.dtype, count, offset)] for blob in blobs]
+        for into, *parts in align([group.out.pieces(0, count), *slots]):
+            group.kernel.reduce(parts, into, len(blobs))
+
+
 def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scalar]]]:
     """Every rank's numbers, by rank."""
     # There are no complex numbers in msgpack.
     packed = [[value.real, value.imag] if type(value) is complex else value for value in own]
-    blobs = yield from share(place, msgpack.packb(packed), on_lane)
+    blobs = yield from share(place, msgpack.packb(packed), on_lane, first=True)
     numbers: list[list[Scalar]] = []
     for src, blob in enumerate(blobs):
         try:

@@ -22,7 +22,7 @@ from aiodist.buffers.values import parse
 from aiodist.collectives import fitting
 from aiodist.collectives.offers import Offer, unpack
 
-_LENGTH = 4
+LENGTH = 4
 """Bytes before a blob in shared memory, which say how long it is: see `phases.memories.Blobs`."""
 
 
@@ -52,7 +52,7 @@ def template_of(blob: bytes, count: int, src: int) -> Template | None:
     elif words:
         return None
     head = len(msgpack.packb([None] * count)) - count
-    at = _LENGTH + len(blob) - len(words) + (head if count else 0)
+    at = LENGTH + len(blob) - len(words) + (head if count else 0)
     gaps: list[tuple[int, Spec]] = []
     for offer in offers:
         if offer.data is None or not isinstance(offer.meta, bytes):
@@ -63,7 +63,7 @@ def template_of(blob: bytes, count: int, src: int) -> Template | None:
         # The data is the last but three of its fields, and these are small numbers.
         at += len(msgpack.packb(offer))
         gaps.append((at - len(msgpack.packb(offer[3:])) + 1 - spec.nbytes, spec))
-    shown = len(blob).to_bytes(_LENGTH, "big") + blob
+    shown = len(blob).to_bytes(LENGTH, "big") + blob
     given = fitting.given([offer.meta for offer in offers]) if offers else fitting.NOTHING
     edges = [0, *[edge for start, spec in gaps for edge in (start, start + spec.nbytes)]]
     ends = [*edges[1:], len(shown)]

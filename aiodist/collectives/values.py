@@ -31,7 +31,7 @@ from aiodist.collectives.exchange import (
 from aiodist.collectives.offers import Offer
 from aiodist.engine.operation import Program
 from aiodist.errors import MismatchError
-from aiodist.phases.base import Call, Place, check_root
+from aiodist.phases.base import Call, Place, check_root, may_post
 from aiodist.schedules.choose_values import (
     choose_all_gather,
     choose_all_to_all,
@@ -75,7 +75,13 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
         return value.finish()
 
     nbytes = 0 if own is None else own.nbytes + own.elsewhere
-    return Call("broadcast", f"broadcast(src={src})", transfer.guard(program), nbytes)
+    return Call(
+        "broadcast",
+        f"broadcast(src={src})",
+        transfer.guard(program),
+        nbytes,
+        shares_first=may_post(place),
+    )
 
 
 def all_gather(place: Place, x: Any, out: Any) -> Call:
@@ -131,7 +137,9 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
             return None
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
-    return Call(op, text, transfer.guard(program), own.nbytes + own.elsewhere)
+    return Call(
+        op, text, transfer.guard(program), own.nbytes + own.elsewhere, shares_first=may_post(place)
+    )
 
 
 def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
@@ -169,7 +177,13 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
         return values[src]
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
-    return Call("scatter", f"scatter(src={src})", transfer.guard(program), nbytes)
+    return Call(
+        "scatter",
+        f"scatter(src={src})",
+        transfer.guard(program),
+        nbytes,
+        shares_first=may_post(place),
+    )
 
 
 def all_to_all(place: Place, xs: Any, out: Any) -> Call:
@@ -207,7 +221,9 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
         return out if out is not None else [values[rank] for rank in range(place.size)]
 
     nbytes = sum(slot.nbytes + slot.elsewhere for slot in own)
-    return Call("all_to_all", "all_to_all()", transfer.guard(program), nbytes)
+    return Call(
+        "all_to_all", "all_to_all()", transfer.guard(program), nbytes, shares_first=may_post(place)
+    )
 
 
 def _alike(place: Place, offers: Sequence[Sequence[Offer | None]]) -> Choice | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,13 +62,14 @@ class Early:
                 return True
         return False
 
-    def values(self, call: bytes, nbytes: int) -> dict[int, memoryview] | None:
-        """What has come by rank, if that is nothing but one frame of this size and call of each."""
+    def values(self, call: bytes, fits: Callable[[int], bool]) -> dict[int, memoryview] | None:
+        """What has come by rank, if that is nothing but one frame of this call of each, of a size
+        that fits."""
         found = {frame.src: frame.memory for frame in self.frames}
         if self.grants or self.inquirers or self.knockers or len(found) < len(self.frames):
             return None
         for frame in self.frames:
-            if frame.slot or frame.call != call or len(frame.memory) != nbytes:
+            if frame.slot or frame.call != call or not fits(len(frame.memory)):
                 return None
         return found
 

@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.operation import Operation, Program, Running, Start
-from aiodist.engine.phase import Phase, prepared
+from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.errors import AiodistError
 from aiodist.phases.memories import Blobs
-from aiodist.schedules import dissemination, pull_whole, team_whole
+from aiodist.schedules import direct_exchange, dissemination, pull_whole, team_whole
 from aiodist.schedules.costs import Costs
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.board import BULK, SMALL
 
 T = TypeVar("T")
+MAX_RANKS_POSTING = 16
+"""With more ranks, a value that goes from each to each in a frame of its own is too many frames."""
 MAX_RANKS_IN_SMALL_AREA = 64
 """With more ranks, the small bytes of all may be too much for a small area of shared memory."""
 
@@ -79,10 +81,29 @@ class Call(NamedTuple):
     nbytes: int
     place: int = 0
     """Where its array lies in memory that all ranks see; 0: elsewhere, or it does not matter."""
+    shares_first: bool = False
+    """Whether its first phase is a `share` which may be posted, without a function of the user's
+    before it."""
 
 
-def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
-    """Every rank's small bytes, by rank (Bruck's all-gather). Synchronises all ranks."""
+def may_post(place: Place) -> bool:
+    """Whether ranks may show all others what they send to all, which then is one round over links,
+    too: see `aiodist.collectives.post_express`."""
+    return place.shares_memory and 1 < place.size <= MAX_RANKS_POSTING
+
+
+def share_over_links(place: Place, *, first: bool) -> Prepared:
+    """The plan of `share` over links."""
+    posted = first and may_post(place)
+    algorithm = direct_exchange.share if posted else dissemination.all_gather
+    return prepared(algorithm, place.rank, place.size)
+
+
+def share(place: Place, own: bytes, on_lane: bool, *, first: bool = False) -> Part[list[bytes]]:
+    """Every rank's small bytes, by rank (Bruck's all-gather). Synchronises all ranks.
+
+    `first`: it is the first phase of a collective, which may be posted.
+    """
     memory = Blobs(place.rank, place.size, own)
     if on_lane and spans_hosts(place.teams):
         plan = prepared(team_whole.share, place.rank, place.teams)
@@ -97,15 +118,15 @@ def share(place: Place, own: bytes, on_lane: bool) -> Part[list[bytes]]:
         yield Phase(plan, memory, len(own), SMALL)
         memory.check()
     else:
-        yield Phase(prepared(dissemination.all_gather, place.rank, place.size), memory)
+        yield Phase(share_over_links(place, first=first), memory)
     return memory.blobs
 
 
 def barrier(place: Place) -> Call:
     def program(on_lane: bool) -> Program:
-        yield from share(place, b"", on_lane)
+        yield from share(place, b"", on_lane, first=True)
 
-    return Call("barrier", "barrier()", program, 0)
+    return Call("barrier", "barrier()", program, 0, shares_first=may_post(place))
 
 
 def check_root(place: Place, root: int, name: str) -> None:

@@ -69,7 +69,7 @@ class Context(Party):
         # Its collectives.
         self.calls = Calls(self, teams=self.teams, records=self.records, op_timeout=op_timeout)
         self.on_end: Callable[[], None] | None = None  # called once it has ended, by whatever
-        self.express: Express[Any, Any] | None = None  # the fast path of small all-reduces
+        self.express: Express[Any, Any] | None = None  # the fast path of small collectives
         self.post_express: PostExpress | None = None  # and of those with a tag
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Its messages.

@@ -1,5 +1,5 @@
 """Everyone sends to everyone directly: all-to-all, and gather and scatter as cases of it; and the
-all-reduce of small values that everyone shows to all.
+all-reduce and the sharing of small values that everyone shows to all.
 
 Source: the pairwise exchange of Thakur, Rabenseifner, Gropp, "Optimization of collective
 communication operations in MPICH", 2005, without its barriers between the steps: in step d rank r
@@ -15,7 +15,8 @@ from aiodist.schedules.parts import parts_of
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
 
 ALL_REDUCE = "direct_exchange.all_reduce"
-"""The name of that plan: what has it may be posted."""
+SHARE = "direct_exchange.share"
+"""The names of the plans that begin by showing a value to all: what has them may be posted."""
 
 
 def exchange(
@@ -80,6 +81,22 @@ def all_reduce(rank: int, size: int) -> Plan:
         operands = (values[0] if src == 1 else total, values[src])
         steps.append(Reduce(result if last else total, operands, last))
     return Plan(name, rank, size, tuple(steps), eager=True, scratch=size + (size > 2))
+
+
+def share(rank: int, size: int) -> Plan:
+    """Gather one blob a rank on every rank. Eager.
+
+    Units and OUT are those of `dissemination.all_gather`. Everyone sends the same frame to all
+    others, as in `all_reduce`.
+
+    Rounds: 1, of P - 1 messages. On the wire per rank: the own blob to all others. Scratch: none.
+    No rank completes before all have entered.
+    """
+    own = (Span(OUT, rank, rank + 1),)
+    others = [(rank + distance) % size for distance in range(1, size)]
+    steps: list[Step] = [Send(peer, own) for peer in others]
+    steps += [Recv(peer, (Span(OUT, peer, peer + 1),)) for peer in others]
+    return Plan(SHARE, rank, size, tuple(steps), eager=True)
 
 
 def all_to_all(

@@ -80,10 +80,15 @@ async def see_the_loss(ranks):
 WAITS = """
 async def program(group):
     await settled(group)
+    for _ in range(3):  # so that these kinds are known
+        await group.all_reduce(np.ones(length))
+        await group.all_gather(np.ones(2), tag="known")
     if group.rank == 2:
         say("ready")
         await asyncio.Event().wait()
     works = [group.all_reduce(np.ones(length)) for _ in range(3)]
+    works += [group.all_gather(np.ones(2), tag=tag) for tag in ("known", "new")]
+    works += [group.barrier(tag="barrier"), group.all_reduce(1, tag="number")]
     for _ in range(1000):
         await asyncio.sleep(0)  # asleep by now
     say("ready")
@@ -102,7 +107,7 @@ def test_while_others_wait(run, length):
                 assert await heard(process) == "ready"
             os.kill(ranks[2].pid, signal.SIGKILL)
             for process in ranks[:2]:
-                assert [await heard(process) for _ in range(3)] == [LOST] * 3
+                assert [await heard(process) for _ in range(7)] == [LOST] * 7
             await see_the_loss(ranks)
 
     run(main())

@@ -41,13 +41,16 @@ def no_turn_is_due(monkeypatch):
 def posted(monkeypatch):
     """The calls that were posted, by tag and number."""
     seen = []
-    real = post_express.PostRecipe.prefix
+    real = post_express.PostExpress._post
 
-    def note(self, tag, number):
-        seen.append((tag, number))
-        return real(self, tag, number)
+    def note(self, what, x, given, seconds, tag):
+        number = self._calls.tags.upcoming(tag)
+        work = real(self, what, x, given, seconds, tag)
+        if work is not None and tag != "begin":
+            seen.append((tag, number))
+        return work
 
-    monkeypatch.setattr(post_express.PostRecipe, "prefix", note)
+    monkeypatch.setattr(post_express.PostExpress, "_post", note)
     return seen
 
 
@@ -83,11 +86,115 @@ def test_who_comes_last_is_done_within_the_call(run, posted, make, tag):
     run(main())
 
 
+def plain(value):
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+KINDS = {
+    "broadcast": lambda g, **k: g.broadcast(np.arange(3.0) if g.rank == 1 else None, 1, **k),
+    "broadcast in place": lambda g, **k: g.broadcast(np.full(3, 1.0 + g.rank), 1, **k),
+    "broadcast of a tensor": lambda g, **k: g.broadcast(torch.full((3,), 1.0 + g.rank), 1, **k),
+    "tree": lambda g, **k: g.broadcast(
+        {"a": np.ones(2), "b": "x"} if g.rank == 1 else None, 1, **k
+    ),
+    "all_gather": lambda g, **k: g.all_gather(np.full(2, g.rank), **k),
+    "all_gather of all sizes": lambda g, **k: g.all_gather(np.full(g.rank + 1, g.rank), **k),
+    "gather": lambda g, **k: g.gather(np.full(2, g.rank), 1, **k),
+    "scatter": lambda g, **k: g.scatter(
+        [np.full(2, dst) for dst in range(g.size)] if g.rank == 1 else None, 1, **k
+    ),
+    "all_to_all": lambda g, **k: g.all_to_all(
+        [np.full(2, 10 * g.rank + dst) for dst in range(g.size)], **k
+    ),
+    "barrier": lambda g, **k: g.barrier(**k),
+    "reduce": lambda g, **k: g.reduce(np.full(2, 1.0 + g.rank), 1, **k),
+    "reduce of a tensor": lambda g, **k: g.reduce(torch.full((2,), 1.0 + g.rank), 1, **k),
+    "reduce_scatter": lambda g, **k: g.reduce_scatter(np.arange(7.0) + g.rank, **k),
+    "reduce_scatter of slots": lambda g, **k: g.reduce_scatter(
+        [np.full(slot + 1, 1.0 + g.rank) for slot in range(g.size)], ReduceOp.MAX, **k
+    ),
+    "reduce_scatter of numbers": lambda g, **k: g.reduce_scatter([g.rank] * g.size, **k),
+    "number": lambda g, **k: g.all_reduce(1 + g.rank, **k),
+    "scan": lambda g, **k: g.scan(np.full(2, 1.0 + g.rank), **k),
+}
+
+
+@pytest.mark.parametrize("start", KINDS.values(), ids=KINDS)
+def test_every_kind_is_posted(run, posted, start):
+    async def main():
+        async with sharing(3) as ranks:
+            due = plain(await everyone(ranks, start))
+            for _ in range(3):
+                works = [start(group, tag="a") for group in ranks]
+                assert plain(await asyncio.gather(*works)) == due
+            works = [start(group, tag="a") for group in ranks]
+            assert [work.done() for work in works] == [False, False, True]
+            assert plain(await asyncio.gather(*works)) == due
+            assert posted == [("a", number) for number in range(4) for _ in ranks]
+            many = [start(g, tag=tag) for tag in "bcd" for g in ranks]
+            assert plain(await asyncio.gather(*many)) == due * 3
+
+    run(main())
+
+
+def test_what_does_not_fit_on_one_rank_is_written_on_none(run):
+    async def main():
+        async with sharing(3) as ranks:
+            arrays = [np.zeros(3) for _ in ranks]
+            for _ in range(3):
+                works = [g.broadcast(x, 0, tag="a") for g, x in zip(ranks, arrays, strict=True)]
+                await asyncio.gather(*works)
+            arrays[0][:] = 1
+            short = np.zeros(2)
+            places = [*arrays[:2], short]
+            works = [g.broadcast(x, 0, tag="a") for g, x in zip(ranks, places, strict=True)]
+            for error in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(error, MismatchError)
+            assert not arrays[1].any()
+            assert not short.any()
+
+    run(main())
+
+
+def test_ranks_that_call_something_else(run):
+    async def main():
+        async with sharing(3) as ranks:
+            for _ in range(3):
+                await everyone(ranks, lambda g: g.all_gather(np.ones(2), tag="a"))
+            works = [g.all_gather(np.ones(2), tag="a") for g in ranks[:2]]
+            works.append(ranks[2].barrier(tag="a"))
+            for error in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(error, MismatchError)
+                assert error.calls[2] == "barrier()"
+            await everyone(ranks, lambda g: g.all_gather(np.ones(2), tag="a"))
+
+    run(main())
+
+
+def test_a_list_that_changes_after_the_call(run):
+    async def main():
+        async with sharing(2) as ranks:
+            for _ in range(3):
+                await everyone(ranks, lambda g: g.all_to_all([np.ones(2), np.ones(2)], tag="a"))
+            works = []
+            for group in ranks:
+                slots = [np.full(2, 1.0 + group.rank), np.full(2, 3.0 + group.rank)]
+                works.append(group.all_to_all(slots, tag="a"))
+                slots[:] = ["not", "these"]
+                group._context.calls.waiting.settle()
+            assert plain(await asyncio.gather(*works)) == [[[1, 1], [2, 2]], [[3, 3], [4, 4]]]
+
+    run(main())
+
+
 OTHERS = {
     "large": lambda g: g.all_reduce(np.ones(50_000), tag="a"),
     "half": lambda g: g.all_reduce(np.ones(3, np.float16), tag="a"),
     "own": lambda g: g.all_reduce(np.ones(3), ReduceOp.custom(np.add), tag="a"),
-    "number": lambda g: g.all_reduce(1, tag="a"),
     "soon": lambda g: g.all_reduce(np.ones(3), tag="a", timeout=1.5),
     "out": lambda g: g.all_reduce(np.ones(3), tag="a", out=np.empty(3)),
 }
@@ -180,7 +287,7 @@ def test_a_function_that_fails_fails_the_call(run, monkeypatch):
                 raise MemoryError("none left")
 
             with monkeypatch.context() as patch:
-                patch.setattr(post_express.PostRecipe, "reduce", fail)
+                patch.setattr(post_express.PostRecipe, "_reduce", fail)
                 works.append(ranks[1].all_reduce(np.ones(2), tag="a"))
                 with pytest.raises(MemoryError):
                     await works[1]

@@ -58,6 +58,20 @@ def test_dissemination_is_a_barrier(size: int) -> None:
 
 
 @sizes
+def test_direct_sharing(size: int) -> None:
+    """In one round, with one frame for all others."""
+    plans = [direct_exchange.share(rank, size) for rank in range(size)]
+    outcome = run(lambda rank: plans[rank], size, outputs=size)
+    for out in outcome.out:
+        assert out == tuple(Unit(rank, OUT, rank) for rank in range(size))
+    assert outcome.rounds == (size > 1)
+    assert set(outcome.frames) == set(outcome.units) == {size - 1}
+    for plan in plans:
+        assert len({step.spans for step in plan.steps if isinstance(step, Send)}) == (size > 1)
+    assert_barrier(plans)
+
+
+@sizes
 def test_recursive_doubling_is_a_barrier(size: int) -> None:
     assert_barrier([recursive_doubling.all_reduce(rank, size) for rank in range(size)])
 

@@ -56,6 +56,7 @@ ALGORITHMS: dict[str, Callable[[int], Plan]] = {
     "reduce_scatter.whole": lambda r: reduce_scatter.whole(r, SIZE, SLICES, LENGTH),
     "reduce.scatter_gather": lambda r: reduce.scatter_gather(r, SIZE, 0, LENGTH, LENGTH),
     "direct_exchange.all_reduce": lambda r: direct_exchange.all_reduce(r, SIZE),
+    "direct_exchange.share": lambda r: direct_exchange.share(r, SIZE),
     "direct_exchange.all_to_all": lambda r: direct_exchange.all_to_all(
         r, SIZE, SLICES, SLICES, LENGTH
     ),

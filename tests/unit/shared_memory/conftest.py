@@ -252,8 +252,16 @@ class World:
 class Call:
     """One collective, the same on all ranks, and what became of it on each."""
 
-    def __init__(self, number: int, kind: str, length: int, canceller: int | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        kind: str,
+        length: int,
+        canceller: int | None = None,
+        tag: object = None,
+    ) -> None:
         self.number = number
+        self.tag = tag
         self.kind = kind
         self.length = length
         self.canceller = canceller
@@ -265,12 +273,13 @@ class Call:
 
     def start(self, context: Context) -> None:
         rank = context.rank
+        express: Any = context.express if self.tag is None else context.post_express
         x = np.full(self.length, self.value(rank))
         arrays = self._arrays[rank] = [x]
         root = self.number % context.size
         match self.kind:
-            case "express" if context.express is not None:
-                work = context.express.all_reduce(x, SUM, math.inf)
+            case "express" if express is not None:
+                work = express.all_reduce(x, SUM, math.inf, self.tag)
                 if work is not None:
                     self.works[rank] = work
                     return
@@ -292,6 +301,12 @@ class Call:
             case "exscan":
                 make = partial(reductions.scan, exclusive=True)
                 op, args = "", (x, SUM, None)
+            case "number":
+                op, make, args = "", reductions.all_reduce, (self.value(rank), SUM, None)
+            case "tree":
+                tree = {"x": x, "name": "tree"}
+                op, make = "broadcast", values.broadcast
+                args = (tree if rank == root else None, root)
             case "all_gather":
                 op, make, args = "all_gather", values.all_gather, (x, None)
             case "gather":
@@ -310,16 +325,17 @@ class Call:
             case _:
                 op, make, args = "barrier", base.barrier, ()
         # Ranks may go either way, each for itself.
-        express = context.express if (rank + root) % 3 else None
+        if (rank + root) % 3 == 0:
+            express = None
         work = None
         if express is not None and op:
-            work = express.start(op, make, args, math.inf)
+            work = express.start(op, make, args, math.inf, self.tag)
         call = make(context, *args) if work is None else None
         if express is not None and call is not None:
-            work = express.begin(call, args, math.inf)
+            work = express.begin(call, args, math.inf, self.tag)
         if work is None:
             assert call is not None
-            work = context.calls.launch(call.op, call.text, call.start)
+            work = context.calls.launch(call.op, call.text, call.start, tag=self.tag)
         self.works[rank] = work
 
     def cancel(self, rank: int) -> None:
@@ -351,6 +367,12 @@ class Call:
                 if rank != self.number % size:
                     return result is None
                 parts = list(zip(result, everyone, strict=True))
+            case "number":
+                return result == sum(everyone)
+            case "tree":
+                if result["name"] != "tree":
+                    return False
+                parts = [(result["x"], everyone[self.number % size])]
             case "scatter":
                 parts = [(result, everyone[self.number % size] + rank)]
             case "all_to_all":

@@ -45,11 +45,37 @@ class Tagged:
             work = context.calls.launch(call.op, call.text, call.start, tag=self.tag)
         self.works[rank] = work
 
+    def cancel(self, rank):
+        if self.works[rank].cancel():
+            self.arrays[rank][...] = -1e9
+
     def value(self, rank):
         return 10.0 * self.number + rank + 1
 
     def is_right(self, rank, size):
         return (self.works[rank].result() == sum(map(self.value, range(size)))).all()
+
+
+class OfKind:
+    """One collective of any kind with a tag, as `Tagged`. `posts`: see `lanes.Call`."""
+
+    other = None
+
+    def __init__(self, lanes, number, kind, tag, length, canceller=None):
+        self.number = number
+        self.tag = tag
+        self.canceller = canceller
+        self.call = lanes.Call(number, kind, length, tag=tag)
+        self.works = self.call.works
+
+    def start(self, context, *, posts):
+        self.call.start(context)
+
+    def cancel(self, rank):
+        self.call.cancel(rank)
+
+    def is_right(self, rank, size):
+        return self.call.is_right(rank, size)
 
 
 class Program:
@@ -84,8 +110,7 @@ class Program:
                 call.start(self.world.contexts[rank], posts=self.chance.random() < 0.8)
             case ("cancel", call):
                 self.cancels.remove(call)
-                if call.works[call.canceller].cancel():
-                    call.arrays[call.canceller][...] = -1e9
+                call.cancel(call.canceller)
             case event:
                 self.world.do(event)
         return True
@@ -126,6 +151,33 @@ def some_calls(chance, size, count, **rarely):
     ]  # fmt: skip
 
 
+@pytest.fixture(params=["all_reduce", "any kind"])
+def calls_of(request, lanes):
+    """``calls_of(chance, size, count, **rarely)``, see `some_calls`."""
+    if request.param == "all_reduce":
+        return some_calls
+
+    def make(chance, size, count, **rarely):
+        kinds = chance.sample([*lanes.PREPARED, "number", "tree", "exscan", "list", "max"], 4)
+        lengths = [1, 3, chance.choice([3, 0, 2000, 20_000])]
+        root = chance.randrange(size)
+        return [
+            OfKind(
+                lanes,
+                # The same root mostly, so that kinds come to be known.
+                number * size + (root if chance.random() < 0.8 else chance.randrange(size)),
+                chance.choice(kinds),
+                chance.choice("abcdefgh"),
+                chance.choice(lengths),
+                **{what: chance.randrange(size) for what, odds in rarely.items()
+                   if chance.random() < odds},
+            )
+            for number in range(count)
+        ]  # fmt: skip
+
+    return make
+
+
 def check_over(world):
     """Nothing is kept of what has ended."""
     for context in world.contexts:
@@ -140,28 +192,29 @@ def check_over(world):
 
 @pytest.mark.parametrize("polls", [False, True])
 @pytest.mark.parametrize("seed", seeds(6, 12))
-def test_any_order(posting, seed, polls, monkeypatch):
+def test_any_order(posting, calls_of, seed, polls, monkeypatch):
     """Tags are forgotten again and again on the way, in every other of the worlds."""
     if seed % 2:
         monkeypatch.setattr(tags, "MANY", 1)
     chance = random.Random(seed)
     size = chance.choice([2, 2, 3, 4, 16])
     world = posting(size, seed, polls=polls)
-    calls = some_calls(chance, size, 30 if size < 16 else 8)
+    calls = calls_of(chance, size, 30 if size < 16 else 8)
     Program(world, calls, chance).run()
     for call in calls:
         for rank in world.ranks:
             assert call.is_right(rank, size), (call.number, rank)
     check_over(world)
-    assert any(context.calls.tags._forgotten for context in world.contexts) == bool(seed % 2)
+    if size < 16:  # where many make few calls, it is chance whether two tags are idle at once
+        assert any(context.calls.tags._forgotten for context in world.contexts) == bool(seed % 2)
 
 
 @pytest.mark.parametrize("seed", seeds(10, 20))
-def test_some_are_cancelled(posting, seed):
+def test_some_are_cancelled(posting, calls_of, seed):
     chance = random.Random(f"cancel {seed}")
     size = chance.choice([2, 3, 4])
     world = posting(size, seed, polls=chance.random() < 0.5)
-    calls = some_calls(chance, size, 20, canceller=0.4)
+    calls = calls_of(chance, size, 20, canceller=0.4)
     Program(world, calls, chance).run()
     for call in calls:
         for rank, work in call.works.items():
@@ -203,12 +256,12 @@ def test_one_rank_calls_something_else(posting, seed):
 
 
 @pytest.mark.parametrize("seed", seeds(10, 20))
-def test_a_rank_dies(posting, seed):
+def test_a_rank_dies(posting, calls_of, seed):
     """What it has posted counts: what it gave completes or fails, nothing hangs."""
     chance = random.Random(f"dies {seed}")
     size = chance.choice([2, 3, 4])
     world = posting(size, seed, polls=chance.random() < 0.5)
-    calls = some_calls(chance, size, 12)
+    calls = calls_of(chance, size, 12)
     program = Program(world, calls, chance)
     for _ in range(chance.randrange(80)):
         program.step()

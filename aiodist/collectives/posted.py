@@ -1,0 +1,330 @@
+"""What is posted, and what is done once the posts of all ranks are there.
+
+Three kinds of calls begin by showing one value to all others, and need nothing else of them:
+*reductions* of small arrays, *values* of known shapes (see `lane_values`), and all other *programs*
+that begin so (`base.share`, its `first`): numbers, trees, and what is called for the first time. Of
+these, whatever comes after that first phase is for an operation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from aiodist.buffers.kernels import Kernel, quietly
+from aiodist.buffers.vector import Vector
+from aiodist.collectives.express import (
+    ExpressGroup,
+    Flat,
+    Recipe,
+    before,
+    rest_of,
+    returning,
+)
+from aiodist.collectives.lane_express import Slots
+from aiodist.collectives.lane_values import Given, ValueRecipe
+from aiodist.collectives.templates import LENGTH, Reading
+from aiodist.engine.executor import Executor
+from aiodist.engine.operation import Failure, Program
+from aiodist.engine.phase import Phase
+from aiodist.errors import ProtocolError
+from aiodist.phases.base import Call
+from aiodist.phases.memories import Blobs, SmallReductions
+from aiodist.schedules import direct_exchange
+from aiodist.schedules.plan import OUT, Copy, Span
+from aiodist.shared_memory.posts import prefixes
+from aiodist.wire.frames import pack_fields
+
+FEW = 1024
+"""Of so few bytes a copy is made sooner than a view."""
+KEPT_TAGS = 2048
+"""Most tags of one recipe of whose posts the beginning is kept."""
+
+Data = bytes | memoryview
+Begin = Callable[[int], bytes]
+"""Makes of the number of a call what comes before the data in a post."""
+
+
+class Otherwise(NamedTuple):
+    """In place of a result: it goes on as an operation, with a first phase for which the posts are
+    frames, or without one."""
+
+    executor: Executor | None
+    rest: Program
+
+
+class Posted(ABC):
+    """One kind of calls, or one call. `op`, `call` and `nbytes` are those of `Recipe`; `lengths`
+    says by rank how many bytes each posts, as far as known (-1)."""
+
+    __slots__ = ()
+    op: str
+    call: bytes
+    nbytes: int
+    lengths: list[int]
+
+    @abstractmethod
+    def shown(self, given: Any) -> Data:
+        """The data to post, of a call with that."""
+
+    @abstractmethod
+    def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
+        """By rank, what comes before the data in its post, as far as `lengths` are known."""
+
+    @abstractmethod
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes may be a post for it."""
+
+    @abstractmethod
+    def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
+        """The result, of what all have posted, by rank; or `Otherwise`. `x`: see
+        `Express._run`."""
+
+    @abstractmethod
+    def begun(self, x: Any, given: Any) -> Otherwise:
+        """What goes on with a call that has posted: to the plan, as if that had been sent to
+        everyone."""
+
+    def keep(self, given: Any) -> Any:
+        """What is kept of `given` by a call that waits."""
+        return given
+
+
+class PostRecipe(Recipe, Posted):
+    """A recipe of an all_reduce, or a reduce, that is posted. The memory of its phase is used by
+    nobody: it is for one call at a time, and of these there are many."""
+
+    __slots__ = ("_begins", "_kernel", "_plain", "_quietly", "_rank", "_size", "dtype", "lengths")
+
+    def __init__(
+        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object, kernel: Kernel
+    ) -> None:
+        super().__init__(op, call, phase, vector, keeps)
+        self.dtype = vector.dtype
+        self._kernel = kernel
+        self._plain = kernel.plain(vector.length)  # reduces two arrays; None: no one function does
+        self._rank = phase.prepared.plan.rank
+        self._size = phase.prepared.plan.size
+        self.lengths = [self.nbytes] * self._size
+        self._begins: dict[object, Begin] = {}  # by tag
+        self._quietly = quietly()
+
+    def shown(self, given: Flat) -> Data:
+        if not given.dtype.isnative:
+            given = native(given)
+        return given.tobytes() if self.nbytes <= FEW else given.view(np.uint8).data
+
+    def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
+        begin = self._begins.get(tag)
+        if begin is None:
+            if len(self._begins) == KEPT_TAGS:
+                self._begins.clear()
+            begin = self._begins[tag] = prefixes(pack_fields(tag, self.call), self.lengths[0])
+        return (begin(number),) * self._size
+
+    def fits(self, nbytes: int) -> bool:
+        return nbytes == self.lengths[0]
+
+    def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
+        if not self.returns:
+            return None
+        arrays = [np.frombuffer(value, self.dtype) for value in values]
+        arrays[self._rank] = given
+        self._reduce(arrays, given)
+        return x if self.finish is None else self.finish(x)
+
+    def _reduce(self, values: Sequence[Any], out: Flat) -> None:
+        """``out`` = the reduction of `values`, by rank, of which it is one: as the plan does it."""
+        plain, quietly = self._plain, self._quietly
+        if plain is None:
+            quietly(self._kernel.reduce_loudly, values, out, self._size)
+            return
+        total = values[0]
+        if self._size > 2:
+            partial = np.empty_like(out)
+            for value in values[1:-1]:
+                quietly(plain, total, value, out=partial)
+                total = partial
+        quietly(plain, total, values[-1], out=out)
+
+    def begun(self, x: Any, given: Flat) -> Otherwise:
+        vector = Vector.of(given)
+        out = vector if self.returns else Vector.of(np.empty_like(given))
+        memory = SmallReductions([(self._kernel, vector, out)], self._size)
+        first, *_ = self.phase.prepared.plan.steps
+        assert isinstance(first, Copy)
+        memory.copy(first)
+        phase = Phase(self.phase.prepared, memory)
+        return Otherwise(Executor(phase, None, done=self._size), rest_of(self, x))
+
+
+class PostedSlots(PostRecipe):
+    """A recipe of a reduce_scatter that is posted: everyone shows all slots."""
+
+    __slots__ = ("_context", "_length", "_make", "_makes", "_slot")
+
+    def __init__(
+        self,
+        context: ExpressGroup,
+        call: Call,
+        phase: Phase,
+        make: Callable[..., Call],
+        slots: Slots,
+    ) -> None:
+        vector = Vector.of(np.empty(slots.bounds[-1], slots.kernel.dtype))
+        super().__init__(call.op, call.text.encode(), phase, vector, slots.keeps, slots.kernel)
+        start, stop = slots.bounds[context.rank : context.rank + 2]
+        self._plain = slots.kernel.plain(stop - start)
+        self._context = context
+        self._make = make  # makes the call anew, for the ordinary way
+        self._makes = slots.makes
+        # What is posted looks like a frame of blobs: see `phases.memories.Blobs`.
+        self._length = self.nbytes.to_bytes(LENGTH, "big")
+        self.lengths = [LENGTH + self.nbytes] * self._size
+        # How long this rank's slot is in each, and where it begins.
+        self._slot = stop - start, LENGTH + start * self.dtype.itemsize
+
+    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any]:
+        return args, flats[0] if len(flats) == 1 else np.concatenate(flats)
+
+    def shown(self, given: Flat) -> Data:
+        return self._length + native(given).tobytes()
+
+    def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
+        made = self._makes()
+        slots = [np.frombuffer(value, self.dtype, *self._slot) for value in values]
+        self._reduce(slots, made.read())
+        return made.value
+
+    def begun(self, x: Any, given: Flat) -> Otherwise:
+        program = self._make(self._context, *x).start(False)
+        return Otherwise(Executor(cast(Phase, next(program)), None, done=self._size - 1), program)
+
+
+class PostedValues(ValueRecipe, Posted):
+    """A recipe of values that are posted."""
+
+    __slots__ = ("_begins", "lengths")
+    on_lane = False
+
+    def __init__(self, context: ExpressGroup, *args: Any) -> None:
+        super().__init__(context, *args)
+        self._begins: dict[object, list[Begin | None]] = {}  # by tag
+        self._learnt()
+
+    def shown(self, given: Given) -> Data:
+        parts: list[Any] = []
+        for (_, fixed), flat in zip(self._own.fixed, given.flats, strict=False):
+            parts += (fixed, native(flat).tobytes())
+        # Where it takes an array in place, that is among the `flats`, too, and is not shown.
+        shown = len(self._own.gaps)
+        return b"".join([*parts[: 2 * shown], self._own.fixed[shown][1]])
+
+    def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
+        begins = self._begins.get(tag)
+        if begins is None:
+            if len(self._begins) == KEPT_TAGS:
+                self._begins.clear()
+            words = pack_fields(tag, self.call)
+            begins = [None if n < 0 else prefixes(words, n) for n in self.lengths]
+            self._begins[tag] = begins
+        return [begin and begin(number) for begin in begins]
+
+    def _learnt(self) -> None:
+        super()._learnt()
+        self.lengths = [known[0].length if known else -1 for known in self._known]
+        self.lengths[self._context.rank] = self._own.length
+        self._begins.clear()
+
+    def fits(self, nbytes: int) -> bool:
+        return True
+
+    def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
+        found: list[Reading] = []
+        for rank, value in enumerate(values):
+            if rank == self._context.rank:
+                found.append(Reading(self._own, memoryview(value)))
+                continue
+            for template in self._known[rank]:
+                if template.length == len(value):
+                    reading = Reading(template, memoryview(value))
+                    if reading.is_there():
+                        found.append(reading)
+                        break
+            else:
+                return self.begun(x, given)
+        if not self._take(found, given):
+            return self.begun(x, given)
+        return x.pop()
+
+    def begun(self, x: Any, given: Given) -> Otherwise:
+        program = self._make(self._context, *given.args).start(False)
+        phase = cast(Phase, next(program))
+        done = self._context.size - 1  # all that it sends
+        return Otherwise(Executor(phase, None, done=done), self._rest(program, phase))
+
+
+class PostedProgram(Posted):
+    """One call whose first phase is posted, of no kind that is known."""
+
+    __slots__ = (
+        "_memory", "_phase", "_program", "_rank", "_shown", "call", "lengths", "nbytes", "op",
+    )  # fmt: skip
+
+    def __init__(self, context: ExpressGroup, call: Call, phase: Phase, program: Program) -> None:
+        self.op = call.op
+        self.call = call.text.encode()
+        self.nbytes = call.nbytes
+        self._rank = context.rank
+        self._phase = phase
+        self._memory = cast(Blobs, phase.memory)
+        self._program = program  # what comes after that phase
+        (self._shown,) = self._memory.outgoing((Span(OUT, context.rank, context.rank + 1),))
+        self.lengths = [-1] * context.size
+        self.lengths[context.rank] = len(self._shown)
+
+    def shown(self, given: Any) -> Data:
+        return self._shown
+
+    def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
+        found: list[bytes | None] = [None] * len(self.lengths)
+        found[self._rank] = prefixes(pack_fields(tag, self.call), len(self._shown))(number)
+        return found
+
+    def fits(self, nbytes: int) -> bool:
+        return True
+
+    def result(self, values: Sequence[Data], x: Any, given: Any) -> Any:
+        memory = self._memory
+        try:
+            for rank, value in enumerate(values):
+                if rank != self._rank:
+                    spans = (Span(OUT, rank, rank + 1),)
+                    memory.incoming(spans, len(value))[:] = value
+                    memory.arrived(spans)
+        except ProtocolError:
+            return self.begun(x, given)  # which finds it, too, and says whose it is
+        try:
+            phase = next(self._program)
+        except StopIteration as stop:
+            if isinstance(stop.value, Failure):
+                return Otherwise(None, returning(stop.value))
+            return stop.value
+        return self.begun(x, given)._replace(rest=before(phase, self._program))
+
+    def begun(self, x: Any, given: Any) -> Otherwise:
+        done = len(self._memory.blobs) - 1  # all that it sends
+        return Otherwise(Executor(self._phase, None, done=done), self._program)
+
+
+def native(flat: Flat) -> Flat:
+    """The same numbers, in the order of bytes in which they travel."""
+    return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
+
+
+def is_shown(phase: object) -> bool:
+    """Whether it is the first phase of a `PostedProgram`."""
+    return isinstance(phase, Phase) and phase.prepared.plan.name == direct_exchange.SHARE
