@@ -194,7 +194,7 @@ async def test_it_shows_channels_of_weights() -> None:
             await page.until(f"{shows}('version 7, 8.')")
             await out.publish({"w": np.ones(1000)}, version=12)
             await page.until(f"{shows}('by 5, ')")
-            assert await page.evaluate("!!document.querySelector('.channel progress')")
+            await page.until("document.querySelector('.channel progress')")
             await page.until(f"{shows}('version 12 is published')")
             # Participants are no groups, and it fits on a phone.
             assert await page.evaluate("document.querySelectorAll('.member').length") == 0
