@@ -265,7 +265,7 @@ class Whole:
 
     def view(self, piece: Piece) -> Flat:
         leaf = self._leaves[piece.key]
-        lying = leaf.over(self._holding.view, self._holding.release.data)
+        lying = leaf.over(self._holding.bytes_from, self._holding.release.data)
         return _cut(lying, leaf.extent.box, piece.box)
 
     def check(self, needed: set[int]) -> None:

@@ -81,31 +81,30 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
     news = News(pair, holding, leaves, patience)
     try:
-        with holding:
-            # Its memory is given to others when it stays: one that has half a version in the memory
-            # of another who is gone will have its own in a moment.
-            while maps and not (holding.is_whole or _is_own(holding)):
+        # Its memory is given to others when it stays: one that has half a version in the memory
+        # of another who is gone will have its own in a moment.
+        while maps and not (holding.is_whole or _is_own(holding)):
+            if not await news.more():
+                return
+        if maps:
+            assert holding.memory is not None
+            words = holding.memory.words()
+            await pair.send(words, TAKES, tag=PARTS)
+            maps, has = words is not None, 0 if words else has
+        while has < holding.release.parts:
+            if has >= holding.filled or holding.is_abandoned:
                 if not await news.more():
                     return
-            if maps:
-                assert holding.memory is not None
-                words = holding.memory.words()
-                await pair.send(words, TAKES, tag=PARTS)
-                maps, has = words is not None, 0 if words else has
-            while has < holding.release.parts:
-                if has >= holding.filled:
-                    if not await news.more():
-                        return
-                    continue
-                sent.append(pair.send(has, TAKES, tag=PARTS))
-                if not maps:
-                    part = np.frombuffer(holding.part(has), np.uint8)
-                    sent.append(pair.send(part, TAKES, tag=PARTS))
-                has += 1
-                while len(sent) > AHEAD:
-                    await sent.popleft()
-            while sent:
+                continue
+            sent.append(pair.send(has, TAKES, tag=PARTS))
+            if not maps:
+                part = np.frombuffer(holding.part(has), np.uint8)
+                sent.append(pair.send(part, TAKES, tag=PARTS))
+            has += 1
+            while len(sent) > AHEAD:
                 await sent.popleft()
+        while sent:
+            await sent.popleft()
     finally:
         news.close(sent)
 
