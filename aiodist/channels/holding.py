@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from aiodist.buffers.arrays import Flat
 from aiodist.buffers.segment import Segment
 from aiodist.channels import manifest
 from aiodist.channels.directory import Release
@@ -217,6 +218,10 @@ class Holding(Coming):
     def read(self, leaf: Leaf) -> Any:
         """An array, as users get it."""
         return leaf.read(self.view, self.release.data)
+
+    def lying(self, leaf: Leaf) -> Flat:
+        """An array, as numpy holds its elements."""
+        return leaf.over(self.bytes_from, self.release.data)
 
     def part(self, number: int) -> memoryview:
         """The memory of one part."""

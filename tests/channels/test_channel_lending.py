@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import aiodist
 from aiodist.channels import manifest
-from aiodist.testing.simulation import Simulation
+from aiodist.testing.simulation import Killed, Simulation
 
 CHUNK = 1 << 12
 PATIENCE = 2.0
@@ -50,6 +50,22 @@ class Stage:
         self.sim = Simulation(size)
         self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
         self.done = asyncio.Event()
+
+    def play(self, mains):
+        """The outcomes of these. Raises what one of them did."""
+
+        async def guarded(main):
+            try:
+                return await main
+            except Exception:
+                self.done.set()  # the others end, too
+                raise
+
+        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
+        for one in outcomes:
+            if isinstance(one, BaseException) and not isinstance(one, Killed):
+                raise one
+        return outcomes
 
     def publisher(self, **more):
         return aiodist.publisher("policy", **{**self.options, **more})
@@ -115,7 +131,7 @@ def test_what_is_written_meanwhile_is_given_to_nobody(sliced):
             assert not sliced or (into["w"] == 1).all()
         stage.done.set()
 
-    stage.sim.play({0: publish(), 1: take()})
+    stage.play({0: publish(), 1: take()})
 
 
 @pytest.mark.parametrize("sliced", [False, True])
@@ -164,7 +180,7 @@ def test_taking_back_ends_what_is_being_given(sliced):
                 assert (whole["w"] == 1).all()
         stage.done.set()
 
-    stage.sim.play({0: publish(), 1: first(), 2: stopped(), 3: late()})
+    stage.play({0: publish(), 1: first(), 2: stopped(), 3: late()})
 
 
 def test_arrays_on_devices_go_through_the_host(run):
