@@ -27,6 +27,10 @@ from aiodist.work import Work
 WAIT = -1
 """Instead of the number of a part: it takes longer."""
 
+MOST_WAITS = 16
+"""So often one is told that it takes longer, and nothing comes, before one looks for another
+source: one is told so twice in the time of `patience`."""
+
 NOT_HERE = -2
 """It has not got that version, or not any more."""
 
@@ -197,10 +201,12 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
 
 async def word(pair: Group, coming: Coming, patience: float) -> Any:
     """What comes next that is not to wait."""
-    while True:
+    for _ in range(MOST_WAITS):
         said = await pair.recv(src=GIVES, tag=PARTS, timeout=patience)
         if type(said) is not int or said >= 0:
             return said
         if said != WAIT:
             raise NotThereError
         coming.stir()
+    # It may be waiting for us: a coordinator that was restarted has forgotten who came first.
+    raise NotThereError
