@@ -135,6 +135,7 @@ class Publisher:
                 memory = Memory.lent(arrays)
             else:
                 memory = Memory(writing.release.nbytes, shared=bool(participant.host))
+                release = writing.release  # but for its check, which comes with the bytes
             try:
                 if not lend:
                     release = await in_thread(lambda: writing.write(memory.view))
