@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from aiodist.buffers.arrays import Flat
 from aiodist.buffers.segment import Segment
 from aiodist.channels import manifest
 from aiodist.channels.directory import Release
-from aiodist.channels.manifest import Leaf, Manifest
+from aiodist.channels.manifest import Leaf, Manifest, Stretches
 from aiodist.errors import ProtocolError
 from aiodist.transports.handover import Offer
 
@@ -37,22 +39,40 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 class Memory:
-    """Memory of a version: own one, which others of the host can map (`shared`), or theirs."""
+    """Memory of a version: own one, which others of the host can map (`shared`), or theirs, or
+    arrays of a user. `view` is all of it, empty for the last."""
 
     def __init__(self, nbytes: int, *, shared: bool) -> None:
         """New. Raises OSError, MemoryError."""
+        segment = Segment.create(nbytes, NAME) if shared else None
+        self._set(segment.memory if segment else memoryview(bytearray(nbytes)), segment)
+
+    def _set(self, view: memoryview, segment: Segment | None) -> None:
         self.is_own = True
-        self._segment = Segment.create(nbytes, NAME) if shared else None
+        self.view = view
+        self._segment = segment
         self._offer: Offer | None = None
-        self.view = self._segment.memory if self._segment else memoryview(bytearray(nbytes))
+        self._lent: Stretches | None = None
 
     @classmethod
     def of(cls, segment: Segment) -> Memory:
         """That of another process, which is mapped here."""
         memory = cls.__new__(cls)
-        memory.is_own, memory._segment, memory._offer = False, segment, None
-        memory.view = segment.memory
+        memory._set(segment.memory, segment)
+        memory.is_own = False
         return memory
+
+    @classmethod
+    def lent(cls, arrays: Stretches) -> Memory:
+        """That of a user."""
+        memory = cls.__new__(cls)
+        memory._set(memoryview(b""), None)
+        memory._lent = arrays
+        return memory
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Some bytes of it."""
+        return self.view[start:stop] if self._lent is None else self._lent.read(start, stop)
 
     def words(self) -> tuple[str, bytes] | None:
         """With which others of the host fetch it; None: they cannot. Raises OSError."""
@@ -84,7 +104,10 @@ class Coming:
         self.stirs = 0
         self.starved = 0
         self.readers = 0
+        self.gone = asyncio.Event()
+        """Nobody reads it any more, nor will."""
         self._retired = False
+        self._recalled = False
         self._news = asyncio.Event()
 
     @property
@@ -103,8 +126,8 @@ class Coming:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no more of it will come."""
-        return self._retired and not self.is_whole
+        """Whether no more of it will come, or be given."""
+        return self._recalled or (self._retired and not self.is_whole)
 
     def stir(self) -> None:
         """It has to come from somebody else from now on, which takes a moment."""
@@ -141,6 +164,11 @@ class Coming:
         if not self.readers:
             self._let_go()
 
+    def recall(self) -> None:
+        """The same, but those who are being given it have to take the rest from others."""
+        self._recalled = True
+        self.retire()
+
     def __enter__(self) -> Self:
         """Somebody reads it, and it stays until he is done."""
         self.readers += 1
@@ -152,7 +180,7 @@ class Coming:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Nobody reads it any more, nor will."""
+        self.gone.set()
 
 
 class Holding(Coming):
@@ -190,7 +218,7 @@ class Holding(Coming):
     def manifest(self) -> Manifest:
         """To be asked for when the first part is there."""
         if self._manifest is None:
-            self._manifest = Manifest.read(self.view, self.release)
+            self._manifest = Manifest.read(self.part(0), self.release)
         return self._manifest
 
     @property
@@ -209,16 +237,24 @@ class Holding(Coming):
         """An array, as users get it."""
         return leaf.read(self.view, self.release.data)
 
+    def lying(self, leaf: Leaf) -> Flat:
+        """An array, as numpy holds its elements."""
+        return leaf.over(self.bytes_from, self.release.data)
+
     def part(self, number: int) -> memoryview:
         """The memory of one part."""
-        start, stop = self.release.span(number)
-        return self.view[start:stop]
+        return self.bytes_from(*self.release.span(number))
+
+    def bytes_from(self, start: int, stop: int) -> memoryview:
+        """Some of its memory."""
+        assert self.memory is not None
+        return self.memory.read(start, stop)
 
     def check(self, number: int) -> None:
         """Raises ProtocolError where a part that came is not what was published."""
         if number == 0:
-            Manifest.read(self.view, self.release)
-        elif manifest.check(self.view, self.release, number) != self.manifest.checks[number - 1]:
+            Manifest.read(self.part(0), self.release)
+        elif zlib.crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
     def take(self, memory: Memory, filled: int = 0) -> None:
@@ -262,6 +298,7 @@ class Holding(Coming):
         self.take(own, self.filled)
 
     def _let_go(self) -> None:
+        super()._let_go()
         if self.memory is not None:
             self.memory.close()
             self.memory = None

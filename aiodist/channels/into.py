@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from aiodist.buffers import arrays
 from aiodist.buffers.arrays import Array
 from aiodist.buffers.conversion import FLOATS, convert
 from aiodist.channels import manifest
-from aiodist.channels.holding import Holding
+from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.manifest import Leaf
 from aiodist.channels.slices import Arrays, Lot, Want
 from aiodist.channels.trees import has_parts, parts_wanted
@@ -28,7 +31,9 @@ class Reading:
         self.is_sliced = into is not None and (converts or has_parts(into))
         self._parts = IntoParts(into, converts=converts) if self.is_sliced else None
         self.begun = asyncio.Event()
-        self.coming: Holding | Lot
+        self.coming: Holding | Lot | None = None
+        self.mixed: int | None = None
+        """The version of which some arrays were written, and not all yet."""
 
     def begin(self, coming: Holding | Lot) -> None:
         """That is what comes of it."""
@@ -50,13 +55,63 @@ class Reading:
         if isinstance(found, Lot):
             if self._parts is None:
                 return found.tree()
-            self._parts.write(found)
+            for leaf in found.leaves():
+                self._parts.write(found, leaf)
             return None
         data = found.release.data
         if self._into is None:
             return manifest.value_in(found.view, found.manifest, data)
         manifest.Into(found.manifest, self._into).write(found.view, data)
         return None
+
+    async def in_place(self, fetch: asyncio.Future[Holding | Lot]) -> None:
+        """Write what `fetch` brings to `into`, each array as soon as it is here. Raises what
+        `fetch` does, and TypeError and ValueError, naming the place in `into`, where that does not
+        fit."""
+        coming: Holding | Lot | None = None
+        pending: deque[Leaf] | None = None  # None: it is not known yet which there are
+        with ExitStack() as reading:
+            while True:
+                is_here = fetch.done()
+                newest = fetch.result() if is_here else self.coming
+                if newest is not coming:  # what was written of the one before is written again
+                    coming, pending = newest, None
+                    reading.close()
+                    if coming is not None:
+                        reading.enter_context(coming)
+                if coming is not None and pending is None and coming.has_leaves:
+                    self._fit(coming)
+                    pending = deque(coming.leaves())
+                while coming is not None and pending and coming.has_leaf(pending[0]):
+                    self.mixed = coming.version
+                    await in_thread(partial(self._write, coming, pending.popleft()))
+                if is_here:
+                    assert not pending, "an array of a version that is whole is missing"
+                    self.mixed = None
+                    return
+                if newest is self.coming and not fetch.done():
+                    await self._more(coming, fetch)
+
+    def _fit(self, coming: Holding | Lot) -> None:
+        if isinstance(coming, Holding):
+            manifest.Into(coming.manifest, self._into)  # raises where it does not fit
+            self.wanted(Arrays((coming.release,), [bytes(coming.part(0))]))
+
+    def _write(self, coming: Holding | Lot, leaf: Leaf) -> None:
+        assert self._parts is not None
+        self._parts.write(coming, leaf)
+
+    async def _more(self, coming: Holding | Lot | None, fetch: asyncio.Future[Any]) -> None:
+        """Wait until there is more of it, or another version is begun."""
+        self.begun.clear()
+        waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self.begun.wait()), fetch}
+        if coming is not None:
+            waits.add(asyncio.ensure_future(coming.news()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits - {fetch}:
+                one.cancel()
 
 
 async def arriving(coming: Holding | Lot, fetch: asyncio.Future[Any]) -> AsyncIterator[Leaf]:
@@ -111,13 +166,8 @@ class IntoParts:
                 raise TypeError(f"into{key}: is {target}, the published array is {name}{hint}")
         return {key: part.box for key, part in self._parts.items()}
 
-    def write(self, lot: Lot) -> None:
-        """May run in a thread."""
-        for key in self._targets:
-            self.write_one(lot, key)
-
-    def write_one(self, lot: Lot, key: str) -> None:
-        """One of them, which is there."""
-        target = self._targets[key]
-        convert(lot.memory[key], lot.arrays.leaf(key).spec.name, target)
+    def write(self, found: Holding | Lot, leaf: Leaf) -> None:
+        """One of them, which is there. May run in a thread."""
+        target = self._targets[leaf.key]
+        convert(found.lying(leaf), leaf.spec.name, target)
         target.commit(None)

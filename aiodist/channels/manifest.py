@@ -8,6 +8,7 @@ the GIL.
 
 from __future__ import annotations
 
+import bisect
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -101,20 +102,58 @@ class Writing:
         release = self.release
         data = np.frombuffer(memory, np.uint8)[release.data :]
         for start, buffer in zip(self._starts, self._value.buffers, strict=False):
-            # By chunks and by numpy, which lets others run meanwhile.
-            for at in range(0, buffer.nbytes, release.chunk):
-                piece = np.frombuffer(buffer[at : at + release.chunk], np.uint8)
-                np.copyto(data[start + at : start + at + len(piece)], piece)
-        checks = [check(memory, release, part) for part in range(1, release.parts)]
-        packed = Manifest(self._value.meta, checks, self._extents).pack()
+            _copy(data[start : start + buffer.nbytes], buffer)
+        packed, release = self._sealed(lambda start, stop: memory[start:stop])
         memory[: release.manifest] = packed
-        return replace(release, check=zlib.crc32(packed))
+        return release
+
+    def lend(self) -> tuple[Release, Stretches]:
+        """The value where it lies; may run in a thread."""
+        starts = [self.release.data + start for start in self._starts[:-1]]
+        lent = Stretches(starts, self._value.buffers)
+        lent.front, release = self._sealed(lent.read)
+        return replace(release, lent=True), lent
+
+    def _sealed(self, read: Callable[[int, int], memoryview]) -> tuple[bytes, Release]:
+        """The manifest, and the release."""
+        release = self.release
+        checks = [zlib.crc32(read(*release.span(part))) for part in range(1, release.parts)]
+        packed = Manifest(self._value.meta, checks, self._extents).pack()
+        return packed, replace(release, check=zlib.crc32(packed))
 
 
-def check(memory: memoryview, release: Release, part: int) -> int:
-    """The CRC-32 of a part."""
-    start, stop = release.span(part)
-    return zlib.crc32(memory[start:stop])
+class Stretches:
+    """Arrays of a user, where they lie, read as if they were one piece of memory behind `front`,
+    the manifest."""
+
+    def __init__(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        self.front = b""
+        self._starts = starts
+        self._buffers = buffers
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Those bytes; a copy where they are of several arrays."""
+        if stop <= len(self.front):
+            return memoryview(self.front)[start:stop]
+        first = max(0, bisect.bisect_right(self._starts, start) - 1)
+        last = bisect.bisect_left(self._starts, stop)
+        found = list(zip(self._starts[first:last], self._buffers[first:last], strict=True))
+        if len(found) == 1 and stop <= found[0][0] + found[0][1].nbytes:
+            at, buffer = found[0]
+            return buffer[start - at : stop - at]
+        gathered = np.zeros(stop - start, np.uint8)
+        for at, buffer in found:
+            low, high = max(start, at), min(stop, at + buffer.nbytes)
+            if low < high:  # else there is only what lies behind it, up to the next one
+                _copy(gathered[low - start : high - start], buffer[low - at : high - at])
+        return gathered.data
+
+
+def _copy(place: Flat, buffer: memoryview) -> None:
+    # By chunks and by numpy, which lets others run meanwhile.
+    for at in range(0, buffer.nbytes, CHUNK):
+        piece = np.frombuffer(buffer[at : at + CHUNK], np.uint8)
+        np.copyto(place[at : at + len(piece)], piece)
 
 
 class Leaf(NamedTuple):
@@ -135,17 +174,18 @@ class Leaf(NamedTuple):
         if lengths != self.spec.shape or not inside:
             raise ValueError(f"{self.key}: {self.spec} cannot be {self.extent}")
 
-    def over(self, memory: memoryview, data: int) -> Flat:
+    def over(self, read: Callable[[int, int], memoryview], data: int) -> Flat:
         """The array as numpy holds its elements, where the arrays begin at `data`."""
         start = data + self.start
-        lying = np.frombuffer(memory[start : start + self.spec.nbytes], np.uint8)
+        lying = np.frombuffer(read(start, start + self.spec.nbytes), np.uint8)
         array: Flat = lying.view(carrier(self.spec.name)).reshape(self.spec.shape)
         return array
 
     def read(self, memory: memoryview, data: int) -> Any:
         """The array, where the arrays begin at `data`, as `shown`: one of numpy is a view of the
         memory."""
-        return shown(self.over(memory.toreadonly(), data), self.spec, self.name)
+        lying = self.over(lambda start, stop: memory[start:stop].toreadonly(), data)
+        return shown(lying, self.spec, self.name)
 
 
 def shown(lying: Flat, spec: Spec, name: str) -> Any:

@@ -38,6 +38,8 @@ async def give(
         while waiting:
             ready = [number for number in waiting if source.has(needed[number])]
             for number in ready:
+                if coming.is_abandoned:
+                    break
                 data, check = await in_thread(
                     partial(slices.packed_parcel, source, parcels[number])
                 )
@@ -45,8 +47,9 @@ async def give(
                 sent.append(pair.send(data, TAKES, tag=PARTS))
                 while len(sent) > AHEAD:
                     await sent.popleft()
-            waiting = [number for number in waiting if number not in ready]
-            if waiting and not ready and not await news.more():
+                waiting.remove(number)
+            is_over = coming.is_abandoned or not ready
+            if waiting and is_over and not await news.more():
                 return
         while sent:
             await sent.popleft()

@@ -11,6 +11,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, serving
 from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, Release, Seat
 from aiodist.channels.holding import Holding, Memory, in_thread
+from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
 from aiodist.channels.participant import GONE, PATIENCE, Participant
 from aiodist.channels.trees import unwrapped
@@ -75,6 +76,7 @@ class Publisher:
         self._keep = keep
         self._share, self._shares = share, shares
         self._publishing = asyncio.Lock()
+        self._lent: dict[int, Holding] = {}  # those that somebody may be reading
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
         participant.publishes = True
@@ -104,15 +106,20 @@ class Publisher:
         """Bytes of versions that this process has sent to others so far: not what they map."""
         return self._participant.bytes_sent
 
-    async def publish(self, params: Any, *, version: int) -> None:
-        """Publish `params`, a tree of arrays of the host, as `version`, which has to be higher than
-        all before it. Returns as soon as `params` may change again: it is copied. Subscribers are
-        not waited for.
+    async def publish(self, params: Any, *, version: int, lend: bool = False) -> None:
+        """Publish `params`, a tree of arrays, as `version`, which has to be higher than all before
+        it. Returns as soon as `params` may change again: it is copied, from devices, too.
+        Subscribers are not waited for.
 
-        Raises ValueError for a version that is not higher, TypeError for a leaf that cannot travel,
-        JoinError where another publisher has taken this one's place, CoordinatorLostError,
-        CollectiveTimeoutError (the coordinator is away), OSError or MemoryError where there is no
-        memory. Nothing is published then.
+        `lend`: arrays of the host are not copied. They may not be written, resized or freed until
+        `take_back` has returned, or this publisher is closed; what is written before that, others
+        find damaged, and nobody gets it.
+
+        Raises ValueError for a version that is not higher, and for parts of arrays where there is
+        no other publisher; TypeError for a leaf that cannot travel, JoinError where another
+        publisher has taken this one's place, CoordinatorLostError, CollectiveTimeoutError (the
+        coordinator is away), OSError or MemoryError where there is no memory. Nothing is published
+        then.
         """
         if type(version) is not int or not 0 <= version <= MAX_VERSION:
             raise ValueError(f"a version is an int from 0 on, not {version!r}")
@@ -120,20 +127,41 @@ class Publisher:
         participant.check()
         async with self._publishing:
             directory.check_higher(participant.releases, version, self._share)
-            # In a thread, for arrays that are not contiguous are copied by this.
-            writing = await in_thread(lambda: self._written(params, version))
-            memory = Memory(writing.release.nbytes, shared=bool(participant.host))
+            # In threads, for arrays that are not contiguous are copied by this.
+            tree, extents = await in_thread(lambda: unwrapped(params, shares=self._shares))
+            if await in_thread(lambda: has_device(tree)):
+                tree = await on_host(tree)
+            share = self._share, self._shares
+            writing = await in_thread(lambda: Writing(encode(tree), version, extents, share))
+            if lend:
+                release, arrays = await in_thread(writing.lend)
+                memory = Memory.lent(arrays)
+            else:
+                memory = Memory(writing.release.nbytes, shared=bool(participant.host))
+                release = writing.release  # but for its check, which comes with the bytes
             try:
-                release = await in_thread(lambda: writing.write(memory.view))
+                if not lend:
+                    release = await in_thread(lambda: writing.write(memory.view))
                 await self._announce(release, memory)
             except BaseException:
                 if version not in participant.holdings:
                     memory.close()
                 raise
 
-    def _written(self, params: Any, version: int) -> Writing:
-        tree, extents = unwrapped(params, shares=self._shares)
-        return Writing(encode(tree), version, extents, (self._share, self._shares))
+    async def take_back(self, version: int) -> None:
+        """Have the arrays back that were lent as `version`: returns when nobody reads them any
+        more, within `patience`, and at once for one that is not lent. It is given to nobody from
+        here from now on: who lacks some of it takes it from other subscribers, if these have it,
+        else another version.
+        """
+        holding = self._lent.get(version)
+        if holding is None:
+            return
+        if self._participant.holdings.get(version) is holding:
+            del self._participant.holdings[version]
+        holding.recall()
+        await holding.gone.wait()
+        self._lent.pop(version, None)
 
     async def _announce(self, release: Release, memory: Memory) -> None:
         participant = self._participant
@@ -141,6 +169,9 @@ class Publisher:
         holding = Holding(release)
         holding.take(memory, release.parts)
         participant.holdings[release.version] = holding
+        self._lent = {old: one for old, one in self._lent.items() if not one.gone.is_set()}
+        if release.lent:
+            self._lent[release.version] = holding
         try:
             known = await participant.change(
                 directory.RELEASES,
@@ -150,6 +181,7 @@ class Publisher:
         except BaseException:
             # Whether the coordinator has it is not known: then nobody finds it here.
             participant.holdings.pop(release.version).retire()
+            await self.take_back(release.version)
             raise
         kept = {one.version for one in known}
         for old in [one for one in participant.holdings if one not in kept]:

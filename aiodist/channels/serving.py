@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from contextlib import ExitStack
 
 from aiodist.channels import directory, parcels, transfers
+from aiodist.channels.holding import Coming
 from aiodist.channels.participant import GIVES, Participant
-from aiodist.channels.slices import Whole
+from aiodist.channels.slices import Source, Whole
 from aiodist.errors import AiodistError
-from aiodist.group import Group
 from aiodist.wire.limits import MAX_NAME
 
 log = logging.getLogger("aiodist.channels")
@@ -23,17 +23,24 @@ async def meet(participant: Participant, name: str) -> None:
         return
     patience = participant.patience
     try:
-        async with participant.meeting(name, GIVES) as pair:
-            match await transfers.asked(pair, patience):
-                case transfers.Rest(version, has, maps):
-                    if (holding := participant.holdings.get(version)) is None:
-                        await transfers.refuse(pair)
-                    else:
+        # What is read stays until the other one has been left: it may be memory of a user.
+        with ExitStack() as read:
+            async with participant.meeting(name, GIVES) as pair:
+                asked = await transfers.asked(pair, patience)
+                holding = participant.holdings.get(asked.version)
+                if holding is not None:
+                    read.enter_context(holding)
+                match asked:
+                    case transfers.Rest(_, has, maps) if holding is not None:
                         await transfers.give(pair, holding, has, patience, maps=maps)
-                case transfers.Parcels(version, _, []):
-                    await parcels.give_manifests(pair, _manifests(participant, version))
-                case transfers.Parcels(version, wants, asked):
-                    await _give_parcels(participant, pair, version, wants, asked)
+                    case transfers.Parcels(version, _, []):
+                        await parcels.give_manifests(pair, _manifests(participant, version))
+                    case transfers.Parcels(version, wants, pieces) if found := _source(
+                        participant, version, wants
+                    ):
+                        await parcels.give(pair, *found, pieces, patience)
+                    case _:
+                        await transfers.refuse(pair)
     except (AiodistError, OSError) as error:
         # Its affair: it looks for another one, if it lives.
         log.debug("channel %r: a subscriber is not served any more: %s", participant.channel, error)
@@ -48,16 +55,12 @@ def _manifests(participant: Participant, version: int) -> list[bytes]:
     return list(lots[0].arrays.packed) if lots else []
 
 
-async def _give_parcels(
-    participant: Participant, pair: Group, version: int, wants: str, asked: list[Any]
-) -> None:
+def _source(participant: Participant, version: int, wants: str) -> tuple[Coming, Source] | None:
+    """That of which pieces are cut out that are here by that name."""
     lot = participant.lots.get((version, wants))
     if lot is not None:
-        await parcels.give(pair, lot, lot, asked, participant.patience)
-        return
+        return lot, lot
     holding = participant.holdings.get(version)
     if wants or holding is None or not holding.filled:
-        await transfers.refuse(pair)
-        return
-    with holding:
-        await parcels.give(pair, holding, Whole(holding), asked, participant.patience)
+        return None
+    return holding, Whole(holding)

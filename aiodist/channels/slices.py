@@ -237,6 +237,10 @@ class Lot(Coming):
         """An array, as users get it."""
         return manifest.shown(self.memory[leaf.key].view(), leaf.spec, leaf.name)
 
+    def lying(self, leaf: Leaf) -> Flat:
+        """An array, as numpy holds its elements."""
+        return self.memory[leaf.key]
+
     def has(self, needed: set[int]) -> bool:
         return not any(self._left[at] for at in needed)
 
@@ -276,8 +280,7 @@ class Whole:
 
     def view(self, piece: Piece) -> Flat:
         leaf = self._leaves[piece.key]
-        lying = leaf.over(self._holding.view, self._holding.release.data)
-        return _cut(lying, leaf.extent.box, piece.box)
+        return _cut(self._holding.lying(leaf), leaf.extent.box, piece.box)
 
     def check(self, needed: set[int]) -> None:
         if self._holding.release.lent:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, Unpack, overload
 
 from aiodist.channels import directory, serving
@@ -55,6 +56,7 @@ class Subscriber:
         self._participant = participant
         self._fetching = Fetching(participant)
         self._turn = asyncio.Lock()
+        self._mixed: int | None = None
         self._given = -1  # the newest that was given to the user
         participant.version = lambda: self._given if self._given >= 0 else None
         participant.met = lambda name: serving.meet(participant, name)
@@ -85,6 +87,7 @@ class Subscriber:
         newer_than: int = -1,
         into: Any,
         convert: bool = False,
+        in_place: bool = False,
         timeout: float | None = None,
     ) -> int: ...
 
@@ -94,6 +97,7 @@ class Subscriber:
         newer_than: int = -1,
         into: Any = None,
         convert: bool = False,
+        in_place: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """The newest version over `newer_than` that can be had, once it is here as a whole: its
@@ -110,26 +114,63 @@ class Subscriber:
         come here, from those who have some of them, whatever parts these have; arrays that `into`
         has not do not come. `convert`: floats may have another dtype in `into`, and are rounded.
 
+        `in_place`: each array is written as soon as it is here, which saves the time that it takes
+        to write all of them in the end. Until this returns, and after an error, `into` is neither
+        the version before nor this one: see `mixed`, which the error notes, too.
+
         Raises TypeError and ValueError, naming the place in `into`, where that does not fit, with
         nothing written; CollectiveTimeoutError (a TimeoutError); CoordinatorLostError;
         GroupClosedError. What has come of a version by then is kept for the next call.
         """
         reading = Reading(into, converts=convert)
-        try:
-            async with asyncio.timeout(timeout), self._turn:
-                found = await self._fetching.newest(max(newer_than + 1, self._given), reading)
-                # Before it is read, which goes on to the end if this is cancelled.
-                self._given = found.version
-                with found:
-                    value = await in_thread(lambda: reading.read(found))
-        except TimeoutError as error:
-            if isinstance(error, CollectiveTimeoutError):
-                raise
-            raise CollectiveTimeoutError(
-                f"no version over {newer_than} of the channel {self._participant.channel!r} was"
-                f" here within {timeout:g} s; the newest there is: {self.newest}"
-            ) from None
+        with self._noted(reading):
+            try:
+                async with asyncio.timeout(timeout), self._turn:
+                    least = max(newer_than + 1, self._given)
+                    if in_place and into is not None:
+                        return await self._in_place(least, reading)
+                    found = await self._fetching.newest(least, reading)
+                    # Before it is read, which goes on to the end if this is cancelled.
+                    self._given = found.version
+                    with found:
+                        value = await in_thread(lambda: reading.read(found))
+            except TimeoutError as error:
+                if isinstance(error, CollectiveTimeoutError):
+                    raise
+                raise CollectiveTimeoutError(
+                    f"no version over {newer_than} of the channel {self._participant.channel!r} was"
+                    f" here within {timeout:g} s; the newest there is: {self.newest}"
+                ) from None
         return self._given if into is not None else (self._given, value)
+
+    async def _in_place(self, least: int, reading: Reading) -> int:
+        fetch = asyncio.ensure_future(self._fetching.newest(least, reading))
+        self._participant.adopt(fetch)
+        try:
+            await reading.in_place(fetch)
+            self._given = fetch.result().version
+            self._mixed = None
+        finally:
+            fetch.cancel()
+            await asyncio.gather(fetch, return_exceptions=True)
+        return self._given
+
+    @contextmanager
+    def _noted(self, reading: Reading) -> Iterator[None]:
+        """Tell of arrays that are mixed in the end."""
+        try:
+            yield
+        except BaseException as error:
+            if reading.mixed is not None:
+                self._mixed = reading.mixed
+                error.add_note(f"`into` has some arrays of version {reading.mixed}: it is mixed")
+            raise
+
+    @property
+    def mixed(self) -> int | None:
+        """The version of which a call with ``in_place=True`` wrote some arrays to its `into`, and
+        failed; None: the last such call has written all of them."""
+        return self._mixed
 
     def __aiter__(self) -> Versions:
         return Versions(self)
@@ -149,7 +190,9 @@ class Subscriber:
         self._participant.adopt(fetch)
         try:
             await until_either(reading.begun.wait(), fetch)
-            with (coming := reading.coming):
+            coming = reading.coming
+            assert coming is not None
+            with coming:
                 async for leaf in arriving(coming, fetch):
                     yield leaf.name, coming.read(leaf)
                 await fetch

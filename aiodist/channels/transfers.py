@@ -27,6 +27,10 @@ from aiodist.work import Work
 WAIT = -1
 """Instead of the number of a part: it takes longer."""
 
+MOST_WAITS = 16
+"""So often one is told that it takes longer, and nothing comes, before one looks for another
+source: one is told so twice in the time of `patience`."""
+
 NOT_HERE = -2
 """It has not got that version, or not any more."""
 
@@ -81,31 +85,30 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
     news = News(pair, holding, leaves, patience)
     try:
-        with holding:
-            # Its memory is given to others when it stays: one that has half a version in the memory
-            # of another who is gone will have its own in a moment.
-            while maps and not (holding.is_whole or _is_own(holding)):
+        # Its memory is given to others when it stays: one that has half a version in the memory
+        # of another who is gone will have its own in a moment.
+        while maps and not (holding.is_whole or _is_own(holding)):
+            if not await news.more():
+                return
+        if maps:
+            assert holding.memory is not None
+            words = holding.memory.words()
+            await pair.send(words, TAKES, tag=PARTS)
+            maps, has = words is not None, 0 if words else has
+        while has < holding.release.parts:
+            if has >= holding.filled or holding.is_abandoned:
                 if not await news.more():
                     return
-            if maps:
-                assert holding.memory is not None
-                words = holding.memory.words()
-                await pair.send(words, TAKES, tag=PARTS)
-                maps, has = words is not None, 0 if words else has
-            while has < holding.release.parts:
-                if has >= holding.filled:
-                    if not await news.more():
-                        return
-                    continue
-                sent.append(pair.send(has, TAKES, tag=PARTS))
-                if not maps:
-                    part = np.frombuffer(holding.part(has), np.uint8)
-                    sent.append(pair.send(part, TAKES, tag=PARTS))
-                has += 1
-                while len(sent) > AHEAD:
-                    await sent.popleft()
-            while sent:
+                continue
+            sent.append(pair.send(has, TAKES, tag=PARTS))
+            if not maps:
+                part = np.frombuffer(holding.part(has), np.uint8)
+                sent.append(pair.send(part, TAKES, tag=PARTS))
+            has += 1
+            while len(sent) > AHEAD:
                 await sent.popleft()
+        while sent:
+            await sent.popleft()
     finally:
         news.close(sent)
 
@@ -198,10 +201,12 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
 
 async def word(pair: Group, coming: Coming, patience: float) -> Any:
     """What comes next that is not to wait."""
-    while True:
+    for _ in range(MOST_WAITS):
         said = await pair.recv(src=GIVES, tag=PARTS, timeout=patience)
         if type(said) is not int or said >= 0:
             return said
         if said != WAIT:
             raise NotThereError
         coming.stir()
+    # It may be waiting for us: a coordinator that was restarted has forgotten who came first.
+    raise NotThereError

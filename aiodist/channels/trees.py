@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiodist.buffers.paths import Path, Where
+from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP
 from aiodist.collectives.shards import Shard, is_part, part
 from aiodist.schedules.resharding import Box, text
 
@@ -25,13 +26,18 @@ def whole(shape: Sequence[int]) -> Box:
     return tuple((0, length) for length in shape)
 
 
-def mapped(tree: Any, work: Callable[[Any, Where], Any], where: Where = "") -> Any:
-    """The tree with what `work` makes of each leaf, given where that is."""
+def mapped(tree: Any, work: Callable[[Any, Where], Any], where: Where = "", depth: int = 0) -> Any:
+    """The tree with what `work` makes of each leaf, given where that is. Raises ValueError where it
+    is too deep: one that contains itself would never end."""
+    if depth > MAX_DEPTH:
+        raise ValueError(TOO_DEEP)
+    below = depth + 1
     if isinstance(tree, dict):
-        return {key: mapped(item, work, Path(where, key)) for key, item in tree.items()}
+        return {key: mapped(item, work, Path(where, key), below) for key, item in tree.items()}
     # A named tuple does not travel, and is told so by who encodes it.
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(mapped(item, work, Path(where, at)) for at, item in enumerate(tree))
+        kind = list if isinstance(tree, list) else tuple
+        return kind(mapped(item, work, Path(where, at), below) for at, item in enumerate(tree))
     return work(tree, where)
 
 

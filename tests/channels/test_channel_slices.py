@@ -65,6 +65,22 @@ class Stage:
         self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
         self.done = asyncio.Event()
 
+    def play(self, mains):
+        """The outcomes of these. Raises what one of them did."""
+
+        async def guarded(main):
+            try:
+                return await main
+            except Exception:
+                self.done.set()  # the others end, too
+                raise
+
+        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
+        for one in outcomes:
+            if isinstance(one, BaseException) and not isinstance(one, Killed):
+                raise one
+        return outcomes
+
     def publisher(self, **more):
         return aiodist.publisher("policy", **{**self.options, **more})
 
@@ -121,7 +137,7 @@ def test_rows_become_columns_and_no_byte_crosses_that_need_not(shares, parts):
 
     mains = {at: stage.publish(at, shares) for at in range(shares)}
     mains |= {shares + at: take(at) for at in range(parts)}
-    outcomes = stage.sim.play(mains)
+    outcomes = stage.play(mains)
     tree = whole(1)
     # Each column once, and the bias once for each who wants it: those hosts hand that on.
     moved = tree["layers"][0].nbytes + parts * tree["bias"].nbytes
@@ -143,7 +159,7 @@ def test_those_who_want_the_same_form_a_chain():
             await stage.done.wait()
 
     mains = {at: stage.publish(at, 2) for at in range(2)}
-    outcomes = stage.sim.play({**mains, **{2 + at: take() for at in range(6)}})
+    outcomes = stage.play({**mains, **{2 + at: take() for at in range(6)}})
     wanted = whole(1)["layers"][0].nbytes / 2 + whole(1)["bias"].nbytes
     assert sum(outcomes[:2]) <= 1.1 * wanted + 8192
 
@@ -182,7 +198,7 @@ def test_all_of_a_version_of_several_shares():
             one_done()
             await stage.done.wait()
 
-    stage.sim.play({0: publish(0), 1: publish(1), 2: take(), 3: stream()})
+    stage.play({0: publish(0), 1: publish(1), 2: take(), 3: stream()})
 
 
 def test_floats_of_another_dtype():
@@ -208,7 +224,7 @@ def test_floats_of_another_dtype():
                 assert text in str(caught.value)
             stage.done.set()
 
-    stage.sim.play({0: stage.publish(0, 1), 1: take()})
+    stage.play({0: stage.publish(0, 1), 1: take()})
 
 
 def test_what_nobody_publishes_and_shares_that_do_not_agree():
@@ -231,7 +247,7 @@ def test_what_nobody_publishes_and_shares_that_do_not_agree():
                     pass
         stage.done.set()
 
-    stage.sim.play({0: publish(0), 1: publish(1), 2: take()})
+    stage.play({0: publish(0), 1: publish(1), 2: take()})
 
 
 def test_who_may_publish_what():
@@ -248,7 +264,7 @@ def test_who_may_publish_what():
         await refused("has another publisher, of part 0 of 2; this is one of 1: end it first")
         stage.done.set()
 
-    stage.sim.play({0: stage.publish(0, 2), 1: stage.publish(1, 2), 2: others()})
+    stage.play({0: stage.publish(0, 2), 1: stage.publish(1, 2), 2: others()})
 
 
 def test_a_part_that_is_not_the_whole_needs_others(run):
@@ -284,7 +300,9 @@ def test_a_source_of_slices_that_goes_in_the_middle(how, monkeypatch):
     async def first():
         async with stage.subscriber() as weights:
             taking = asyncio.ensure_future(weights.latest(into=columns(0, 2)))
-            await has_begun.wait()
+            while not weights._participant.lots:
+                has_begun.clear()
+                await has_begun.wait()
             (lot,) = weights._participant.lots.values()
             while lot._missing > lot.want["['layers'][0]"][1][1] * SHAPE[0] / 3:
                 await lot.news()
@@ -306,7 +324,7 @@ def test_a_source_of_slices_that_goes_in_the_middle(how, monkeypatch):
             stage.sim.nodes[2].resume()
 
     mains = {at: stage.publish(at, 2) for at in range(2)}
-    outcomes = stage.sim.play({**mains, 2: first(), 3: take(), 4: take()})
+    outcomes = stage.play({**mains, 2: first(), 3: take(), 4: take()})
     assert sum(outcomes[:2]) <= nbytes(whole(1))  # half of it is wanted: twice at most
 
 
@@ -331,7 +349,7 @@ def test_the_publishers_die_when_one_has_what_is_wanted():
         stage.done.set()
 
     mains = {at: stage.publish(at, 2) for at in range(2)}
-    stage.sim.play({**mains, 2: first(), 3: late()})
+    stage.play({**mains, 2: first(), 3: late()})
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -382,6 +400,6 @@ def test_random_histories(seed):
     mains = {at: stage.publish(at, shares, range(1, last + 1), pause=0.5) for at in range(shares)}
     mains |= {shares + at: take(at) for at in range(takers - 1)}
     mains[shares + takers - 1] = faults(takers - 1)
-    outcomes = stage.sim.play(mains)
+    outcomes = stage.play(mains)
     for outcome in outcomes[shares:]:
         assert outcome == last or isinstance(outcome, Killed)

@@ -22,6 +22,13 @@ def test_parts_are_unwrapped():
         unwrapped({"a": [PART]}, shares=1)
 
 
+def test_a_tree_that_contains_itself_is_refused():
+    tree = []
+    tree.append(tree)
+    with pytest.raises(ValueError, match="does it contain itself"):
+        unwrapped(tree, shares=1)
+
+
 def test_what_is_wanted():
     into = {"a": PART, "b": [np.zeros(3), 1.5, None, "x"]}
     assert [*parts_wanted(into)] == ["['a']", "['b'][0]"]

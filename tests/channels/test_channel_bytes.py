@@ -1,0 +1,93 @@
+"""How much the publisher of a channel sends, however many take it: on simulated hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.channels import manifest
+from aiodist.testing.simulation import Simulation
+
+CHUNK = 1 << 14
+PATIENCE = 2.0
+SHAPE = (64, 400)
+HOSTS = 16
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK", CHUNK)
+
+
+def into(chance, sliced):
+    """Memory for all of it, or for some columns."""
+    if not sliced:
+        return np.zeros(SHAPE, np.int32)
+    count = chance.choice((1, 2, 4))
+    at = chance.randrange(count)
+    index = (slice(None), slice(SHAPE[1] * at // count, SHAPE[1] * (at + 1) // count))
+    shape = (SHAPE[0], index[1].stop - index[1].start)
+    return aiodist.Shard(np.zeros(shape, np.int32), index, SHAPE)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("sliced", [False, True])
+def test_the_publisher_sends_at_most_two_copies_where_nobody_dies(seed, sliced):
+    """Whenever they come, though some stand still for a while, and the coordinator is restarted in
+    the middle."""
+    chance = random.Random(seed)
+    sim = Simulation(1 + HOSTS, seed=seed, durable=bool(seed % 2))
+    options = {"address": sim.address, "transports": ("tcp",), "patience": PATIENCE}
+    left = HOSTS
+    done = asyncio.Event()
+    versions = 3
+    sent = []
+
+    async def publish():
+        async with aiodist.publisher("policy", **options) as out:
+            for version in range(1, versions + 1):
+                w = np.full(SHAPE, version, np.int32)
+                await out.publish({"w": w}, version=version)
+                await asyncio.sleep(2)
+                if version == 2:
+                    sim.restart_coordinator(chance.uniform(0.1, 1.0))
+            await done.wait()
+            await asyncio.sleep(1)  # those it has met have left
+            sent.append(out.bytes_sent)
+
+    async def take(rank):
+        nonlocal left
+        await asyncio.sleep(chance.uniform(0, 4))
+        async with aiodist.subscriber("policy", **options) as weights:
+            memory = into(chance, sliced)
+            array = getattr(memory, "array", memory)
+            newest = 0
+            while newest < versions:
+                newest = await weights.latest(newer_than=newest, into={"w": memory})
+                assert (array == newest).all()
+            left -= 1
+            if not left:
+                done.set()
+            await done.wait()
+        return newest
+
+    async def guarded(main):
+        try:
+            return await main
+        except Exception:
+            done.set()
+            raise
+
+    for rank in chance.sample(range(1, HOSTS + 1), 2):
+        begins = chance.uniform(0, 6)
+        sim.network.later_by(begins, sim.nodes[rank].stop)
+        sim.network.later_by(begins + chance.uniform(0.1, 1.0), sim.nodes[rank].resume)
+    mains = {rank: take(rank) for rank in range(1, HOSTS + 1)}
+    outcomes = sim.play({rank: guarded(main) for rank, main in {0: publish(), **mains}.items()})
+    assert outcomes == [None] + [versions] * HOSTS
+    nbytes = 4 * SHAPE[0] * SHAPE[1]
+    assert 0.5 * versions * nbytes < sent[0] <= 2 * versions * nbytes

@@ -1,0 +1,137 @@
+"""Versions that are written to arrays of the subscriber as they come, on simulated hosts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.channels import into as channels_into
+from aiodist.channels import manifest
+from aiodist.testing.simulation import Killed, Simulation
+
+CHUNK = 1 << 14
+PATIENCE = 2.0
+LAYERS = 24
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK", CHUNK)
+
+
+def tree(version, dtype=np.float32):
+    return {"layers": [np.full(CHUNK // 4, version + at, dtype) for at in range(LAYERS)], "n": 1}
+
+
+def is_version(into, version):
+    layers = zip(into["layers"], tree(version)["layers"], strict=True)
+    return all(np.array_equal(one, expected) for one, expected in layers)
+
+
+class Stage:
+    def __init__(self, size):
+        self.sim = Simulation(size)
+        self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
+        self.done = asyncio.Event()
+
+    def play(self, mains):
+        """The outcomes of these. Raises what one of them did."""
+
+        async def guarded(main):
+            try:
+                return await main
+            except Exception:
+                self.done.set()  # the others end, too
+                raise
+
+        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
+        for one in outcomes:
+            if isinstance(one, BaseException) and not isinstance(one, Killed):
+                raise one
+        return outcomes
+
+    def publisher(self, **more):
+        return aiodist.publisher("policy", **{**self.options, **more})
+
+    def subscriber(self):
+        return aiodist.subscriber("policy", **self.options)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shares", [1, 2])
+def test_the_arrays_are_written_and_are_whole_in_the_end(dtype, shares):
+    stage = Stage(1 + shares)
+
+    async def publish(at):
+        async with stage.publisher(part=(at, shares)) as out:
+            await out.publish(tree(1), version=1)
+            await stage.done.wait()
+
+    async def take():
+        async with stage.subscriber() as weights:
+            into = tree(0, dtype)
+            kept = into["layers"][0]
+            convert = dtype is not np.float32
+            assert await weights.latest(into=into, in_place=True, convert=convert) == 1
+            assert is_version(into, 1)
+            assert into["layers"][0] is kept
+            assert weights.mixed is None
+            wrong = {"layers": [np.zeros(7, dtype)] * LAYERS, "n": 0}
+            with pytest.raises(ValueError, match=r"into\['layers'\]\[0\]"):
+                await weights.latest(into=wrong, in_place=True, convert=convert)
+            assert weights.mixed is None  # nothing was written
+        stage.done.set()
+
+    stage.play({**{at: publish(at) for at in range(shares)}, shares: take()})
+
+
+@pytest.mark.parametrize("convert", [False, True])
+def test_what_fails_in_the_middle_is_said_to_be_mixed(monkeypatch, convert):
+    """Arrays are there before the version is; its publisher dies then, and another one follows."""
+    stage = Stage(3)
+    died = asyncio.Event()
+    write = channels_into.IntoParts.write
+
+    def dies(parts, found, leaf):
+        write(parts, found, leaf)
+        if not died.is_set() and leaf.name == "layers.1":
+            assert not found.is_whole
+            stage.sim.nodes[0].kill()
+            died.set()
+
+    monkeypatch.setattr(channels_into.IntoParts, "write", dies)
+
+    async def first():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await stage.done.wait()
+
+    async def take():
+        async with stage.subscriber() as weights:
+            into = tree(0)
+            stage.sim.loop.call_later(100, publishing.set)
+            options = {"into": into, "in_place": True, "convert": convert}
+            with pytest.raises(aiodist.CollectiveTimeoutError) as caught:
+                await weights.latest(timeout=20, **options)
+            assert caught.value.__notes__ == ["`into` has some arrays of version 1: it is mixed"]
+            assert weights.mixed == 1
+            assert into["layers"][0][0] == 1
+            assert into["layers"][-1][0] == tree(0)["layers"][-1][0]
+            publishing.set()
+            assert await weights.latest(newer_than=1, **options) == 2
+            assert is_version(into, 2)
+            assert weights.mixed is None
+        stage.done.set()
+
+    publishing = asyncio.Event()
+
+    async def second():
+        await publishing.wait()
+        async with stage.publisher() as out:
+            await out.publish(tree(2), version=2)
+            await stage.done.wait()
+
+    stage.play({0: first(), 1: take(), 2: second()})
