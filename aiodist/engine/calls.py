@@ -25,7 +25,6 @@ from aiodist.engine.waiting_calls import WaitingCalls
 from aiodist.errors import AiodistError, CollectiveAbortedError, PeerLostError
 from aiodist.links.party import Party
 from aiodist.recorder import Records
-from aiodist.schedules.plan import Send
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
@@ -200,9 +199,9 @@ class Calls:
         work._on_cancel = partial(self.ends.cancelled, operation)
         if executor is not None:
             operation.carry_on(executor)
-            for step in executor.done:
-                if isinstance(step, Send) and step.peer not in operation.heard:
-                    self.may_send(operation, step.peer, work.nbytes)  # it has been sent
+            for peer, nbytes in executor.sent():
+                if peer not in operation.heard:
+                    self.goes_unasked(operation, peer, nbytes)
         for src, data in (came or {}).items():
             deliver(operation.message(src, 0, len(data)), (data,), len(data))
         if self._enter(operation, has_number=came is not None):
@@ -356,9 +355,14 @@ class Calls:
                 op.knocked.add(peer)
                 self.party.say(peer, kinds.KNOCK, op.tag, op.seq)
             return False
-        self._unsolicited[peer] = used + nbytes
-        op.unsolicited[peer] = op.unsolicited.get(peer, 0) + nbytes
+        self.goes_unasked(op, peer, nbytes)
         return True
+
+    def goes_unasked(self, op: Operation, peer: int, nbytes: int) -> None:
+        """So many bytes go to `peer`, or have gone, of which nobody knows whether it has entered
+        `op`."""
+        self._unsolicited[peer] += nbytes
+        op.unsolicited[peer] = op.unsolicited.get(peer, 0) + nbytes
 
     def refund(self, op: Operation, peer: int) -> None:
         """`peer` has entered `op`."""

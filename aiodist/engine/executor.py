@@ -10,7 +10,7 @@ when what it needs may be there: by whoever brings a frame, or by the lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from aiodist.engine.phase import Phase, Spans
@@ -217,6 +217,12 @@ class Executor:
     def done(self) -> Sequence[Step]:
         """The steps that are done."""
         return self.phase.prepared.plan.steps[: self._pc]
+
+    def sent(self) -> Iterator[tuple[int, int]]:
+        """The frames that have been sent: to whom, and how many bytes."""
+        for step in self.done:
+            if isinstance(step, Send):
+                yield step.peer, sum([view.nbytes for view in self._memory.outgoing(step.spans)])
 
     def needs(self, peer: int) -> bool:
         """Whether the steps that are left exchange anything with `peer`."""

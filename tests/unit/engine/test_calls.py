@@ -15,6 +15,7 @@ class Said:
     """A group of three of which only what it says counts; and an operation of it."""
 
     may_send = Calls.may_send
+    goes_unasked = Calls.goes_unasked
     refund = Calls.refund
 
     def __init__(self) -> None:
@@ -39,6 +40,16 @@ def test_the_first_frames_go_unasked_and_the_rest_waits(calls: Any) -> None:
     assert calls.may_send(op, 2, 1)
     calls.refund(op, 1)
     assert calls.may_send(op, 1, 1)
+
+
+def test_what_has_gone_is_counted_whatever_it_was(calls: Any) -> None:
+    op = operation(-1)  # it has no number yet
+    calls.goes_unasked(op, 1, MAX_UNSOLICITED)
+    calls.goes_unasked(op, 1, 1)
+    assert not calls.said
+    assert not calls.may_send(operation(0), 1, 1)
+    calls.refund(op, 1)
+    assert calls.may_send(operation(1), 1, 1)
 
 
 def test_who_waits_knocks_once_at_each_peer(calls: Any) -> None:
