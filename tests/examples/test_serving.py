@@ -13,6 +13,7 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "examples" / "digits" / "serving.py"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_no_request_fails_while_weights_are_swapped(
     environment: Callable[..., dict[str, str]],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_all_get_new_versions_after_every_fault() -> None:
     program = Path(__file__).with_name("chaos_weights.py")

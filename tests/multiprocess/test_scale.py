@@ -33,6 +33,7 @@ def measured(folder: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_ranks_of_one_process(tmp_path: Path) -> None:
     """Frames and connections are those of the plans, exactly."""
     cases = f"all_reduce:{LARGE},barrier"
@@ -49,6 +50,7 @@ def test_ranks_of_one_process(tmp_path: Path) -> None:
         assert min(large["seconds"], barrier["seconds"], column["memory"]) > 0
 
 
+@pytest.mark.long
 def test_processes_of_one_host(tmp_path: Path) -> None:
     """Ranks that share memory exchange no data in frames."""
     found = measured(tmp_path, "processes", "--processes", "2", "--cases", "all_reduce:8")
@@ -59,8 +61,9 @@ def test_processes_of_one_host(tmp_path: Path) -> None:
     assert column["files"] > 0
 
 
+@pytest.mark.long
 def test_members(tmp_path: Path) -> None:
-    found = measured(tmp_path, "members", "--members", "20", "--lease", "2", "--group-size", "4")
+    found = measured(tmp_path, "members", "--members", "20", "--lease", "10", "--group-size", "4")
     many, formed, gone_on = found["members"]
     assert many["members"] == 20
     # A connection for each member, and at most one file that they have in common.
@@ -68,6 +71,7 @@ def test_members(tmp_path: Path) -> None:
     assert 0 < gone_on["sent"] < formed["sent"]
 
 
+@pytest.mark.long
 def test_hosts(tmp_path: Path) -> None:
     """Where they can be made: what goes between two hosts goes by frames."""
     found = measured(tmp_path, "hosts", "--hosts", "2x1", "--cases", "all_reduce:8")
