@@ -122,9 +122,14 @@ async def late_all_reduce(groups: list[aiodist.Group]) -> Counter[tuple[str, str
     """What is called by an all_reduce that is done within its call, once it is prepared."""
     called: Counter[tuple[str, str]] = Counter()
 
+    kicks = 0  # functions that are under way to wake the other rank, if that sleeps by now
+
     def note(frame: Any, event: str, function: Any) -> None:
-        if event in ("call", "c_call"):
-            name = frame.f_code.co_name if event == "call" else function.__name__
+        nonlocal kicks
+        name = function.__name__ if event.startswith("c_") else frame.f_code.co_name
+        if name == "kick":
+            kicks += {"call": 1, "return": -1}[event]
+        elif event in ("call", "c_call") and not kicks:
             called[event, "clock" if name in ("time", "monotonic") else name] += 1
 
     while groups[1]._context.express is None:  # until it is agreed on memory
