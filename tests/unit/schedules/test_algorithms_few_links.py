@@ -35,6 +35,7 @@ from aiodist.schedules import (
     spread,
     tree,
 )
+from aiodist.schedules.costs import ONE_HOST_TCP
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.frames import packed
 from aiodist.schedules.plan import OUT, Plan, Recv, Reduce, Send, Span, X
@@ -87,8 +88,12 @@ def test_halving_to_slices(size: int) -> None:
         assert max(map(peers, plans)) <= size.bit_length() + 2
         slices = [len(out) for out in outcome.out]
         shape = choose_reductions.Shape(bounds[-1], 1, 1)
-        bound = choose_reductions._halving_slices(shape, bounds, max(slices)).tally.scratch
-        assert max(plan.scratch for plan in plans) <= bound
+        choice = choose_reductions._halving_slices(shape, bounds, max(slices), ONE_HOST_TCP)
+        assert max(plan.scratch for plan in plans) <= choice.tally.scratch
+        reckoned = [choice.algorithm(rank, size, *choice.args) for rank in range(size)]
+        for kind in (Send, Recv):
+            most = max(sum(isinstance(step, kind) for step in plan.steps) for plan in reckoned)
+            assert most <= choice.tally.frames
 
 
 def assert_reduced_around(values: Iterable[Value], units: Iterable[int], size: int) -> None:
