@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from standin import StandinDevice
+import pytest
+from standin import StandinDevice, hold
 
 import aiodist
 from aiodist import Group, MismatchError
@@ -80,3 +81,50 @@ async def test_out_that_does_not_fit(ranks: list[StandinDevice]) -> None:
         ends = await asyncio.gather(*works, return_exceptions=True)
         assert any(isinstance(end, MismatchError) for end in ends[1:])
         assert all(isinstance(end, aiodist.AiodistError) for end in ends)
+
+
+INTO: dict[str, Callable[[Group, Any, Any], Any]] = {
+    "broadcast": lambda g, x, out: g.broadcast(x if out is None else out, 1),
+    "all_gather": lambda g, x, out: g.all_gather(x[g.rank], out=out),
+    "scatter": lambda g, x, out: g.scatter(None if g.rank == 0 else [x, x], 1, out=out),
+    "all_to_all": lambda g, x, out: g.all_to_all(list(x), out=out),
+}
+
+
+@pytest.mark.parametrize("op", INTO)
+async def test_what_comes_from_hosts_comes_after_the_stream_of_the_call(
+    devices: Devices, op: str
+) -> None:
+    """Whichever stream is the current one when it is there."""
+    (device,) = devices(1)
+    x = np.ones((2, 3))
+    async with aiodist.local(2) as groups:
+        out = device.new("float64", (2, 3))
+        usual, side = device.current(), device.stream()
+        device._current = side
+        gate = side.hold()
+        device.fill(out, 7.0)
+        work = INTO[op](groups[0], x, out)
+        device._current = usual
+        other = INTO[op](groups[1], x, None)
+        for _ in range(10):  # however long it is waited
+            await each(groups, lambda g, r: g.all_reduce(1, tag="other"))
+        assert not work.done()
+        gate.set()
+        await asyncio.gather(work, other)
+        check(device, out, x)
+
+
+async def test_what_has_to_be_made_flat_is_read_once_it_is(devices: Devices) -> None:
+    ranks = devices(2)
+    x = np.arange(12.0).reshape(3, 4)
+    async with aiodist.local(2) as groups:
+        given, out = ranks[0].put(x), ranks[1].new("float64", (4, 3))
+        ranks[0].get(given)
+        gate = hold(groups[0]._context.device_memory.stream(ranks[0]))
+        works = [groups[0].broadcast(given.T, 0), groups[1].broadcast(out, 0)]
+        for _ in range(10):  # however long it is waited
+            await each(groups, lambda g, r: g.all_reduce(1, tag="other"))
+        gate.set()
+        await asyncio.gather(*works)
+        check(ranks[1], out, x.T)

@@ -113,3 +113,9 @@ def test_a_vector_that_is_kept_is_lent_the_next_array() -> None:
     vector.lend(other)
     assert vector.pieces(1, 2)[0].tolist() == [6.0]
     assert bytes(vector.views(0, 1)[0]) == np.float64(5).tobytes()
+
+
+@pytest.mark.parametrize("lengths", [(3,), (2, 3)])
+def test_of_no_elements_there_is_no_view(lengths: tuple[int, ...]) -> None:
+    vector = Vector([np.zeros(length) for length in lengths])
+    assert vector.views(2, 2) == vector.pieces(2, 2) == []

@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 from sharing import everyone, sharing
+from standin import StandinDevice
 
 import aiodist
 from aiodist import MismatchError, ReduceOp
@@ -61,6 +62,22 @@ def test_what_fails_after_its_first_phase(run):
             for result in await asyncio.gather(*works, return_exceptions=True):
                 assert isinstance(result, OverflowError)
             assert await everyone(ranks, lambda g: g.all_reduce(1)) == [2, 2]
+
+    run(main())
+
+
+def test_what_waits_for_a_device_goes_on_after_its_first_phase(run):
+    async def main():
+        device = StandinDevice()
+        try:
+            async with sharing(2) as ranks:
+                for _ in range(2):
+                    xs = [device.put(np.full(3, 1.0 + g.rank)) for g in ranks]
+                    results = await everyone(ranks, lambda g, xs=xs: g.all_gather(xs[g.rank]))
+                    for result in results:
+                        assert [device.get(x).tolist() for x in result] == [[1.0] * 3, [2.0] * 3]
+        finally:
+            device.close()
 
     run(main())
 

@@ -103,3 +103,16 @@ def test_nobody_is_told_of_an_end_that_is_wanted() -> None:
         assert not heard.ends
 
     asyncio.run(main())
+
+
+async def test_what_was_abandoned_is_closed_for_all_threads() -> None:
+    """The lease thread is to hear that nobody gets what it says."""
+    ours, theirs = socket.socketpair()
+    heard = Heard()
+    control = ControlSocket(ours, heard.frame, heard.closed)
+    asyncio.get_running_loop().remove_reader(ours.fileno())  # as of a loop that was closed
+    control.abandon()
+    with theirs:
+        assert not control.send_from_thread(encode_message(Renew()))
+        assert theirs.recv(1) == b""
+    assert not control.is_open

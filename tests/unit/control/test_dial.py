@@ -127,3 +127,14 @@ def test_a_service_that_says_nothing_is_said_to_do_so_once(
 async def test_an_address_that_makes_no_sense() -> None:
     with pytest.raises(ValueError, match="ftp"):
         await dial("ftp://x:1", token=None, ssl=None, timeout=1.0, retry=True)
+
+
+def test_a_name_without_an_address_is_named(
+    loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(*_: object, **__: object) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(loop, "getaddrinfo", found)
+    with pytest.raises(JoinError, match=r"10\.0\.0\.1 has no address"):
+        loop.run_until_complete(dial(AT, token=None, ssl=None, timeout=5.0, retry=False))

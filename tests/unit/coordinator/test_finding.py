@@ -120,3 +120,12 @@ async def test_rank_0_on_another_host_than_the_store() -> None:
     wanted = Wanted(AGENT, serve=ELSEWHERE, through_agent=True, key="k")
     with pytest.raises(JoinError, match="is MASTER_ADDR another host's"):
         await find(wanted, 1.0)
+
+
+async def test_nobody_waits_for_a_coordinator_that_ends_with_rank_0() -> None:
+    _, coordinator = await find(Wanted(HERE, serve=HERE), 1.0)
+    assert coordinator is not None
+    try:
+        assert not coordinator.returns
+    finally:
+        await coordinator.stop()

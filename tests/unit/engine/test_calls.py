@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aiodist.engine import failures
 from aiodist.engine.calls import MAX_UNSOLICITED, Calls
+from aiodist.errors import GroupClosedError
 from aiodist.wire import kinds
 
 
@@ -62,3 +66,58 @@ def test_who_waits_knocks_once_at_each_peer(calls: Any) -> None:
     assert calls.said == [(1, kinds.KNOCK, None, 1), (2, kinds.KNOCK, None, 1)]
     assert not calls.may_send(first, 1, 1)
     assert calls.said[2:] == [(1, kinds.KNOCK, None, 0)]
+
+
+def test_what_is_heard_about_tags_is_answered_and_what_waited_for_it_goes_on() -> None:
+    heard: list[tuple[object, ...]] = []
+    said: list[tuple[object, ...]] = []
+    thawed: list[bool] = []
+    ends = [True, False]
+
+    def hear(src: int, fields: Sequence[object]) -> tuple[list[tuple[int, tuple[str]]], bool]:
+        heard.append((src, fields))
+        return [(2, ("word",))], ends.pop()
+
+    calls: Any = SimpleNamespace(
+        tags=SimpleNamespace(heard=hear),
+        party=SimpleNamespace(say=lambda *words: said.append(words)),
+        _thaw=lambda: thawed.append(True),
+    )
+    calls._send_about_tags = partial(Calls._send_about_tags, calls)
+    Calls.about_tags(calls, 1, ["first"])
+    assert heard == [(1, ["first"])]
+    assert said == [(2, kinds.TAGS, "word")]
+    assert not thawed
+    Calls.about_tags(calls, 1, ["last"])
+    assert thawed == [True]
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_who_aborts_tells_it_of_each_operation(abort: bool) -> None:
+    failed: list[object] = []
+    given_up: list[tuple[object, failures.Verdict, str]] = []
+    op = SimpleNamespace(work=SimpleNamespace(fail=failed.append))
+
+    def give_up(op: object, verdict: failures.Verdict, error: object) -> None:
+        given_up.append((op, verdict, str(error)))
+
+    def nothing(*_: object) -> None: ...
+
+    calls: Any = SimpleNamespace(
+        tags=SimpleNamespace(disband=nothing),
+        _thaw=nothing,
+        posting=None,
+        waiting=SimpleNamespace(settle=nothing),
+        ops={(None, 0): op},
+        party=SimpleNamespace(rank=2),
+        ends=SimpleNamespace(
+            give_up=give_up, withdraw=nothing, hearsay=SimpleNamespace(close=nothing)
+        ),
+    )
+    error = GroupClosedError("enough")
+    Calls.close(calls, error, abort=abort)
+    if abort:
+        assert given_up == [(op, failures.Verdict("aborted", "enough", 2), str(error))]
+    else:
+        assert [str(each) for each in failed] == [str(error)]
+        assert failed != [error]  # each Work has one of its own

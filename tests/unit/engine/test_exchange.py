@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -83,3 +83,23 @@ def test_a_frame_of_a_wrong_size_or_slot_is_refused() -> None:
         op.exchange.message(1, 1, op.nbytes)
     with pytest.raises(ProtocolError, match=f"of {op.nbytes - 1} bytes"):
         op.exchange.message(1, 0, op.nbytes - 1)
+
+
+def test_memory_that_was_sent_is_settled_with_each_peer_once_all_has_left() -> None:
+    """A link that breaks later must not read it: it is the user's again."""
+    op = Receiving(np.zeros(8))
+    settled: list[tuple[int, object]] = []
+    op.exchange._party = cast(
+        Any, SimpleNamespace(settle=lambda peer, token: settled.append((peer, token)))
+    )
+    op.exchange._to.add(1)
+    op.exchange._unsent[1] = 1
+    assert not op.exchange.is_drained
+    op.exchange.left(1)
+    assert settled == []
+    assert op.exchange.is_drained and op.exchange.is_drained
+    assert settled == [(1, op)]
+    op.exchange._to.add(1)
+    op.exchange.close()
+    assert op.exchange.is_drained
+    assert settled == [(1, op)]

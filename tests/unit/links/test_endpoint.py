@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -103,3 +104,19 @@ async def test_what_fails_beside_is_told(caplog: pytest.LogCaptureFixture) -> No
     assert tasks[1].cancelled()
     (record,) = caplog.records
     assert (record.levelname, record.getMessage()) == ("ERROR", "a test failed")
+
+
+async def test_strangers_are_turned_away_before_the_last_words_are_sent() -> None:
+    """These may take long, and meanwhile nobody is to be let in."""
+    endpoint = endpoint_of_two(Refusing())
+    closed: list[str] = []
+
+    async def finish(timeout: float) -> None:
+        closed.append("goodbye")
+
+    endpoint.accept(
+        cast(Link, SimpleNamespace(peer_name="b:1", close=lambda: closed.append("stranger")))
+    )
+    endpoint.peer(1).link = cast(Link, SimpleNamespace(finish=finish))
+    await endpoint.finish(1.0)
+    assert closed[:2] == ["stranger", "goodbye"]

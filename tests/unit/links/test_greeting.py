@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from aiodist.links.greeting import HANDSHAKE_TIMEOUT, Door, Greeter
+from aiodist.errors import ProtocolError
+from aiodist.links.greeting import (
+    HANDSHAKE_TIMEOUT,
+    Claim,
+    Counterpart,
+    Door,
+    Greeter,
+    Greeting,
+    Identity,
+)
 from aiodist.transports.base import Link
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
@@ -117,3 +128,18 @@ def test_who_says_no_more_is_sent_away(desk: Desk, stranger: Stranger, frames: l
     desk.loop.end_patience()
     assert str(stranger.error) == "no greeting within 10 s"
     assert desk.asked == 0
+
+
+async def test_what_is_no_answer_to_a_greeting_is_refused() -> None:
+    """Whatever is sent instead of the challenge, in the place of which it might be taken."""
+    peer = SimpleNamespace(rank=1, id="b", claim=Claim(0, 0))
+    nonce = bytes(NONCE_BYTES)
+    for frame, nbytes in [
+        (pack_fields(kinds.PROOF, nonce), 0),
+        (pack_fields(kinds.CHALLENGE, nonce, 0), 0),
+        (pack_fields(kinds.CHALLENGE, nonce), 1),
+    ]:
+        link = Stranger()
+        greeting = Greeting(asyncio.get_running_loop(), cast(Counterpart, peer), Identity("g", "a"))
+        with pytest.raises(ProtocolError, match="not the answer to a greeting"):
+            greeting.frame(cast(Link, link), frame, nbytes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -239,3 +240,23 @@ def test_headers_stay_below_their_limit(net: Any) -> None:
     net.settle()
     assert max(len(pack_fields(*fields)) for _, _, fields in net.sent) < 60_000
     assert all(engine.idle for engine in net.engines)
+
+
+def test_what_is_said_to_oneself_is_taken_in_one_after_the_other() -> None:
+    """Also where taking it in ends in another `flush`, as every entry into the engine does."""
+    seen: list[Any] = []
+
+    def receive(fields: tuple[Any, ...], payload: object) -> None:
+        seen.append(("begins", *fields))
+        line.flush()
+        seen.append(("ends", *fields))
+
+    line = wire.Wire(cast(wire.Channel, SimpleNamespace(rank=0)), receive)
+    for number in range(2):
+        line.send(0, (number,), done=lambda number=number: seen.append(number))
+    for _ in range(2):  # the second time there is nothing
+        line.flush()
+    assert seen == [("begins", 0), ("ends", 0), 0, ("begins", 1), ("ends", 1), 1]
+    line.send(0, (2,))
+    line.flush()
+    assert seen[-1] == ("ends", 2)

@@ -90,6 +90,10 @@ def test_halving_to_slices(size: int) -> None:
         shape = choose_reductions.Shape(bounds[-1], 1, 1)
         choice = choose_reductions._halving_slices(shape, bounds, max(slices), ONE_HOST_TCP)
         assert max(plan.scratch for plan in plans) <= choice.tally.scratch
+        reckoned = [choice.algorithm(rank, size, *choice.args) for rank in range(size)]
+        for kind in (Send, Recv):
+            most = max(sum(isinstance(step, kind) for step in plan.steps) for plan in reckoned)
+            assert most <= choice.tally.frames
 
 
 def assert_reduced_around(values: Iterable[Value], units: Iterable[int], size: int) -> None:

@@ -9,6 +9,7 @@ from seeds import seeds
 
 from aiodist.errors import CollectiveAbortedError, MismatchError
 from aiodist.schedules.teams import Teams
+from aiodist.shared_memory.board import digest_of
 
 
 @pytest.mark.parametrize("polls", [False, True])
@@ -163,3 +164,14 @@ def test_no_false_mismatch_with_what_a_rank_called_before_it_passed_over(lanes, 
         assert calls[2].is_right(rank, 3)
     for rank in (1, 2):
         assert isinstance(calls[1].works[rank].exception(), CollectiveAbortedError)
+
+
+def test_a_phase_of_calls_that_differ_does_not_end_however_often_it_is_asked(lanes):
+    """A rank that waits for nobody finds out at the end, and is asked again when it is woken."""
+    world = lanes.World(2, lanes.Path([]))
+    first, second = (context.lane for context in world.contexts)
+    for lane, call in ((first, b"barrier()"), (second, b"all_gather()")):
+        assert lane.try_enter(0, 0, digest_of(call), call, 0)
+        lane.publish()
+    for lane in (first, second, first, second):
+        assert not lane.end(0)

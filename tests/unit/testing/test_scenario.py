@@ -33,3 +33,8 @@ def test_seeds_differ_in_what_they_try() -> None:
     assert {one.size for one in found} == {2, 3, 4, 5, 7}
     assert {one.durable for one in found} == {True, False}
     assert any(one.wrongs for one in found) and any(not one.cancels for one in found)
+
+
+def test_up_to_three_disasters_happen() -> None:
+    """As the documentation says."""
+    assert {len(scenario(seed).disasters) for seed in SEEDS} == {0, 1, 2, 3}
