@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -90,7 +91,7 @@ class Memory:
             self._segment.close()
 
 
-class Coming:
+class Coming(ABC):
     """Something of a version that comes, and is handed on meanwhile.
 
     Whoever takes it from this participant is told to wait as long as it is `fed`: as long as this
@@ -111,18 +112,19 @@ class Coming:
         self._news = asyncio.Event()
 
     @property
+    @abstractmethod
     def is_whole(self) -> bool:
-        raise NotImplementedError
+        """Whether all of it is here."""
 
     @property
+    @abstractmethod
     def here(self) -> int:
         """How many of its bytes are here."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def own_bytes(self) -> int:
         """Bytes of memory that it takes: none where it is somebody else's."""
-        raise NotImplementedError
 
     @property
     def is_abandoned(self) -> bool:

@@ -6,14 +6,13 @@ import asyncio
 
 import numpy as np
 import pytest
+from channel_stage import ChannelStage
 
 import aiodist
 from aiodist.channels import into as channels_into
 from aiodist.channels import manifest
-from aiodist.testing.simulation import Killed, Simulation
 
 CHUNK = 1 << 14
-PATIENCE = 2.0
 LAYERS = 24
 
 
@@ -31,39 +30,10 @@ def is_version(into, version):
     return all(np.array_equal(one, expected) for one, expected in layers)
 
 
-class Stage:
-    def __init__(self, size):
-        self.sim = Simulation(size)
-        self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
-        self.done = asyncio.Event()
-
-    def play(self, mains):
-        """The outcomes of these. Raises what one of them did."""
-
-        async def guarded(main):
-            try:
-                return await main
-            except Exception:
-                self.done.set()  # the others end, too
-                raise
-
-        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
-        for one in outcomes:
-            if isinstance(one, BaseException) and not isinstance(one, Killed):
-                raise one
-        return outcomes
-
-    def publisher(self, **more):
-        return aiodist.publisher("policy", **{**self.options, **more})
-
-    def subscriber(self):
-        return aiodist.subscriber("policy", **self.options)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("shares", [1, 2])
 def test_the_arrays_are_written_and_are_whole_in_the_end(dtype, shares):
-    stage = Stage(1 + shares)
+    stage = ChannelStage(1 + shares)
 
     async def publish(at):
         async with stage.publisher(part=(at, shares)) as out:
@@ -91,7 +61,7 @@ def test_the_arrays_are_written_and_are_whole_in_the_end(dtype, shares):
 @pytest.mark.parametrize("convert", [False, True])
 def test_what_fails_in_the_middle_is_said_to_be_mixed(monkeypatch, convert):
     """Arrays are there before the version is; its publisher dies then, and another one follows."""
-    stage = Stage(3)
+    stage = ChannelStage(3)
     died = asyncio.Event()
     write = channels_into.IntoParts.write
 

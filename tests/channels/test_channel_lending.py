@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from channel_stage import ChannelStage
 from standin import StandinDevice
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -17,10 +18,8 @@ import aiodist
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding
 from aiodist.channels.slices import Lot
-from aiodist.testing.simulation import Killed, Simulation
 
 CHUNK = 1 << 12
-PATIENCE = 2.0
 
 
 @pytest.fixture(autouse=True)
@@ -45,35 +44,6 @@ def same(got, version):
     assert got.keys() == expected.keys()
     for key, one in got.items():
         assert bool(np.all(np.asarray(one == expected[key]))), key
-
-
-class Stage:
-    def __init__(self, size):
-        self.sim = Simulation(size)
-        self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
-        self.done = asyncio.Event()
-
-    def play(self, mains):
-        """The outcomes of these. Raises what one of them did."""
-
-        async def guarded(main):
-            try:
-                return await main
-            except Exception:
-                self.done.set()  # the others end, too
-                raise
-
-        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
-        for one in outcomes:
-            if isinstance(one, BaseException) and not isinstance(one, Killed):
-                raise one
-        return outcomes
-
-    def publisher(self, **more):
-        return aiodist.publisher("policy", **{**self.options, **more})
-
-    def subscriber(self):
-        return aiodist.subscriber("policy", **self.options)
 
 
 @pytest.mark.parametrize("transports", [None, ("tcp",)])
@@ -111,7 +81,7 @@ def test_what_is_lent_is_read_where_it_lies(run, transports):
 
 @pytest.mark.parametrize("sliced", [False, True])
 def test_what_is_written_meanwhile_is_given_to_nobody(sliced):
-    stage = Stage(2)
+    stage = ChannelStage(2)
 
     async def publish():
         async with stage.publisher() as out:
@@ -139,7 +109,7 @@ def test_what_is_written_meanwhile_is_given_to_nobody(sliced):
 @pytest.mark.parametrize("sliced", [False, True])
 def test_taking_back_ends_what_is_being_given(sliced, monkeypatch):
     """Who has begun to take it gets no more of it, and waits for the next version."""
-    stage = Stage(3)
+    stage = ChannelStage(3)
     begun, back = asyncio.Event(), asyncio.Event()
     for cls in (Holding, Lot):
 

@@ -7,14 +7,14 @@ import random
 
 import numpy as np
 import pytest
+from channel_stage import PATIENCE, ChannelStage
 
 import aiodist
 from aiodist.channels import manifest, subscriber
 from aiodist.channels.into import Reading
-from aiodist.testing.simulation import Killed, Simulation
+from aiodist.testing.simulation import Killed
 
 CHUNK = 1 << 14
-PATIENCE = 2.0
 SHAPE = (96, 120)
 
 
@@ -59,34 +59,7 @@ def is_version(into, version):
     )
 
 
-class Stage:
-    def __init__(self, size, **options):
-        self.sim = Simulation(size, **options)
-        self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
-        self.done = asyncio.Event()
-
-    def play(self, mains):
-        """The outcomes of these. Raises what one of them did."""
-
-        async def guarded(main):
-            try:
-                return await main
-            except Exception:
-                self.done.set()  # the others end, too
-                raise
-
-        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
-        for one in outcomes:
-            if isinstance(one, BaseException) and not isinstance(one, Killed):
-                raise one
-        return outcomes
-
-    def publisher(self, **more):
-        return aiodist.publisher("policy", **{**self.options, **more})
-
-    def subscriber(self, **more):
-        return aiodist.subscriber("policy", **{**self.options, **more})
-
+class Stage(ChannelStage):
     async def publish(self, at, count, versions=(1,), pause=0.0):
         """One share, until all is done: how many bytes were sent of it."""
         async with self.publisher(part=(at, count)) as out:

@@ -125,9 +125,9 @@ def test_vllm_loads_what_the_trainer_says(address: str, monkeypatch: pytest.Monk
     # How vLLM puts tensors into a model needs one of its models: here it is asked to, in order.
     asked: list[str] = []
     reload, validation = ModuleType("reload"), ModuleType("mtp_validation")
-    reload.initialize_layerwise_reload = lambda model: asked.append("begin")  # type: ignore[attr-defined]
-    reload.finalize_layerwise_reload = lambda model, config: asked.append("end")  # type: ignore[attr-defined]
-    validation.disable_mtp_completeness_check = contextlib.nullcontext  # type: ignore[attr-defined]
+    reload.initialize_layerwise_reload = lambda model: asked.append("begin")
+    reload.finalize_layerwise_reload = lambda model, config: asked.append("end")
+    validation.disable_mtp_completeness_check = contextlib.nullcontext
     for module in (reload, validation):
         name = f"vllm.model_executor.model_loader.{module.__name__}"
         monkeypatch.setitem(sys.modules, name, module)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-I = TypeVar("I")  # noqa: E741
+Init = TypeVar("Init")
 U = TypeVar("U")
 
 NAMES = (
@@ -35,11 +35,11 @@ class WeightSource(ABC):
         return hasattr(self, "iter_full")
 
 
-class WeightTransferInitInfo(ABC):  # noqa: B024
+class WeightTransferInitInfo:
     pass
 
 
-class WeightTransferUpdateInfo(ABC):  # noqa: B024
+class WeightTransferUpdateInfo:
     pass
 
 
@@ -53,7 +53,7 @@ class TrainerInitInfo:
         return self.rank == 0
 
 
-class WeightTransferEngine(ABC, Generic[I, U]):
+class WeightTransferEngine(ABC, Generic[Init, U]):
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         self.config = config
         self.model_config = vllm_config.model_config
@@ -70,7 +70,7 @@ class WeightTransferEngine(ABC, Generic[I, U]):
         self.receive_weights(self.parse_update_info(said))
 
     @abstractmethod
-    def init_transfer_engine(self, init_info: I) -> None: ...
+    def init_transfer_engine(self, init_info: Init) -> None: ...
 
     @abstractmethod
     def start_weight_update(self) -> None: ...
@@ -92,7 +92,7 @@ def _parsed(cls: Any, said: dict[str, Any]) -> Any:
         raise ValueError(str(error)) from error
 
 
-class TrainerWeightTransferEngine(ABC, Generic[I]):
+class TrainerWeightTransferEngine(ABC, Generic[Init]):
     def __init__(
         self, *, client: Any, source: Any = None, is_sender: bool = True, rank: int = 0
     ) -> None:
@@ -100,7 +100,7 @@ class TrainerWeightTransferEngine(ABC, Generic[I]):
 
     @classmethod
     @abstractmethod
-    def trainer_init(cls, init_info: I, *, client: Any, source: Any = None) -> Any: ...
+    def trainer_init(cls, init_info: Init, *, client: Any, source: Any = None) -> Any: ...
 
     @abstractmethod
     def send_weights(self) -> None: ...

@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 
-from aiodist.channels.holding import Coming
+from aiodist.channels.directory import Release
+from aiodist.channels.holding import Holding
 from aiodist.channels.transfers import MOST_WAITS, NOT_HERE, WAIT, NotThereError, word
+
+RELEASE = Release(version=1, manifest=1, nbytes=64, chunk=64, check=0)
 
 
 class Pair:
@@ -24,14 +27,14 @@ class Pair:
 
 def test_who_is_only_ever_told_to_wait_looks_for_another_source():
     """For two who wait for each other would tell each other so for ever."""
-    coming, pair = Coming(1), Pair(WAIT)
+    coming, pair = Holding(RELEASE), Pair(WAIT)
     with pytest.raises(NotThereError):
         asyncio.run(word(pair, coming, 5.0))
     assert pair.heard == coming.stirs == MOST_WAITS
 
 
 def test_what_comes_after_a_while_is_heard():
-    coming = Coming(1)
+    coming = Holding(RELEASE)
     assert asyncio.run(word(Pair(WAIT, WAIT, 7), coming, 5.0)) == 7
     assert coming.stirs == 2  # those behind it were told to wait, too
     with pytest.raises(NotThereError):

@@ -1,0 +1,44 @@
+"""Participants of a channel of weights, each on a rank of a simulation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import aiodist
+from aiodist.testing.simulation import Killed, Simulation
+
+PATIENCE = 2.0
+"""Seconds of virtual time that they wait for an answer."""
+
+
+class ChannelStage:
+    """`done` is set when all is over, for those who stay until then."""
+
+    def __init__(self, size: int, **options: Any) -> None:
+        self.sim = Simulation(size, **options)
+        self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
+        self.done = asyncio.Event()
+
+    def play(self, mains: Mapping[int, Coroutine[Any, Any, Any]]) -> list[Any]:
+        """The outcomes of these. Raises what one of them did."""
+
+        async def guarded(main: Coroutine[Any, Any, Any]) -> Any:
+            try:
+                return await main
+            except Exception:
+                self.done.set()  # the others end, too
+                raise
+
+        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
+        for one in outcomes:
+            if isinstance(one, BaseException) and not isinstance(one, Killed):
+                raise one
+        return outcomes
+
+    def publisher(self, **more: Any) -> aiodist.Publisher:
+        return aiodist.publisher("policy", **{**self.options, **more})
+
+    def subscriber(self, **more: Any) -> aiodist.Subscriber:
+        return aiodist.subscriber("policy", **{**self.options, **more})
