@@ -29,6 +29,8 @@ ATTEMPT_SECONDS = 5.0
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.5
 
+HUSHED = "it did not answer"
+
 SILENT = "it closed the connection without a greeting"
 SILENT_SECONDS = 3.0
 """After so long the log says so of a service that does nothing else. A coordinator may do it now
@@ -87,15 +89,19 @@ async def dial(
     pause = FIRST_PAUSE
     attempts = 0
     warned = False
+    last = HUSHED
     while True:
         attempts += 1
+        patient_until = loop.time() + ATTEMPT_SECONDS
         try:
-            async with asyncio.timeout_at(min(start + timeout, loop.time() + ATTEMPT_SECONDS)):
+            async with asyncio.timeout_at(min(start + timeout, patient_until)):
                 return await _attempt(target, secret, ssl)
         except _Refused as refused:
             raise refused.error from None
         except TimeoutError:
-            last = "it did not answer"
+            # The last one may have been cut short: what was found before it says more.
+            if loop.time() >= patient_until:
+                last = HUSHED
         except OSError as error:
             last = error.strerror or str(error) or type(error).__name__
         spent = loop.time() - start

@@ -105,6 +105,12 @@ def test_no_attempt_goes_on_past_the_end(reach: Dial, loop: VirtualLoop) -> None
     assert loop.time() == 2.0
 
 
+def test_an_attempt_that_is_cut_short_hides_nothing(reach: Dial) -> None:
+    """The end comes in the middle of the last attempt: the one before it knows why."""
+    with pytest.raises(JoinTimeoutError, match="the last one: Connection refused"):
+        reach(Attempts(nobody(), None), timeout=2.0)
+
+
 def test_an_answer_that_would_be_the_same_again_is_told_at_once(reach: Dial) -> None:
     error = AuthenticationError("wrong token")
     attempts = Attempts(dialling._Refused(error))
