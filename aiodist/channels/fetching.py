@@ -72,7 +72,7 @@ class Fetching:
         if known is None or known.release != release:
             if known is not None:  # of a publisher that nobody remembers
                 known.retire()
-            known = holdings[release.version] = Holding(release)
+            known = holdings[release.version] = Holding(release, self._participant.spare)
         return known
 
     async def _whole(self, release: Release, reading: Reading) -> Holding:

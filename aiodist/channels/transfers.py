@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.channels.holding import Coming, Holding, Memory, in_thread
+from aiodist.channels.holding import Coming, Holding, in_thread
+from aiodist.channels.memory import Memory
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
