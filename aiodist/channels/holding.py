@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import numpy as np
 
 from aiodist.buffers.arrays import Flat
 from aiodist.channels import manifest
+from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release
 from aiodist.channels.manifest import Leaf, Manifest
 from aiodist.channels.memory import Memory, Spare
@@ -202,7 +202,7 @@ class Holding(Coming):
         """Raises ProtocolError where a part that came is not what was published."""
         if number == 0:
             Manifest.read(self.part(0), self.release)
-        elif zlib.crc32(self.part(number)) != self.manifest.checks[number - 1]:
+        elif crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
     def take(self, memory: Memory, filled: int = 0) -> None:
