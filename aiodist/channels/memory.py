@@ -51,7 +51,7 @@ class Block:
         """New. Raises OSError, MemoryError."""
         self.segment = Segment.create(nbytes, NAME) if shared else None
         self._memory = self.segment.memory if self.segment else np.empty(nbytes, np.uint8).data
-        self._forks = 0  # that there had been when the view was made
+        self._forks = _Forks.count  # when the view was made
         self._is_known = True  # who maps it
         self._view: weakref.ref[object] | None = None
 

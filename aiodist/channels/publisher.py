@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -168,6 +169,8 @@ class Publisher:
     async def _announce(self, release: Release, memory: Memory) -> None:
         participant = self._participant
         await self._take_place()
+        if (words := memory.words()) is not None:
+            release = replace(release, host=participant.host, offer=words[0], key=words[1])
         holding = Holding(release)
         holding.take(memory, release.parts)
         participant.holdings[release.version] = holding

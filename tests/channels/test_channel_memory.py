@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import aiodist
+from aiodist.channels import transfers
+from aiodist.channels.participant import Participant
 
 SHAPE = (300, 100)
 
@@ -50,5 +52,51 @@ def test_it_is_used_again_unless_a_user_has_arrays_in_it(run, transports, keeps_
                 assert len(set(theirs)) == (4 if keeps_tree else 2)
             for version, tree in enumerate(trees):
                 assert (tree["w"] == version).all()
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_offered", [True, False])
+def test_who_is_on_the_publishers_host_needs_to_meet_nobody(run, monkeypatch, is_offered):
+    """Its memory is fetched with the words of the release; where that fails, as from anybody."""
+    met = []
+    called = Participant.called
+
+    async def noted(participant, who):
+        met.append(who)
+        return await called(participant, who)
+
+    async def refuses(words, nbytes, **options):
+        raise ConnectionError("it is not there any more")
+
+    monkeypatch.setattr(Participant, "called", noted)
+
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher("policy", address=coordinator.address) as out,
+            aiodist.subscriber("policy", address=coordinator.address) as weights,
+        ):
+            await out.publish({"w": np.full(SHAPE, 1.5)}, version=1)
+            with monkeypatch.context() as during:
+                if not is_offered:
+                    takes = transfers.take_offered
+
+                    async def fails(holding, patience):
+                        during.undo()
+                        during.setattr(transfers, "take_segment", refuses)
+                        try:
+                            await takes(holding, patience)
+                        finally:
+                            during.undo()
+
+                    during.setattr(transfers, "take_offered", fails)
+                _, tree = await weights.latest()
+            assert (tree["w"] == 1.5).all()
+            holding = weights._participant.holdings[1]
+            assert not holding.memory.is_own
+            assert len(met) == (0 if is_offered else 1)
+            await weights._fetching.stay()  # by which others know who has it
+            assert weights._participant.place in await out._participant.line(1)
 
     run(main())
