@@ -160,6 +160,30 @@ class Segment:
             raise ValueError("this segment is closed")
         return self._memory
 
+    def for_readers(self) -> Self:
+        """The same memory of your own, with a file of its own to be passed on: then `is_read` tells
+        whether anybody has it. Raises OSError where the system does not open a file once more."""
+        # A lock belongs to an open file, which lasts as long as any descriptor of it, also one that
+        # is under way to another process, and any mapping made by it, also that of a child that was
+        # forked: the kernel lets go of the lock when the last of these is gone, however it went.
+        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return type(self)(self.memory, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody has a file that `for_readers` gave, or maps memory by it."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        return False
+
     def close(self) -> None:
         """Let go of it. The memory itself lasts until the last view of it is gone, those that
         users hold included. Idempotent."""

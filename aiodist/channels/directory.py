@@ -52,7 +52,8 @@ class Release(schema.Struct):
     """A version, or one of its `shares`: a manifest of `manifest` bytes, and behind it the arrays;
     `nbytes` in all. It goes in parts: the manifest, and then chunks of `chunk` bytes. `check`: the
     CRC-32 of the manifest, which has those of the chunks. `lent`: the publisher has it in memory
-    that nobody can map."""
+    that nobody can map. Else those of its `host` fetch that from there: `offer` and `key` are the
+    words (`aiodist.transports.handover`)."""
 
     version: Annotated[int, schema.integer(0, MAX_VERSION)]
     manifest: Size
@@ -62,6 +63,9 @@ class Release(schema.Struct):
     share: Annotated[int, schema.integer(0, MOST_SHARES - 1)] = 0
     shares: Annotated[int, schema.integer(1, MOST_SHARES)] = 1
     lent: Annotated[bool, schema.flag] = False
+    host: Name = ""
+    offer: Annotated[str, schema.text(128)] = ""
+    key: Annotated[bytes, schema.blob(64)] = b""
 
     @property
     def data(self) -> int:

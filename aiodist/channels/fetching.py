@@ -13,9 +13,13 @@ from aiodist.channels.into import Reading
 from aiodist.channels.participant import Participant
 from aiodist.channels.slices import Lot
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
-from aiodist.errors import CollectiveTimeoutError
+from aiodist.errors import CollectiveTimeoutError, ProtocolError
 
 log = logging.getLogger("aiodist.channels")
+
+NEAR = 1 / 4
+"""Of `patience`: for so long the publisher of this host is waited for, before it is asked as any
+other participant is."""
 
 PAUSE = 0.25
 """Seconds before a version that nobody could give is looked for again."""
@@ -27,6 +31,7 @@ class Fetching:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._turns: dict[int, asyncio.Lock] = {}
+        self._unlisted: set[int] = set()  # versions that are here, which nobody knows
         self.slicing = Slicing(participant)
 
     async def newest(self, least: int, reading: Reading) -> Holding | Lot:
@@ -72,7 +77,7 @@ class Fetching:
         if known is None or known.release != release:
             if known is not None:  # of a publisher that nobody remembers
                 known.retire()
-            known = holdings[release.version] = Holding(release)
+            known = holdings[release.version] = Holding(release, self._participant.spare)
         return known
 
     async def _whole(self, release: Release, reading: Reading) -> Holding:
@@ -89,6 +94,13 @@ class Fetching:
 
     async def _fill(self, holding: Holding) -> None:
         participant, release = self._participant, holding.release
+        if participant.host and release.host == participant.host and holding.memory is None:
+            try:
+                await transfers.take_offered(holding, NEAR * participant.patience)
+                self._unlisted.add(release.version)
+                return
+            except (ProtocolError, OSError) as error:
+                log.debug("channel %r: %s", participant.channel, error)
         failed: set[str] = set()
         while not holding.is_whole:
             try:
@@ -113,14 +125,29 @@ class Fetching:
         participant = self._participant
         me = participant.place
         # Anew each time: a coordinator that was restarted has forgotten who stands in line.
-        places = await participant.change(
-            directory.line(release.version), Place, lambda before: directory.in_line(before, me)
-        )
+        places = await self._stand_in_line(release.version)
         publishers = [one.place for one in await participant.seats()]
         for one in directory.sources(places, me, publishers, maps=not release.lent):
             if one.id not in failed and await participant.is_there(one.id):
                 return one
         raise NobodyError
+
+    async def _stand_in_line(self, version: int) -> list[Place]:
+        """Let others know that a version is here, or wanted: who stands there."""
+        me = self._participant.place
+        return await self._participant.change(
+            directory.line(version), Place, lambda before: directory.in_line(before, me)
+        )
+
+    async def stay(self) -> None:
+        """A sign of life: what was mapped of the publisher is to be found should that die. Not at
+        once, for all who have mapped it want to say so in one record, and it has just lived."""
+        await self.slicing.stay()
+        for version in sorted(self._unlisted):
+            there = {one.version for one in self._participant.releases}
+            if version in self._participant.holdings.keys() & there:
+                await self._stand_in_line(version)
+            self._unlisted.discard(version)
 
     async def _take(self, source: Place, holding: Holding) -> None:
         participant = self._participant

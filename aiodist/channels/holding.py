@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,17 +11,14 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from aiodist.buffers.arrays import Flat
-from aiodist.buffers.segment import Segment
 from aiodist.channels import manifest
+from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release
-from aiodist.channels.manifest import Leaf, Manifest, Stretches
+from aiodist.channels.manifest import Leaf, Manifest
+from aiodist.channels.memory import Memory, Spare
 from aiodist.errors import ProtocolError
-from aiodist.transports.handover import Offer
 
 T = TypeVar("T")
-
-NAME = "aiodist-weights"
-"""What /proc/self/maps shows."""
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -37,58 +33,6 @@ async def in_thread(work: Callable[[], T]) -> T:
     if cancelled:
         raise asyncio.CancelledError
     return doing.result()
-
-
-class Memory:
-    """Memory of a version: own one, which others of the host can map (`shared`), or theirs, or
-    arrays of a user. `view` is all of it, empty for the last."""
-
-    def __init__(self, nbytes: int, *, shared: bool) -> None:
-        """New. Raises OSError, MemoryError."""
-        segment = Segment.create(nbytes, NAME) if shared else None
-        self._set(segment.memory if segment else memoryview(bytearray(nbytes)), segment)
-
-    def _set(self, view: memoryview, segment: Segment | None) -> None:
-        self.is_own = True
-        self.view = view
-        self._segment = segment
-        self._offer: Offer | None = None
-        self._lent: Stretches | None = None
-
-    @classmethod
-    def of(cls, segment: Segment) -> Memory:
-        """That of another process, which is mapped here."""
-        memory = cls.__new__(cls)
-        memory._set(segment.memory, segment)
-        memory.is_own = False
-        return memory
-
-    @classmethod
-    def lent(cls, arrays: Stretches) -> Memory:
-        """That of a user."""
-        memory = cls.__new__(cls)
-        memory._set(memoryview(b""), None)
-        memory._lent = arrays
-        return memory
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """Some bytes of it."""
-        return self.view[start:stop] if self._lent is None else self._lent.read(start, stop)
-
-    def words(self) -> tuple[str, bytes] | None:
-        """With which others of the host fetch it; None: they cannot. Raises OSError."""
-        if self._segment is None:
-            return None
-        if self._offer is None:
-            self._offer = Offer(asyncio.get_running_loop(), len(self.view), NAME, self._segment)
-        return self._offer.words
-
-    def close(self) -> None:
-        """Nobody fetches it any more. Who has it, or a view of it, keeps it. Idempotent."""
-        if self._offer is not None:
-            self._offer.close()
-        elif self._segment is not None:
-            self._segment.close()
 
 
 class Coming(ABC):
@@ -188,12 +132,14 @@ class Coming(ABC):
 class Holding(Coming):
     """A version, and what of it is here: its first `filled` parts.
 
-    `memory` is None before the first of them.
+    `memory` is None before the first of them. `spare`: where own memory is from, and goes when the
+    version is over.
     """
 
-    def __init__(self, release: Release) -> None:
+    def __init__(self, release: Release, spare: Spare | None = None) -> None:
         super().__init__(release.version)
         self.release = release
+        self._spare = spare
         self.memory: Memory | None = None
         self.filled = 0
         self._manifest: Manifest | None = None
@@ -256,7 +202,7 @@ class Holding(Coming):
         """Raises ProtocolError where a part that came is not what was published."""
         if number == 0:
             Manifest.read(self.part(0), self.release)
-        elif zlib.crc32(self.part(number)) != self.manifest.checks[number - 1]:
+        elif crc32(self.part(number)) != self.manifest.checks[number - 1]:
             raise ProtocolError(f"chunk {number} of version {self.release.version} came damaged")
 
     def take(self, memory: Memory, filled: int = 0) -> None:
@@ -279,17 +225,17 @@ class Holding(Coming):
         before = self.memory
         if before is not None and before.is_own:
             return
-        own = Memory(self.release.nbytes, shared=shared)
+        own = Memory(self.release.nbytes, shared=shared, spare=self._spare)
+        place = own.view
         end = self.here
+        view = memoryview(b"") if before is None else before.view
 
         def copy() -> None:
             # By chunks, for each copy of numpy lets others run when it is done.
             for at in range(0, end, self.release.chunk):
                 stop = min(at + self.release.chunk, end)
-                assert before is not None
                 np.copyto(
-                    np.frombuffer(own.view[at:stop], np.uint8),
-                    np.frombuffer(before.view[at:stop], np.uint8),
+                    np.frombuffer(place[at:stop], np.uint8), np.frombuffer(view[at:stop], np.uint8)
                 )
 
         try:

@@ -2,15 +2,13 @@
 
 The manifest is the metadata of the tree (`aiodist.buffers.encoding`) and the CRC-32 of each chunk:
 it is there to notice memory or wires that are broken, not an enemy, for whoever may publish may
-publish anything. It is the fastest that Python brings (4 GB/s, where BLAKE2 has 1), and releases
-the GIL.
+publish anything.
 """
 
 from __future__ import annotations
 
 import bisect
 import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -28,6 +26,7 @@ from aiodist.buffers.mapped import Mapped
 from aiodist.buffers.paths import Path, Where
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import parse
+from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release, aligned
 from aiodist.channels.trees import Extent, whole
 from aiodist.errors import ProtocolError
@@ -56,7 +55,7 @@ class Manifest:
     def read(cls, memory: memoryview, release: Release) -> Manifest:
         """That at the front of the memory of `release`. Raises ProtocolError."""
         packed = bytes(memory[: release.manifest])
-        if zlib.crc32(packed) != release.check:
+        if crc32(packed) != release.check:
             raise ProtocolError(f"the manifest of version {release.version} came damaged")
         try:
             meta, checks, extents = msgpack.unpackb(packed)
@@ -117,9 +116,9 @@ class Writing:
     def _sealed(self, read: Callable[[int, int], memoryview]) -> tuple[bytes, Release]:
         """The manifest, and the release."""
         release = self.release
-        checks = [zlib.crc32(read(*release.span(part))) for part in range(1, release.parts)]
+        checks = [crc32(read(*release.span(part))) for part in range(1, release.parts)]
         packed = Manifest(self._value.meta, checks, self._extents).pack()
-        return packed, replace(release, check=zlib.crc32(packed))
+        return packed, replace(release, check=crc32(packed))
 
 
 class Stretches:

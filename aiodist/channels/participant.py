@@ -16,6 +16,7 @@ from aiodist.channels import directory
 from aiodist.channels.directory import Place, Release, Seat
 from aiodist.channels.holding import Holding
 from aiodist.channels.lag import Lag
+from aiodist.channels.memory import Spare
 from aiodist.channels.slices import Lot
 from aiodist.control.store import Store
 from aiodist.errors import (
@@ -69,7 +70,7 @@ class Participant:
 
     `releases` is what the channel has, by version, as far as it is known here; `changed` is set
     when there is something new of that, or this has failed. `holdings`: what is here of versions,
-    and `lots`, of slices of them, by version and name.
+    and `lots`, of slices of them, by version and name; `spare`: memory for the next one.
     `met(name)` is called when another participant wants to meet this one in a group of that name;
     `own()` are the releases that this one stands for, should the store have lost them; `stay()` is
     called with each sign of life. `publishes` and `version()` are told with these to whoever
@@ -90,6 +91,7 @@ class Participant:
         self.releases: list[Release] = []
         self.changed = asyncio.Event()
         self.holdings: dict[int, Holding] = {}
+        self.spare = Spare()
         self.bytes_sent = self.bytes_received = 0  # of pairs that it has left
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
@@ -162,6 +164,7 @@ class Participant:
             lot.retire()
         self.holdings.clear()
         self.lots.clear()
+        self.spare.close()
         group, self._group = self._group, None
         if group is not None and not group.closed:
             with suppress(AiodistError):  # it is gone, as it wants to be
@@ -343,7 +346,7 @@ class Participant:
             nbytes=sum(one.nbytes for one in self.releases if one.version == newest),
             here=sum(one.here for one in comings if one.version == newest),
             behind=0.0 if self.publishes else self._lag.seconds(version, self._loop.time()),
-            memory=sum(one.own_bytes for one in comings),
+            memory=sum(one.own_bytes for one in comings) + self.spare.nbytes,
             sent=self.bytes_sent + sum(sent for sent, _ in moved),
             received=self.bytes_received + sum(received for _, received in moved),
         )

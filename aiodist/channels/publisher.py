@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
 from aiodist.buffers.encoding import encode
 from aiodist.channels import directory, serving
 from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, Release, Seat
-from aiodist.channels.holding import Holding, Memory, in_thread
+from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
+from aiodist.channels.memory import Memory
 from aiodist.channels.participant import GONE, PATIENCE, Participant
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import CollectiveTimeoutError, JoinError
@@ -137,7 +139,8 @@ class Publisher:
                 release, arrays = await in_thread(writing.lend)
                 memory = Memory.lent(arrays)
             else:
-                memory = Memory(writing.release.nbytes, shared=bool(participant.host))
+                nbytes, is_shared = writing.release.nbytes, bool(participant.host)
+                memory = Memory(nbytes, shared=is_shared, spare=participant.spare)
                 release = writing.release  # but for its check, which comes with the bytes
             try:
                 if not lend:
@@ -166,6 +169,8 @@ class Publisher:
     async def _announce(self, release: Release, memory: Memory) -> None:
         participant = self._participant
         await self._take_place()
+        if (words := memory.words()) is not None:
+            release = replace(release, host=participant.host, offer=words[0], key=words[1])
         holding = Holding(release)
         holding.take(memory, release.parts)
         participant.holdings[release.version] = holding

@@ -9,7 +9,6 @@ blocks of at most `manifest.CHUNK` bytes, each as soon as it is there.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +18,7 @@ import numpy as np
 from aiodist.buffers.arrays import Flat
 from aiodist.buffers.dtypes import carrier
 from aiodist.channels import manifest
+from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release
 from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.manifest import Leaf, Manifest
@@ -308,7 +308,7 @@ def packed_parcel(source: Source, parcel: Parcel) -> tuple[Flat, int]:
         data = np.empty(sum(view.nbytes for view in views), np.uint8)
         for view, place in zip(views, _places(data, views), strict=True):
             np.copyto(place, view)
-    check = zlib.crc32(data.data)
+    check = crc32(data.data)
     # After that, for what is lent may be written at any time.
     source.check({part for piece in parcel for part in source.needed(piece)})
     return data, check
@@ -317,7 +317,7 @@ def packed_parcel(source: Source, parcel: Parcel) -> tuple[Flat, int]:
 def unpacked_parcel(data: Flat, check: int, lot: Lot, parcel: Parcel) -> None:
     """Have a parcel where it goes, if it is not there; may run in a thread. Raises
     ProtocolError."""
-    if zlib.crc32(data.data) != check:
+    if crc32(data.data) != check:
         raise ProtocolError(f"a parcel of version {lot.version} came damaged")
     views = [lot.view(piece) for piece in parcel]
     for view, place in zip(views, _places(data, views), strict=True):

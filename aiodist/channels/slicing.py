@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import zlib
 from dataclasses import replace
 
 from aiodist.channels import directory, parcels, slices
+from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Place, Release
 from aiodist.channels.into import Reading
 from aiodist.channels.participant import Participant
@@ -107,7 +107,7 @@ class Slicing:
                 self._lose(version, place, failed, error)
                 continue
             for packed in said:
-                check = zlib.crc32(packed)
+                check = crc32(packed)
                 found |= {one.share: packed for one in releases if one.check == check}
         if len(found) < len(releases):
             raise NobodyError

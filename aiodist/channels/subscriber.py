@@ -61,7 +61,7 @@ class Subscriber:
         participant.version = lambda: self._given if self._given >= 0 else None
         participant.met = lambda name: serving.meet(participant, name)
         participant.own = self._own
-        participant.stay = self._fetching.slicing.stay
+        participant.stay = self._fetching.stay
 
     async def __aenter__(self) -> Subscriber:
         await self._participant.open()

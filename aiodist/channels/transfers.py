@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.channels.holding import Coming, Holding, Memory, in_thread
+from aiodist.channels.holding import Coming, Holding, in_thread
+from aiodist.channels.manifest import Manifest
+from aiodist.channels.memory import Memory
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
@@ -197,6 +199,21 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
     finally:
         if checking is not None:
             await asyncio.gather(checking, return_exceptions=True)
+
+
+async def take_offered(holding: Holding, patience: float) -> None:
+    """Map the publisher's memory, which is on this host: there is nothing to wait for, and nobody
+    to meet. Raises OSError where it is not there any more, ProtocolError."""
+    release = holding.release
+    async with asyncio.timeout(patience):
+        words = release.offer, release.key
+        segment = await take_segment(words, release.nbytes, keep=True)
+    try:
+        Manifest.read(segment.memory, release)
+    except ProtocolError:
+        segment.close()
+        raise
+    holding.take(Memory.of(segment), release.parts)
 
 
 async def word(pair: Group, coming: Coming, patience: float) -> Any:

@@ -82,8 +82,9 @@ def test_the_version_of_each_and_how_far_it_is_behind():
     assert (lazy["version"], lazy["lag"]) == (3, 7)
     assert 4 * SOON - 2 * BEAT < lazy["behind"] <= 4 * SOON
     assert trainer["memory"] == 2 * channel["nbytes"]  # it keeps two
-    # Who takes over the network has a copy. Beside versions, a few words are sent.
-    assert eager["memory"] == channel["nbytes"]
+    # Who takes over the network has a copy, and memory for the next one. Beside versions, a few
+    # words are sent.
+    assert eager["memory"] == 2 * channel["nbytes"]
     received = eager["received"] + lazy["received"]
     assert 3 * TREE["w"].nbytes < received < 3.1 * TREE["w"].nbytes
     sent = sum(one["sent"] for one in (trainer, eager, lazy))

@@ -8,6 +8,7 @@ import mmap
 import os
 import platform
 import runpy
+import subprocess
 import sys
 import tempfile
 
@@ -234,3 +235,64 @@ def test_it_can_be_imported_where_it_cannot_be_used(monkeypatch: pytest.MonkeyPa
     found = runpy.run_path(module.__file__)
     assert "fcntl" not in found
     assert not found["supported"]()
+
+
+READER = """
+import mmap, os, sys
+fd = int(sys.argv[1])
+memory = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+os.close(fd)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_owner_knows_whether_anybody_reads_what_was_passed_on() -> None:
+    own = Segment.create(SIZE)
+    assert not own.is_read
+    passed = own.for_readers()
+    assert own.is_read  # it may be under way
+    peer = attached(passed)
+    passed.close()
+    assert own.is_read
+    own.memory[3] = 9
+    view = peer.memory[3:4]
+    peer.close()
+    assert own.is_read
+    assert view[0] == 9
+    del view
+    assert not own.is_read
+    own.close()
+
+
+@pytest.mark.parametrize("how", ["ends", "killed"])
+def test_who_has_died_does_not_read(how: str) -> None:
+    own = Segment.create(SIZE)
+    passed = own.for_readers()
+    command = [sys.executable, "-c", READER, str(passed.fd)]
+    pipe = subprocess.PIPE
+    reader = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[passed.fd])
+    passed.close()
+    with reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        assert own.is_read
+        if how == "killed":
+            reader.kill()
+    assert not own.is_read
+    own.close()
+
+
+def test_a_file_that_cannot_be_locked_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Segment.create(SIZE)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def refuses(fd: int, how: int) -> None:
+        raise OSError("no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(OSError, match="no locks"):
+        own.for_readers()
+    assert own.is_read  # for all that is known
+    assert len(os.listdir("/proc/self/fd")) == before
+    own.close()

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from aiodist import Shard
 from aiodist.buffers.encoding import encode
 from aiodist.channels import manifest, slices
-from aiodist.channels.holding import Holding, Memory
+from aiodist.channels.holding import Holding
 from aiodist.channels.manifest import Writing
+from aiodist.channels.memory import Memory
 from aiodist.channels.slices import Arrays, Lot, Piece, Whole
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import ProtocolError

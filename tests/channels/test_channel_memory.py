@@ -1,0 +1,102 @@
+"""Memory of versions that are over: used again, and never while somebody has it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist.channels import transfers
+from aiodist.channels.participant import Participant
+
+SHAPE = (300, 100)
+
+
+def address(participant, version):
+    """Where a version lies in this process."""
+    return np.frombuffer(participant.holdings[version].view, np.uint8).ctypes.data
+
+
+@pytest.mark.parametrize("transports", [None, ("tcp",)])
+@pytest.mark.parametrize("keeps_tree", [False, True])
+def test_it_is_used_again_unless_a_user_has_arrays_in_it(run, transports, keeps_tree):
+    """That of the publisher, which a subscriber of its host maps, and what a subscriber has of its
+    own where nothing is mapped."""
+
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher(
+                "policy", address=coordinator.address, keep=1, transports=transports
+            ) as out,
+            aiodist.subscriber(
+                "policy", address=coordinator.address, transports=transports
+            ) as weights,
+        ):
+            both = [one._participant for one in (out, weights)]
+            places, trees = [], []
+            for version in range(4):
+                over = [one.holdings.get(version - 1) for one in both]
+                await out.publish({"w": np.full(SHAPE, version)}, version=version)
+                trees.append((await weights.latest(newer_than=version - 1))[1])
+                places.append([address(one, version) for one in both])
+                for holding in filter(None, over):
+                    await holding.gone.wait()
+                if not keeps_tree:
+                    trees.clear()
+            ours, theirs = (list(one) for one in zip(*places, strict=True))
+            if transports is None:  # one memory, which the subscriber maps
+                assert len(set(ours)) == (4 if keeps_tree else 2)
+            else:
+                assert len(set(ours)) == 2
+                assert len(set(theirs)) == (4 if keeps_tree else 2)
+            for version, tree in enumerate(trees):
+                assert (tree["w"] == version).all()
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_offered", [True, False])
+def test_who_is_on_the_publishers_host_needs_to_meet_nobody(run, monkeypatch, is_offered):
+    """Its memory is fetched with the words of the release; where that fails, as from anybody."""
+    met = []
+    called = Participant.called
+
+    async def noted(participant, who):
+        met.append(who)
+        return await called(participant, who)
+
+    async def refuses(words, nbytes, **options):
+        raise ConnectionError("it is not there any more")
+
+    monkeypatch.setattr(Participant, "called", noted)
+
+    async def main():
+        async with (
+            aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+            aiodist.publisher("policy", address=coordinator.address) as out,
+            aiodist.subscriber("policy", address=coordinator.address) as weights,
+        ):
+            await out.publish({"w": np.full(SHAPE, 1.5)}, version=1)
+            with monkeypatch.context() as during:
+                if not is_offered:
+                    takes = transfers.take_offered
+
+                    async def fails(holding, patience):
+                        during.undo()
+                        during.setattr(transfers, "take_segment", refuses)
+                        try:
+                            await takes(holding, patience)
+                        finally:
+                            during.undo()
+
+                    during.setattr(transfers, "take_offered", fails)
+                _, tree = await weights.latest()
+            assert (tree["w"] == 1.5).all()
+            holding = weights._participant.holdings[1]
+            assert not holding.memory.is_own
+            assert len(met) == (0 if is_offered else 1)
+            await weights._fetching.stay()  # by which others know who has it
+            assert weights._participant.place in await out._participant.line(1)
+
+    run(main())
