@@ -29,6 +29,17 @@ class Fetching:
         self._turns: dict[int, asyncio.Lock] = {}
         self.slicing = Slicing(participant)
 
+    async def announced(self, newer_than: int) -> int:
+        """The number of the newest version, once there is one over that."""
+        participant = self._participant
+        while True:
+            participant.changed.clear()
+            participant.check()
+            newest = directory.newest(participant.releases)
+            if newest is not None and newest > newer_than:
+                return newest
+            await participant.changed.wait()
+
     async def newest(self, least: int, reading: Reading) -> Holding | Lot:
         """The newest version from `least` on that can be had, whole, or what is wanted of it. Waits
         until there is one. Raises what `reading.wanted` does."""
