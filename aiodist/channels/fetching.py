@@ -10,6 +10,7 @@ from aiodist.channels import directory, transfers
 from aiodist.channels.directory import Place, Release
 from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
+from aiodist.channels.pace import Pace
 from aiodist.channels.participant import Participant
 from aiodist.channels.slices import Lot
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
@@ -142,7 +143,8 @@ class Fetching:
         if not maps:
             await holding.make_own(shared=bool(participant.host))
         async with await participant.called(source.id) as pair:
-            await transfers.take(pair, holding, participant.patience, maps=maps)
+            pace = Pace(holding, lambda: participant.calls, participant.patience)
+            await transfers.take(pair, holding, participant.patience, pace, maps=maps)
 
     def _forget_before(self, version: int) -> None:
         participant = self._participant

@@ -96,7 +96,8 @@ class Coming(ABC):
 
     Whoever takes it from this participant is told to wait as long as it is `fed`: as long as this
     one looks for somebody to take it from, which comes to an end by itself. `stirs` counts how
-    often it has had to look for another one, and `starved` how often there was nobody.
+    often it has had to look for another one, and `starved` how often there was nobody. `given`: how
+    many parts of it those have who are sent it from here, by whom they are to the one who sends.
     """
 
     def __init__(self, version: int) -> None:
@@ -104,6 +105,7 @@ class Coming(ABC):
         self.fed = 0
         self.stirs = 0
         self.starved = 0
+        self.given: dict[object, int] = {}
         self.readers = 0
         self.gone = asyncio.Event()
         """Nobody reads it any more, nor will."""

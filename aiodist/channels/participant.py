@@ -7,8 +7,8 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from aiodist import environment
@@ -90,6 +90,7 @@ class Participant:
         self.releases: list[Release] = []
         self.changed = asyncio.Event()
         self.holdings: dict[int, Holding] = {}
+        self.calls = 0  # how many are at the door
         self.bytes_sent = self.bytes_received = 0  # of pairs that it has left
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
@@ -125,20 +126,30 @@ class Participant:
         try:
             self.spawn(self._again(lambda store: self._listen(store, ready[0])), "door")
             self.spawn(self._again(lambda store: self._follow(store, ready[1])), "releases")
-            async with asyncio.timeout(self._timeout):
-                await asyncio.gather(*(self._until(event) for event in ready))
+            await self.entering(lambda: asyncio.gather(*(self._until(event) for event in ready)))
             # Only now: who is seen in the store is called at its door.
-            await self.ask(self._beat)
+            await self.entering(lambda: self.ask(self._beat))
             self.spawn(self._again(self._live), "beat")
-        except TimeoutError as error:
+        except BaseException:
             await self.close()
+            raise
+
+    async def entering(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do something without which nobody takes part; again, where the coordinator is away and
+        comes back. Raises JoinTimeoutError, and what that does."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    try:
+                        await work()
+                        return
+                    except CollectiveTimeoutError as error:
+                        log.debug("channel %r: entering: %s", self.channel, error)
+        except TimeoutError as error:
             if isinstance(error, AiodistError):
                 raise
             text = f"the coordinator went away while the channel {self.channel!r} was entered"
             raise JoinTimeoutError(text) from None
-        except BaseException:
-            await self.close()
-            raise
 
     async def close(self) -> None:
         """Leave. Idempotent. Whoever is cancelled meanwhile does not break it off."""
@@ -172,6 +183,17 @@ class Participant:
         """``async with participant.meeting(name, rank) as pair:`` the group `name` of this one and
         another. Raises what `connect` does."""
         return Meeting(self, self._connecting(name, rank, 2, self.patience))
+
+    @contextmanager
+    def at_door(self) -> Iterator[None]:
+        """Somebody is, and it is not known yet what he wants."""
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            for holding in self.holdings.values():
+                holding.tell()
 
     def met_in(self, pair: Group) -> None:
         """It is in a group of two now."""

@@ -313,6 +313,47 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
     stage.sim.play({0: publish(), 1: main(), 2: other()})
 
 
+@pytest.mark.parametrize(
+    ("enter", "asks"), [("subscriber", "_beat"), ("publisher", "_beat"), ("publisher", "seats")]
+)
+def test_the_coordinator_goes_away_while_somebody_enters(monkeypatch, enter, asks):
+    """They are let in when it is back, and within `timeout`."""
+    stage = Stage(1)
+    asked, restarts = getattr(Participant, asks), []
+
+    async def asking(participant, *args):
+        if not restarts:
+            restarts.append(stage.sim.restart_coordinator(4 * PATIENCE))
+        return await asked(participant, *args)
+
+    monkeypatch.setattr(Participant, asks, asking)
+
+    async def main():
+        async with getattr(stage, enter)() as one:
+            return one.newest
+
+    assert stage.sim.play({0: main()}) == [None]
+    assert restarts
+
+
+def test_the_coordinator_stays_away_while_somebody_enters(monkeypatch):
+    stage = Stage(1)
+    beat = Participant._beat
+
+    async def beating(participant, store):
+        stage.sim.restart_coordinator(10 * PATIENCE)
+        return await beat(participant, store)
+
+    monkeypatch.setattr(Participant, "_beat", beating)
+
+    async def main():
+        with pytest.raises(aiodist.JoinTimeoutError, match="the coordinator went away while"):
+            await stage.subscriber(timeout=2 * PATIENCE).__aenter__()
+        await asyncio.sleep(20 * PATIENCE)
+
+    stage.sim.play({0: main()})
+
+
 def test_a_stream_goes_on_while_the_coordinator_is_away():
     """What it was taking breaks off, and can be had again only when the coordinator is back, and
     has been told what there is."""
