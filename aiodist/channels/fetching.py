@@ -92,11 +92,7 @@ class Fetching:
         holding = self.holding(release)
         reading.begin(holding)
         with holding.feeding():
-            try:
-                await self._fill(holding)
-            except NobodyError:
-                holding.starve()
-                raise
+            await self._fill(holding)
         return holding
 
     async def _fill(self, holding: Holding) -> None:
@@ -105,8 +101,13 @@ class Fetching:
         while not holding.is_whole:
             try:
                 source = await self._source(release, failed)
+                if source is None:
+                    if await participant.gone_behind(participant.place, holding, failed):
+                        continue
+                    raise NobodyError
             except CollectiveTimeoutError as error:
                 # The coordinator is away, and may come back.
+                holding.starve()
                 raise NobodyError from error
             try:
                 await self._take(source, holding)
@@ -121,7 +122,7 @@ class Fetching:
                 failed.add(source.id)
                 holding.stir()
 
-    async def _source(self, release: Release, failed: set[str]) -> Place:
+    async def _source(self, release: Release, failed: set[str]) -> Place | None:
         participant = self._participant
         me = participant.place
         # Anew each time: a coordinator that was restarted has forgotten who stands in line.
@@ -132,7 +133,7 @@ class Fetching:
         for one in directory.sources(places, me, publishers, maps=not release.lent):
             if one.id not in failed and await participant.is_there(one.id):
                 return one
-        raise NobodyError
+        return None
 
     async def _take(self, source: Place, holding: Holding) -> None:
         participant = self._participant

@@ -7,14 +7,14 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from aiodist import environment
 from aiodist.channels import directory
 from aiodist.channels.directory import Place, Release, Seat
-from aiodist.channels.holding import Holding
+from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.lag import Lag
 from aiodist.channels.slices import Lot
 from aiodist.control.store import Store
@@ -397,8 +397,28 @@ class Participant:
 
     async def is_there(self, who: str) -> bool:
         """Whether a participant has given a sign of life."""
-        found = await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
-        return found is not None
+        return await self._at(who) is not None
+
+    async def has_of(self, who: str, version: int) -> int:
+        """How many bytes of a version a participant has, by its last sign of life."""
+        said = channels.said_in(await self._at(who))
+        return said.here if said is not None and said.newest == version else 0
+
+    async def _at(self, who: str) -> bytes | None:
+        return await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
+
+    async def gone_behind(self, me: Place, coming: Coming, failed: Container[str]) -> bool:
+        """Nobody before me has what I lack of a version: go to the end of its line, if somebody
+        behind me has more of it than I. Then those who take it from me ask others."""
+        coming.starve()
+        version = coming.version
+        for one in directory.behind(await self.line(version), me):
+            if one.id not in failed and await self.has_of(one.id, version) > coming.here:
+                await self.change(
+                    directory.line(version), Place, lambda before: directory.at_end(before, me)
+                )
+                return True
+        return False
 
     async def seats(self) -> list[Seat]:
         """Who publishes."""

@@ -139,7 +139,8 @@ class Slicing:
                         work = asyncio.ensure_future(self._take(place, lot, asked))
                         running[work] = place, asked
                 if not running:
-                    lot.starve()
+                    if await self._participant.gone_behind(self._me(lot), lot, failed):
+                        continue
                     raise NobodyError
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -158,6 +159,9 @@ class Slicing:
             for _, asked in running.values():
                 lot.lack(asked)
 
+    def _me(self, lot: Lot) -> Place:
+        return replace(self._participant.place, wants=lot.name)
+
     async def _take(self, place: Place, lot: Lot, asked: list[list[Piece]]) -> None:
         participant = self._participant
         async with await participant.called(place.id) as pair:
@@ -166,7 +170,7 @@ class Slicing:
     async def _asks(self, lot: Lot, failed: set[str]) -> list[tuple[Place, list[list[Piece]]]]:
         """Of whom to ask what, for all that is to do; what nobody has stays to be done."""
         participant = self._participant
-        me = replace(participant.place, wants=lot.name)
+        me = self._me(lot)
         # Anew each time: a coordinator that was restarted has forgotten who stands in line.
         places = await participant.change(
             directory.line(lot.version), Place, lambda before: directory.in_line(before, me)

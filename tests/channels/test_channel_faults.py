@@ -511,3 +511,50 @@ def test_a_stream_that_is_broken_off_leaves_nothing(run, gate):
                 gate.set()
 
     run(main())
+
+
+@pytest.mark.parametrize("wants", [1, 2])
+def test_those_who_came_later_have_what_the_first_one_lacks(wants):
+    """It stands still until its source has gone, and the others have the version meanwhile."""
+    stage = Stage(3)
+    begun, has = asyncio.Event(), asyncio.Event()
+    whole = tree(1)["w"]
+
+    def into():
+        half = np.zeros(len(whole) // wants, np.int32)
+        return half, {"w": aiodist.Shard(half, (slice(0, len(half)),), whole.shape)}
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await has.wait()
+
+    async def first():
+        mine, half = into()
+        async with stage.subscriber() as weights:
+            await weights.wait()
+            taking = asyncio.ensure_future(weights.latest(into=half if wants > 1 else {"w": mine}))
+            participant = weights._participant
+            while not any(one.here > CHUNK for one in comings(participant)):  # noqa: ASYNC110
+                await asyncio.sleep(1e-4)
+            begun.set()
+            stage.sim.nodes[1].stop()
+            assert await taking == 1
+            assert np.array_equal(mine, whole[: len(mine)])
+        stage.done.set()
+
+    async def second():
+        async with stage.subscriber() as weights:
+            await begun.wait()
+            await weights.latest()
+            has.set()
+            await asyncio.sleep(10)
+            stage.sim.nodes[1].resume()
+            await stage.done.wait()
+
+    outcomes = stage.sim.play({0: publish(), 1: first(), 2: second()}, limit=200)
+    assert outcomes == [None, None, None]
+
+
+def comings(participant):
+    return [*participant.holdings.values(), *participant.lots.values()]

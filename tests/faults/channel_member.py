@@ -169,7 +169,11 @@ class Member:
 
 def dump() -> None:
     for task in asyncio.all_tasks():
-        task.print_stack(file=sys.stderr)
+        print(f"{os.getpid()} {task.get_name()}:", file=sys.stderr)
+        awaited: Any = task.get_coro()
+        while (frame := getattr(awaited, "cr_frame", None)) is not None:
+            print(f"    {frame.f_code.co_filename}:{frame.f_lineno}", file=sys.stderr)
+            awaited = awaited.cr_await
 
 
 async def main(channel: str, address: str, role: str, transports: str, seed: str, *more: str):

@@ -232,7 +232,7 @@ class Channel:
         self.world.slowest = max(self.world.slowest, (time.monotonic() - start, what))
 
     def _waiting(self, aim: int, what: str) -> str:
-        have = {str(one): one.version for one in self.subscribers}
+        have = {str(one): (one.version, one.whole) for one in self.subscribers}
         return (
             f"{self.name}: after {what}: version {aim} was waited for, {self.newest} is published"
             f" by {self.publisher}, and the subscribers have {have}"
