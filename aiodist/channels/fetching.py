@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from aiodist.channels import directory, transfers
 from aiodist.channels.directory import Place, Release
+from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
 from aiodist.channels.pace import Pace
@@ -28,7 +29,8 @@ class Fetching:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._turns: dict[int, asyncio.Lock] = {}
-        self.slicing = Slicing(participant)
+        self._feeding = Feeding(participant)
+        self.slicing = Slicing(participant, self._feeding)
 
     async def announced(self, newer_than: int) -> int:
         """The number of the newest version, once there is one over that."""
@@ -91,14 +93,13 @@ class Fetching:
         """Take a version from one after the other of those who may have it. Raises NobodyError."""
         holding = self.holding(release)
         reading.begin(holding)
-        with holding.feeding():
-            await self._fill(holding)
+        await self._feeding.whole(holding, lambda: self._fill(holding))
         return holding
 
     async def _fill(self, holding: Holding) -> None:
         participant, release = self._participant, holding.release
         failed: set[str] = set()
-        while not holding.is_whole:
+        while not holding.is_whole and holding.wanted:
             try:
                 source = await self._source(release, failed)
                 if source is None:
@@ -111,6 +112,8 @@ class Fetching:
                 raise NobodyError from error
             try:
                 await self._take(source, holding)
+            except transfers.UnwantedError:
+                pass  # by now somebody may wait for it again
             except FAILURES as error:
                 participant.check()
                 log.info(

@@ -106,6 +106,8 @@ class Coming(ABC):
         self.stirs = 0
         self.starved = 0
         self.given: dict[object, int] = {}
+        self.wanted = 0
+        """How many wait for all of it."""
         self.readers = 0
         self.gone = asyncio.Event()
         """Nobody reads it any more, nor will."""
@@ -151,6 +153,15 @@ class Coming(ABC):
             yield
         finally:
             self.fed -= 1
+
+    @contextmanager
+    def wanting(self) -> Iterator[None]:
+        """Somebody waits for all of it."""
+        self.wanted += 1
+        try:
+            yield
+        finally:
+            self.wanted -= 1
 
     def tell(self) -> None:
         """Something has changed."""

@@ -46,6 +46,10 @@ class NotThereError(Exception):
     """Who was asked for a version has not got it."""
 
 
+class UnwantedError(Exception):
+    """Nobody waits for it any more."""
+
+
 class Rest(NamedTuple):
     """What one who takes a version asks for: all behind the parts that it has. `maps`: it maps
     memory, if it can."""
@@ -193,6 +197,8 @@ async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, ma
 
     try:
         for number in range(holding.filled, release.parts):
+            if not holding.wanted:
+                raise UnwantedError
             if not maps:
                 await pace.keep(number)
             said = await word(pair, holding, patience)
@@ -224,6 +230,8 @@ async def word(pair: Group, coming: Coming, patience: float) -> Any:
             return said
         if said != WAIT:
             raise NotThereError
+        if not coming.wanted:
+            raise UnwantedError
         coming.stir()
     # It may be waiting for us: a coordinator that was restarted has forgotten who came first.
     raise NotThereError

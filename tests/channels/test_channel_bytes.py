@@ -132,3 +132,39 @@ def test_who_dies_at_90_percent_has_handed_on_most_of_it(seed):
     sent, died, _ = sim.play({0: publish(), 1: dying(), 2: behind()})
     assert isinstance(died, Killed)
     assert sent <= 1.15 * layers * CHUNK
+
+
+@pytest.mark.parametrize("sliced", [False])
+def test_calls_that_are_cancelled_every_moment_get_on(sliced):
+    """What comes meanwhile is not lost, so nothing is sent twice."""
+    sim = Simulation(5, seed=1)
+    options = {"address": sim.address, "transports": ("tcp",), "patience": PATIENCE}
+    done, left = asyncio.Event(), {1, 2, 3, 4}
+    cancelled = []
+    shape = (160, CHUNK // 16)
+
+    async def publish():
+        async with aiodist.publisher("policy", **options) as out:
+            await out.publish({"w": np.ones(shape, np.int32)}, version=1)
+            await done.wait()
+            await asyncio.sleep(1)  # those it has met have left
+            return out.bytes_sent
+
+    async def take(rank):
+        memory = np.zeros((shape[0], shape[1] // 2), np.int32)
+        into = {"w": aiodist.Shard(memory, (slice(None), slice(shape[1] // 2)), shape)}
+        async with aiodist.subscriber("policy", **options) as weights:
+            await weights.wait()
+            while rank in left:
+                try:
+                    await weights.latest(into=into if sliced else None, timeout=0.01)
+                    left.discard(rank)
+                except TimeoutError:
+                    cancelled.append(rank)
+            if not left:
+                done.set()
+            await done.wait()
+
+    sent, *_ = sim.play({0: publish(), **{rank: take(rank) for rank in range(1, 5)}}, limit=100)
+    assert {*cancelled} == {1, 2, 3, 4}
+    assert sent <= 1.1 * 4 * shape[0] * shape[1] / (2 if sliced else 1)
