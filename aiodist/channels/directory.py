@@ -13,7 +13,9 @@ each share: a version is there when all of them are. Who wants slices of arrays 
 stands in the same line, and takes what it wants from all who have some of it, the nearest first.
 
 Nobody ever takes from one who came later, so there is no circle in which all wait for each other.
-If one is lost, those behind it take from those before it, and ask only for the chunks they lack. So
+If one is lost, those behind it take from those before it, and ask only for the chunks they lack.
+One who finds nobody before him that has it, and somebody behind him that has more than he, goes to
+the end of the line, and those who took from him ask others. So
 the publisher sends a version once over the network, and as much again as whoever took from it and
 died had not handed on.
 """
@@ -256,6 +258,17 @@ def in_line(before: Sequence[Place], me: Place) -> list[Place] | None:
     if me in before:
         return None
     return [*before, me][-MOST_IN_LINE:]
+
+
+def behind(places: Sequence[Place], me: Place) -> list[Place]:
+    """Who came later than I, the last one first, and may have what those before me have not."""
+    after = places[places.index(me) + 1 :] if me in places else []
+    return [one for one in reversed(after) if me.wants or not one.wants]
+
+
+def at_end(before: Sequence[Place], me: Place) -> list[Place]:
+    """The line with `me` at its end, whether I stood in it or not."""
+    return [*(one for one in before if one != me), me]
 
 
 def sources(

@@ -8,8 +8,10 @@ from contextlib import suppress
 
 from aiodist.channels import directory, transfers
 from aiodist.channels.directory import Place, Release
+from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
+from aiodist.channels.pace import Pace
 from aiodist.channels.participant import Participant
 from aiodist.channels.slices import Lot
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
@@ -32,7 +34,19 @@ class Fetching:
         self._participant = participant
         self._turns: dict[int, asyncio.Lock] = {}
         self._unlisted: set[int] = set()  # versions that are here, which nobody knows
-        self.slicing = Slicing(participant)
+        self._feeding = Feeding(participant)
+        self.slicing = Slicing(participant, self._feeding)
+
+    async def announced(self, newer_than: int) -> int:
+        """The number of the newest version, once there is one over that."""
+        participant = self._participant
+        while True:
+            participant.changed.clear()
+            participant.check()
+            newest = directory.newest(participant.releases)
+            if newest is not None and newest > newer_than:
+                return newest
+            await participant.changed.wait()
 
     async def newest(self, least: int, reading: Reading) -> Holding | Lot:
         """The newest version from `least` on that can be had, whole, or what is wanted of it. Waits
@@ -84,12 +98,7 @@ class Fetching:
         """Take a version from one after the other of those who may have it. Raises NobodyError."""
         holding = self.holding(release)
         reading.begin(holding)
-        with holding.feeding():
-            try:
-                await self._fill(holding)
-            except NobodyError:
-                holding.starve()
-                raise
+        await self._feeding.whole(holding, lambda: self._fill(holding))
         return holding
 
     async def _fill(self, holding: Holding) -> None:
@@ -102,14 +111,21 @@ class Fetching:
             except (ProtocolError, OSError) as error:
                 log.debug("channel %r: %s", participant.channel, error)
         failed: set[str] = set()
-        while not holding.is_whole:
+        while not holding.is_whole and holding.wanted:
             try:
                 source = await self._source(release, failed)
+                if source is None:
+                    if await participant.gone_behind(participant.place, holding, failed):
+                        continue
+                    raise NobodyError
             except CollectiveTimeoutError as error:
                 # The coordinator is away, and may come back.
+                holding.starve()
                 raise NobodyError from error
             try:
                 await self._take(source, holding)
+            except transfers.UnwantedError:
+                pass  # by now somebody may wait for it again
             except FAILURES as error:
                 participant.check()
                 log.info(
@@ -121,7 +137,7 @@ class Fetching:
                 failed.add(source.id)
                 holding.stir()
 
-    async def _source(self, release: Release, failed: set[str]) -> Place:
+    async def _source(self, release: Release, failed: set[str]) -> Place | None:
         participant = self._participant
         me = participant.place
         # Anew each time: a coordinator that was restarted has forgotten who stands in line.
@@ -130,7 +146,7 @@ class Fetching:
         for one in directory.sources(places, me, publishers, maps=not release.lent):
             if one.id not in failed and await participant.is_there(one.id):
                 return one
-        raise NobodyError
+        return None
 
     async def _stand_in_line(self, version: int) -> list[Place]:
         """Let others know that a version is here, or wanted: who stands there."""
@@ -158,7 +174,8 @@ class Fetching:
         if not maps:
             await holding.make_own(shared=bool(participant.host))
         async with await participant.called(source.id) as pair:
-            await transfers.take(pair, holding, participant.patience, maps=maps)
+            pace = Pace(holding, lambda: participant.calls, participant.patience)
+            await transfers.take(pair, holding, participant.patience, pace, maps=maps)
 
     def _forget_before(self, version: int) -> None:
         participant = self._participant

@@ -40,7 +40,8 @@ class Coming(ABC):
 
     Whoever takes it from this participant is told to wait as long as it is `fed`: as long as this
     one looks for somebody to take it from, which comes to an end by itself. `stirs` counts how
-    often it has had to look for another one, and `starved` how often there was nobody.
+    often it has had to look for another one, and `starved` how often there was nobody. `given`: how
+    many parts of it those have who are sent it from here, by whom they are to the one who sends.
     """
 
     def __init__(self, version: int) -> None:
@@ -48,6 +49,9 @@ class Coming(ABC):
         self.fed = 0
         self.stirs = 0
         self.starved = 0
+        self.given: dict[object, int] = {}
+        self.wanted = 0
+        """How many wait for all of it."""
         self.readers = 0
         self.gone = asyncio.Event()
         """Nobody reads it any more, nor will."""
@@ -93,6 +97,15 @@ class Coming(ABC):
             yield
         finally:
             self.fed -= 1
+
+    @contextmanager
+    def wanting(self) -> Iterator[None]:
+        """Somebody waits for all of it."""
+        self.wanted += 1
+        try:
+            yield
+        finally:
+            self.wanted -= 1
 
     def tell(self) -> None:
         """Something has changed."""

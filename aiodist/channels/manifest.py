@@ -32,7 +32,18 @@ from aiodist.channels.trees import Extent, whole
 from aiodist.errors import ProtocolError
 
 CHUNK = 4 << 20
-"""Bytes of a chunk: what is checked, handed on and asked for again as a whole."""
+"""Most bytes of a chunk: what is checked, handed on and asked for again as a whole."""
+
+SMALLEST = 1 << 18
+"""Bytes of a chunk of those versions that are handed on in fewer than `CHUNKS`."""
+
+CHUNKS = 32
+"""So many at least, for each host gets one while the one before it gets the next one."""
+
+
+def chunk_of(nbytes: int) -> int:
+    """Bytes of a chunk of a version whose arrays have so many."""
+    return min(CHUNK, max(SMALLEST, aligned(nbytes // CHUNKS)))
 
 
 class Manifest:
@@ -90,9 +101,9 @@ class Writing:
         """`share`: which one of how many."""
         self._value = value
         self._extents = extents
-        chunk = CHUNK
         self._starts = _starts([buffer.nbytes for buffer in value.buffers])
         data = self._starts[-1]
+        chunk = chunk_of(data)
         manifest = len(Manifest(value.meta, [0] * -(-data // chunk), extents).pack())
         self.release = Release(version, manifest, aligned(manifest) + data, chunk, 0, *share)
 

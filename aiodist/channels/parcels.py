@@ -18,7 +18,14 @@ from aiodist.channels import slices
 from aiodist.channels.holding import Coming, in_thread
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.channels.slices import Lot, Piece, Source
-from aiodist.channels.transfers import AHEAD, PARTS, News, NotThereError, word
+from aiodist.channels.transfers import (
+    AHEAD,
+    PARTS,
+    News,
+    NotThereError,
+    UnwantedError,
+    word,
+)
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
 from aiodist.work import Work
@@ -75,6 +82,8 @@ async def take(
 
     try:
         for _ in asked:
+            if not lot.wanted:
+                raise UnwantedError
             match await word(pair, lot, patience):
                 case (int(number), int(check)) if number in left:
                     data = slices.room_for(lot, left[number])

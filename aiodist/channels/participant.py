@@ -7,14 +7,14 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from aiodist import environment
 from aiodist.channels import directory
 from aiodist.channels.directory import Place, Release, Seat
-from aiodist.channels.holding import Holding
+from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.lag import Lag
 from aiodist.channels.memory import Spare
 from aiodist.channels.slices import Lot
@@ -92,6 +92,7 @@ class Participant:
         self.changed = asyncio.Event()
         self.holdings: dict[int, Holding] = {}
         self.spare = Spare()
+        self.calls = 0  # how many are at the door
         self.bytes_sent = self.bytes_received = 0  # of pairs that it has left
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
@@ -127,20 +128,30 @@ class Participant:
         try:
             self.spawn(self._again(lambda store: self._listen(store, ready[0])), "door")
             self.spawn(self._again(lambda store: self._follow(store, ready[1])), "releases")
-            async with asyncio.timeout(self._timeout):
-                await asyncio.gather(*(self._until(event) for event in ready))
+            await self.entering(lambda: asyncio.gather(*(self._until(event) for event in ready)))
             # Only now: who is seen in the store is called at its door.
-            await self.ask(self._beat)
+            await self.entering(lambda: self.ask(self._beat))
             self.spawn(self._again(self._live), "beat")
-        except TimeoutError as error:
+        except BaseException:
             await self.close()
+            raise
+
+    async def entering(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do something without which nobody takes part; again, where the coordinator is away and
+        comes back. Raises JoinTimeoutError, and what that does."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    try:
+                        await work()
+                        return
+                    except CollectiveTimeoutError as error:
+                        log.debug("channel %r: entering: %s", self.channel, error)
+        except TimeoutError as error:
             if isinstance(error, AiodistError):
                 raise
             text = f"the coordinator went away while the channel {self.channel!r} was entered"
             raise JoinTimeoutError(text) from None
-        except BaseException:
-            await self.close()
-            raise
 
     async def close(self) -> None:
         """Leave. Idempotent. Whoever is cancelled meanwhile does not break it off."""
@@ -175,6 +186,17 @@ class Participant:
         """``async with participant.meeting(name, rank) as pair:`` the group `name` of this one and
         another. Raises what `connect` does."""
         return Meeting(self, self._connecting(name, rank, 2, self.patience))
+
+    @contextmanager
+    def at_door(self) -> Iterator[None]:
+        """Somebody is, and it is not known yet what he wants."""
+        self.calls += 1
+        try:
+            yield
+        finally:
+            self.calls -= 1
+            for holding in self.holdings.values():
+                holding.tell()
 
     def met_in(self, pair: Group) -> None:
         """It is in a group of two now."""
@@ -378,8 +400,28 @@ class Participant:
 
     async def is_there(self, who: str) -> bool:
         """Whether a participant has given a sign of life."""
-        found = await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
-        return found is not None
+        return await self._at(who) is not None
+
+    async def has_of(self, who: str, version: int) -> int:
+        """How many bytes of a version a participant has, by its last sign of life."""
+        said = channels.said_in(await self._at(who))
+        return said.here if said is not None and said.newest == version else 0
+
+    async def _at(self, who: str) -> bytes | None:
+        return await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
+
+    async def gone_behind(self, me: Place, coming: Coming, failed: Container[str]) -> bool:
+        """Nobody before me has what I lack of a version: go to the end of its line, if somebody
+        behind me has more of it than I. Then those who take it from me ask others."""
+        coming.starve()
+        version = coming.version
+        for one in directory.behind(await self.line(version), me):
+            if one.id not in failed and await self.has_of(one.id, version) > coming.here:
+                await self.change(
+                    directory.line(version), Place, lambda before: directory.at_end(before, me)
+                )
+                return True
+        return False
 
     async def seats(self) -> list[Seat]:
         """Who publishes."""

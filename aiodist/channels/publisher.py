@@ -87,7 +87,7 @@ class Publisher:
     async def __aenter__(self) -> Publisher:
         await self._participant.open()
         try:
-            await self._take_place()
+            await self._participant.entering(self._take_place)
         except BaseException:
             await self._participant.close()
             raise

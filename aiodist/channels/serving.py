@@ -24,9 +24,11 @@ async def meet(participant: Participant, name: str) -> None:
     patience = participant.patience
     try:
         # What is read stays until the other one has been left: it may be memory of a user.
-        with ExitStack() as read:
+        with ExitStack() as read, ExitStack() as door:
+            door.enter_context(participant.at_door())
             async with participant.meeting(name, GIVES) as pair:
                 asked = await transfers.asked(pair, patience)
+                door.close()
                 holding = participant.holdings.get(asked.version)
                 if holding is not None:
                     read.enter_context(holding)

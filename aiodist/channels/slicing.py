@@ -10,10 +10,11 @@ from dataclasses import replace
 from aiodist.channels import directory, parcels, slices
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Place, Release
+from aiodist.channels.feeding import Feeding
 from aiodist.channels.into import Reading
 from aiodist.channels.participant import Participant
 from aiodist.channels.slices import Arrays, Lot, Piece, Want
-from aiodist.channels.transfers import NotThereError
+from aiodist.channels.transfers import NotThereError, UnwantedError
 from aiodist.errors import AiodistError, CollectiveTimeoutError
 
 log = logging.getLogger("aiodist.channels")
@@ -38,8 +39,9 @@ class NobodyError(Exception):
 class Slicing:
     """How a participant gets slices."""
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: Participant, feeding: Feeding) -> None:
         self._participant = participant
+        self._feeding = feeding
         self._wants: dict[str, Want] = {}  # what others want, by name
         self._said = -math.inf  # when the store was last told of what is wanted here
 
@@ -59,8 +61,7 @@ class Slicing:
                 known.retire()
             self._participant.lots[lot.version, lot.name] = lot
             reading.begin(lot)
-            with lot.feeding():
-                await self._fill(lot, failed)
+            await self._feeding.whole(lot, lambda: self._fill(lot, failed))
         except CollectiveTimeoutError as error:
             # The coordinator is away, and may come back.
             raise NobodyError from error
@@ -133,13 +134,14 @@ class Slicing:
         try:
             if not lot.is_whole:
                 await self._tell(lot)
-            while not lot.is_whole:
-                if lot.todo:
+            while not lot.is_whole and (lot.wanted or running):
+                if lot.todo and lot.wanted:
                     for place, asked in await self._asks(lot, failed):
                         work = asyncio.ensure_future(self._take(place, lot, asked))
                         running[work] = place, asked
                 if not running:
-                    lot.starve()
+                    if await self._participant.gone_behind(self._me(lot), lot, failed):
+                        continue
                     raise NobodyError
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -149,7 +151,7 @@ class Slicing:
                     if isinstance(error, FAILURES):
                         self._lose(lot.version, place, failed, error)
                         lot.stir()
-                    elif error is not None:
+                    elif error is not None and not isinstance(error, UnwantedError):
                         raise error
         finally:
             for task in running:
@@ -157,6 +159,9 @@ class Slicing:
             await asyncio.gather(*running, return_exceptions=True)
             for _, asked in running.values():
                 lot.lack(asked)
+
+    def _me(self, lot: Lot) -> Place:
+        return replace(self._participant.place, wants=lot.name)
 
     async def _take(self, place: Place, lot: Lot, asked: list[list[Piece]]) -> None:
         participant = self._participant
@@ -166,7 +171,7 @@ class Slicing:
     async def _asks(self, lot: Lot, failed: set[str]) -> list[tuple[Place, list[list[Piece]]]]:
         """Of whom to ask what, for all that is to do; what nobody has stays to be done."""
         participant = self._participant
-        me = replace(participant.place, wants=lot.name)
+        me = self._me(lot)
         # Anew each time: a coordinator that was restarted has forgotten who stands in line.
         places = await participant.change(
             directory.line(lot.version), Place, lambda before: directory.in_line(before, me)

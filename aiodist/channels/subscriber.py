@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack, overload
 
@@ -75,6 +75,27 @@ class Subscriber:
         """The newest version that the channel has, as far as is known here; None: it has none."""
         return directory.newest(self._participant.releases)
 
+    async def wait(self, *, newer_than: int = -1, timeout: float | None = None) -> int:
+        """The number of the newest version, as soon as there is one over `newer_than`. Waits for as
+        long as it takes, or for `timeout` seconds; takes nothing of it.
+
+        For example::
+
+            async with (
+                aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator,
+                aiodist.publisher("policy", address=coordinator.address) as out,
+                aiodist.subscriber("policy", address=coordinator.address) as weights,
+            ):
+                await out.publish([1.5], version=7)
+                assert await weights.wait(newer_than=6) == 7  # take it when there is time for it
+                assert await weights.latest() == (7, [1.5])
+
+        Raises CollectiveTimeoutError (a TimeoutError); CoordinatorLostError; GroupClosedError.
+        """
+        with self._within(timeout, newer_than, "known"):
+            async with asyncio.timeout(timeout):
+                return await self._fetching.announced(newer_than)
+
     @overload
     async def latest(
         self, *, newer_than: int = -1, into: None = None, timeout: float | None = None
@@ -123,25 +144,30 @@ class Subscriber:
         GroupClosedError. What has come of a version by then is kept for the next call.
         """
         reading = Reading(into, converts=convert)
-        with self._noted(reading):
-            try:
-                async with asyncio.timeout(timeout), self._turn:
-                    least = max(newer_than + 1, self._given)
-                    if in_place and into is not None:
-                        return await self._in_place(least, reading)
-                    found = await self._fetching.newest(least, reading)
-                    # Before it is read, which goes on to the end if this is cancelled.
-                    self._given = found.version
-                    with found:
-                        value = await in_thread(lambda: reading.read(found))
-            except TimeoutError as error:
-                if isinstance(error, CollectiveTimeoutError):
-                    raise
-                raise CollectiveTimeoutError(
-                    f"no version over {newer_than} of the channel {self._participant.channel!r} was"
-                    f" here within {timeout:g} s; the newest there is: {self.newest}"
-                ) from None
+        with self._noted(reading), self._within(timeout, newer_than, "here"):
+            async with asyncio.timeout(timeout), self._turn:
+                least = max(newer_than + 1, self._given)
+                if in_place and into is not None:
+                    return await self._in_place(least, reading)
+                found = await self._fetching.newest(least, reading)
+                # Before it is read, which goes on to the end if this is cancelled.
+                self._given = found.version
+                with found:
+                    value = await in_thread(lambda: reading.read(found))
         return self._given if into is not None else (self._given, value)
+
+    @contextmanager
+    def _within(self, timeout: float | None, newer_than: int, what: str) -> Iterator[None]:
+        """Say what a deadline was for."""
+        try:
+            yield
+        except TimeoutError as error:
+            if isinstance(error, CollectiveTimeoutError):
+                raise
+            raise CollectiveTimeoutError(
+                f"no version over {newer_than} of the channel {self._participant.channel!r} was"
+                f" {what} within {timeout:g} s; the newest there is: {self.newest}"
+            ) from None
 
     async def _in_place(self, least: int, reading: Reading) -> int:
         fetch = asyncio.ensure_future(self._fetching.newest(least, reading))
@@ -175,7 +201,7 @@ class Subscriber:
     def __aiter__(self) -> Versions:
         return Versions(self)
 
-    async def stream(self, version: int) -> AsyncIterator[tuple[str, Any]]:
+    async def stream(self, version: int) -> AsyncGenerator[tuple[str, Any], None]:
         """``async for name, array in weights.stream(version)``: the arrays of a version in the
         order of its tree, each as soon as it is here and has been checked, while others are on
         their way. Its name are the keys on the way to it, joined by dots. As for `latest`,

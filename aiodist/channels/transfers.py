@@ -20,6 +20,7 @@ import numpy as np
 from aiodist.channels.holding import Coming, Holding, in_thread
 from aiodist.channels.manifest import Manifest
 from aiodist.channels.memory import Memory
+from aiodist.channels.pace import Pace
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
@@ -45,6 +46,10 @@ PARTS = "parts"
 
 class NotThereError(Exception):
     """Who was asked for a version has not got it."""
+
+
+class UnwantedError(Exception):
+    """Nobody waits for it any more."""
 
 
 class Rest(NamedTuple):
@@ -97,6 +102,8 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
             words = holding.memory.words()
             await pair.send(words, TAKES, tag=PARTS)
             maps, has = words is not None, 0 if words else has
+        if not maps:
+            holding.given[news] = has
         while has < holding.release.parts:
             if has >= holding.filled or holding.is_abandoned:
                 if not await news.more():
@@ -106,6 +113,7 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
             if not maps:
                 part = np.frombuffer(holding.part(has), np.uint8)
                 sent.append(pair.send(part, TAKES, tag=PARTS))
+                sent[-1].add_done_callback(partial(news.given, has + 1))
             has += 1
             while len(sent) > AHEAD:
                 await sent.popleft()
@@ -129,6 +137,12 @@ class News:
         self._patience = patience
         self._stirs = coming.stirs
         self._starved = coming.starved
+
+    def given(self, parts: int, sent: Work[None]) -> None:
+        """The other one has so many parts, if that was sent."""
+        if self in self._coming.given and not (sent.cancelled() or sent.exception()):
+            self._coming.given[self] = parts
+            self._coming.tell()
 
     async def more(self) -> bool:
         """Wait until something has changed, and tell the other one where it takes longer. False: no
@@ -159,9 +173,11 @@ class News:
             if one.done() and not one.cancelled():
                 one.exception()  # seen: the other one has gone, which its own error says
             one.cancel()
+        self._coming.given.pop(self, None)
+        self._coming.tell()
 
 
-async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) -> None:
+async def take(pair: Group, holding: Holding, patience: float, pace: Pace, *, maps: bool) -> None:
     """Receive what is missing. Raises AiodistError where the other one fails or is silent,
     ProtocolError where what it sends is damaged, OSError where its memory cannot be mapped,
     NotThereError."""
@@ -176,8 +192,17 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
         await holding.make_own(shared=True)
     maps = words is not None
     checking: asyncio.Task[None] | None = None  # of the part before this one
+
+    async def landed(number: int) -> None:
+        await in_thread(partial(holding.check, number))
+        holding.fill()
+
     try:
         for number in range(holding.filled, release.parts):
+            if not holding.wanted:
+                raise UnwantedError
+            if not maps:
+                await pace.keep(number)
             said = await word(pair, holding, patience)
             if said != number:
                 raise ProtocolError(f"part {said!r} came where {number} was next")
@@ -191,11 +216,9 @@ async def take(pair: Group, holding: Holding, patience: float, *, maps: bool) ->
                 await pair.recv(src=GIVES, tag=PARTS, out=part, timeout=patience)
             if checking is not None:
                 await checking
-                holding.fill()
-            checking = asyncio.ensure_future(in_thread(partial(holding.check, number)))
+            checking = asyncio.ensure_future(landed(number))
         if checking is not None:
             await checking
-            holding.fill()
     finally:
         if checking is not None:
             await asyncio.gather(checking, return_exceptions=True)
@@ -224,6 +247,8 @@ async def word(pair: Group, coming: Coming, patience: float) -> Any:
             return said
         if said != WAIT:
             raise NotThereError
+        if not coming.wanted:
+            raise UnwantedError
         coming.stir()
     # It may be waiting for us: a coordinator that was restarted has forgotten who came first.
     raise NotThereError

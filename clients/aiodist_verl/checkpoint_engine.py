@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar
 
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
@@ -24,9 +24,6 @@ T = TypeVar("T")
 
 IDLE = -1
 """The rank of an actor that does not send."""
-
-PAUSE = 0.02
-"""Seconds before it is looked again whether a version is there."""
 
 Tensors = Iterable[tuple[str, torch.Tensor]] | AsyncIterator[tuple[str, torch.Tensor]]
 
@@ -108,20 +105,16 @@ class ChannelCheckpointEngine(CheckpointEngine):
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
         if self._weights is None:
             raise RuntimeError("init_process_group has to be called first, with a rank from 1 on")
-        await _on_engine(self._until_published(self._weights))
-        arrays = cast("AsyncGenerator[Any, None]", self._weights.stream(self._version))
+        # verl calls senders and receivers at once.
+        before = self._version - 1
+        await _on_engine(self._weights.wait(newer_than=before, timeout=self._timeout))
+        arrays = self._weights.stream(self._version)
         try:
             while (found := await _on_engine(self._next(arrays))) is not None:
                 name, tensor = found
                 yield name, tensor.to(self._device)
         finally:
             await _on_engine(arrays.aclose())
-
-    async def _until_published(self, weights: aiodist.Subscriber) -> None:
-        """verl calls senders and receivers at once."""
-        async with asyncio.timeout(self._timeout):
-            while weights.newest is None or weights.newest < self._version:  # noqa: ASYNC110
-                await asyncio.sleep(PAUSE)
 
     async def _next(self, arrays: Any) -> Any:
         async with asyncio.timeout(self._timeout):

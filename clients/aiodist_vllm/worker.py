@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -81,7 +80,7 @@ class ChannelEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self, weights: aiodist.Subscriber, version: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Each as soon as it is here, while others are on their way."""
-        arrays = cast("AsyncGenerator[Any, None]", weights.stream(version))
+        arrays = weights.stream(version)
 
         async def after() -> tuple[str, torch.Tensor] | None:
             async with asyncio.timeout(self._timeout):

@@ -10,7 +10,7 @@ import pytest
 
 import aiodist
 from aiodist.channels import manifest
-from aiodist.testing.simulation import Simulation
+from aiodist.testing.simulation import Killed, Simulation
 
 CHUNK = 1 << 14
 PATIENCE = 2.0
@@ -91,3 +91,80 @@ def test_the_publisher_sends_at_most_two_copies_where_nobody_dies(seed, sliced):
     assert outcomes == [None] + [versions] * HOSTS
     nbytes = 4 * SHAPE[0] * SHAPE[1]
     assert 0.5 * versions * nbytes < sent[0] <= 2 * versions * nbytes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_dies_at_90_percent_has_handed_on_most_of_it(seed):
+    """The one behind it is on another host, and asks for what it lacks: a sixth of it at most is
+    sent again, be the links as fast as they may."""
+    sim = Simulation(3, seed=seed)
+    options = {"address": sim.address, "transports": ("tcp",)}
+    done = asyncio.Event()
+    layers = 200
+    values = {f"{at}": np.full(CHUNK // 4, at, np.int32) for at in range(layers)}
+
+    async def publish():
+        async with aiodist.publisher("policy", **options) as out:
+            await out.publish(values, version=1)
+            await done.wait()
+            await asyncio.sleep(1)  # those it has met have left
+            return out.bytes_sent
+
+    async def dying():
+        async with aiodist.subscriber("policy", **options) as weights:
+            await weights.wait()
+            have = 0
+            async for _ in weights.stream(1):
+                have += 1
+                if have == 1:
+                    begun.set()
+                if have == 0.9 * layers:
+                    sim.nodes[1].kill()
+
+    async def behind():
+        async with aiodist.subscriber("policy", **options) as weights:
+            await begun.wait()
+            _, got = await weights.latest()
+            assert all(np.array_equal(got[key], values[key]) for key in values)
+        done.set()
+
+    begun = asyncio.Event()
+    sent, died, _ = sim.play({0: publish(), 1: dying(), 2: behind()})
+    assert isinstance(died, Killed)
+    assert sent <= 1.15 * layers * CHUNK
+
+
+@pytest.mark.parametrize("sliced", [False])
+def test_calls_that_are_cancelled_every_moment_get_on(sliced):
+    """What comes meanwhile is not lost, so nothing is sent twice."""
+    sim = Simulation(5, seed=1)
+    options = {"address": sim.address, "transports": ("tcp",), "patience": PATIENCE}
+    done, left = asyncio.Event(), {1, 2, 3, 4}
+    cancelled = []
+    shape = (160, CHUNK // 16)
+
+    async def publish():
+        async with aiodist.publisher("policy", **options) as out:
+            await out.publish({"w": np.ones(shape, np.int32)}, version=1)
+            await done.wait()
+            await asyncio.sleep(1)  # those it has met have left
+            return out.bytes_sent
+
+    async def take(rank):
+        memory = np.zeros((shape[0], shape[1] // 2), np.int32)
+        into = {"w": aiodist.Shard(memory, (slice(None), slice(shape[1] // 2)), shape)}
+        async with aiodist.subscriber("policy", **options) as weights:
+            await weights.wait()
+            while rank in left:
+                try:
+                    await weights.latest(into=into if sliced else None, timeout=0.01)
+                    left.discard(rank)
+                except TimeoutError:
+                    cancelled.append(rank)
+            if not left:
+                done.set()
+            await done.wait()
+
+    sent, *_ = sim.play({0: publish(), **{rank: take(rank) for rank in range(1, 5)}}, limit=100)
+    assert {*cancelled} == {1, 2, 3, 4}
+    assert sent <= 1.1 * 4 * shape[0] * shape[1] / (2 if sliced else 1)

@@ -314,6 +314,47 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
     stage.sim.play({0: publish(), 1: main(), 2: other()})
 
 
+@pytest.mark.parametrize(
+    ("enter", "asks"), [("subscriber", "_beat"), ("publisher", "_beat"), ("publisher", "seats")]
+)
+def test_the_coordinator_goes_away_while_somebody_enters(monkeypatch, enter, asks):
+    """They are let in when it is back, and within `timeout`."""
+    stage = Stage(1)
+    asked, restarts = getattr(Participant, asks), []
+
+    async def asking(participant, *args):
+        if not restarts:
+            restarts.append(stage.sim.restart_coordinator(4 * PATIENCE))
+        return await asked(participant, *args)
+
+    monkeypatch.setattr(Participant, asks, asking)
+
+    async def main():
+        async with getattr(stage, enter)() as one:
+            return one.newest
+
+    assert stage.sim.play({0: main()}) == [None]
+    assert restarts
+
+
+def test_the_coordinator_stays_away_while_somebody_enters(monkeypatch):
+    stage = Stage(1)
+    beat = Participant._beat
+
+    async def beating(participant, store):
+        stage.sim.restart_coordinator(10 * PATIENCE)
+        return await beat(participant, store)
+
+    monkeypatch.setattr(Participant, "_beat", beating)
+
+    async def main():
+        with pytest.raises(aiodist.JoinTimeoutError, match="the coordinator went away while"):
+            await stage.subscriber(timeout=2 * PATIENCE).__aenter__()
+        await asyncio.sleep(20 * PATIENCE)
+
+    stage.sim.play({0: main()})
+
+
 def test_a_stream_goes_on_while_the_coordinator_is_away():
     """What it was taking breaks off, and can be had again only when the coordinator is back, and
     has been told what there is."""
@@ -471,3 +512,50 @@ def test_a_stream_that_is_broken_off_leaves_nothing(run, gate):
                 gate.set()
 
     run(main())
+
+
+@pytest.mark.parametrize("wants", [1, 2])
+def test_those_who_came_later_have_what_the_first_one_lacks(wants):
+    """It stands still until its source has gone, and the others have the version meanwhile."""
+    stage = Stage(3)
+    begun, has = asyncio.Event(), asyncio.Event()
+    whole = tree(1)["w"]
+
+    def into():
+        half = np.zeros(len(whole) // wants, np.int32)
+        return half, {"w": aiodist.Shard(half, (slice(0, len(half)),), whole.shape)}
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(tree(1), version=1)
+            await has.wait()
+
+    async def first():
+        mine, half = into()
+        async with stage.subscriber() as weights:
+            await weights.wait()
+            taking = asyncio.ensure_future(weights.latest(into=half if wants > 1 else {"w": mine}))
+            participant = weights._participant
+            while not any(one.here > CHUNK for one in comings(participant)):  # noqa: ASYNC110
+                await asyncio.sleep(1e-4)
+            begun.set()
+            stage.sim.nodes[1].stop()
+            assert await taking == 1
+            assert np.array_equal(mine, whole[: len(mine)])
+        stage.done.set()
+
+    async def second():
+        async with stage.subscriber() as weights:
+            await begun.wait()
+            await weights.latest()
+            has.set()
+            await asyncio.sleep(10)
+            stage.sim.nodes[1].resume()
+            await stage.done.wait()
+
+    outcomes = stage.sim.play({0: publish(), 1: first(), 2: second()}, limit=200)
+    assert outcomes == [None, None, None]
+
+
+def comings(participant):
+    return [*participant.holdings.values(), *participant.lots.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -139,5 +140,49 @@ def test_what_cannot_be_published(run, channel):
                     with pytest.raises(ValueError, match="the newest is 5"):
                         await out.publish(tree(1), version=version)
                 assert out.newest == 5
+
+    run(main())
+
+
+def test_waiting_for_a_version_takes_nothing(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as server:
+                waiting = asyncio.ensure_future(server.wait())
+                await asyncio.sleep(0)
+                await out.publish(tree(3), version=3)
+                assert await waiting == 3
+                assert await server.wait() == 3  # there is one: it says so again
+                waits = [asyncio.ensure_future(server.wait(newer_than=one)) for one in (3, 4, 3)]
+                latest = asyncio.ensure_future(server.latest(newer_than=4))
+                await out.publish(tree(5), version=5)
+                assert await asyncio.gather(*waits) == [5, 5, 5]
+                assert (await latest)[0] == 5
+                assert list(server._participant.holdings) == [5]
+                with pytest.raises(
+                    aiodist.CollectiveTimeoutError,
+                    match=r"no version over 5 of the channel 'policy' was known within 0\.01 s",
+                ):
+                    await server.wait(newer_than=5, timeout=0.01)
+                closed = asyncio.ensure_future(server.wait(newer_than=5))
+                await asyncio.sleep(0)
+            with pytest.raises(aiodist.GroupClosedError, match="was closed here"):
+                await closed
+
+    run(main())
+
+
+def test_a_stream_is_closed_where_its_user_leaves_it(run, channel):
+    async def main():
+        async with aiodist.Coordinator("tcp://127.0.0.1:0") as coordinator:
+            weights = channel(coordinator)
+            async with weights.publisher() as out, weights.subscriber() as server:
+                await out.publish(tree(1), version=1)
+                async with aclosing(server.stream(1)) as arrays:
+                    async for name, _ in arrays:
+                        assert name == "layers.0"
+                        break
+                assert (await server.latest())[0] == 1
 
     run(main())

@@ -1,10 +1,13 @@
-"""Chaos in a channel of weights: `make chaos-weights N=1000`. A publisher publishes without pause,
-and subscribers, some by shared memory and some by TCP, take what they can: each a process of its
-own. One after the other is killed with SIGKILL, stopped with SIGSTOP, added or ends in order; the
-publisher is killed, stopped and started again; the coordinator is killed and started again. After
-every fault all subscribers that live must get a version that was published after it, within
-`DEADLINE`. No version may be mixed, wrong or older than one before it; in the end nothing may be
-left.
+"""Chaos in channels of weights: `make chaos-weights N=1000`. In each of some channels a publisher
+publishes without pause, and subscribers, some by shared memory and some by TCP, take what they can:
+each a process of its own (`channel_member`). They are killed with SIGKILL, stopped with SIGSTOP,
+added and ended in order, several at once; publishers are killed, stopped and started again, and so
+is the coordinator, which all channels have in common. After every round of faults all subscribers
+that live must get a version that was published after it. No version may be mixed, wrong or older
+than one before it; in the end nothing may be left.
+
+How long that may take is counted in time in which none of the processes of a channel waits for a
+processor: a busy machine breaks no bound.
 """
 
 from __future__ import annotations
@@ -19,223 +22,143 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from restarts import Daemon
 
-MEMBER = """
-import asyncio, gc, json, logging, os, random, sys, threading
-import numpy as np
-import aiodist
-from aiodist.channels import manifest
+MEMBER = Path(__file__).with_name("channel_member.py")
 
-address, role, transports, seed = sys.argv[1:5]
-chooser = random.Random(seed)
-options = {"address": address, "token": "secret", "patience": 2.0, "timeout": 60.0}
-options["transports"] = [transports] if transports else None
-manifest.CHUNK = 1 << 16
-STAMP = 1000  # publishers: what each writes can be told from what the others do
-stop = asyncio.Event()
+CHANNELS = 4
 
-def say(**fields):
-    print(json.dumps(fields), flush=True)
+FEWEST, MOST = 2, 4
+"""Subscribers of a channel at once."""
 
-def files():
-    found = {}
-    for one in os.listdir("/proc/self/fd"):
-        try:
-            found[one] = os.readlink(f"/proc/self/fd/{one}")
-        except OSError:  # that of the listing itself
-            pass
-    return found
+AT_ONCE = 4
+"""Faults of a channel at once, at most."""
 
-def mapped():
-    with open("/proc/self/maps") as lines:
-        return {line.split()[4] for line in lines if "memfd:aiodist-weights" in line}
-
-def tree(value):
-    # Some chunks, and arrays that share one; another shape than before, now and then.
-    size = 150_000 if value // STAMP % 7 else 1_000
-    return {"w": np.full(size, value), "v": [np.full(100, value), np.full(99, value)]}
-
-def check(version, got):
-    value = int(got["w"][0])
-    assert value // STAMP == version, f"version {version} is {value}"
-    for array in (got["w"], *got["v"]):
-        assert (array == value).all(), f"version {version} is mixed: {np.unique(array)}"
-
-async def publish(stamp, version):
-    loop = asyncio.get_running_loop()
-    async with aiodist.publisher("chaos", **options) as out:
-        version = max(version, -1 if out.newest is None else out.newest)
-        while not stop.is_set():
-            version += 1
-            x = tree(version * STAMP + stamp)
-            start = loop.time()
-            try:
-                await out.publish(x, version=version)
-                say(published=version, maps=len(mapped()))
-            except aiodist.CollectiveTimeoutError:
-                pass  # the coordinator is away, and it is not known whether it has this one
-            for array in (x["w"], *x["v"]):
-                array.fill(-1)
-            # By how fast the machine is: versions that go before they can come come nowhere.
-            await asyncio.sleep(0.05 + chooser.choice([2, 5]) * (loop.time() - start))
-
-async def subscribe():
-    given = -1
-    async with aiodist.subscriber("chaos", **options) as weights:
-        say(version=-1)
-        while True:
-            way = chooser.choice(["latest", "latest", "into", "stream"])
-            try:
-                if way == "stream" and weights.newest is not None and weights.newest > given:
-                    version, names = weights.newest, {}
-                    async for name, array in weights.stream(version):
-                        names[name] = array
-                    got = {"w": names["w"], "v": [names["v.0"], names["v.1"]]}
-                elif way == "into" and given >= 0:
-                    got = tree(-STAMP)
-                    version = await weights.latest(newer_than=given, into=got)
-                else:
-                    version, got = await weights.latest(newer_than=given)
-            except ValueError as error:
-                # Another size than `into` has, or a version that is gone by now.
-                expected = way == "stream" or (way == "into" and "into['w']" in str(error))
-                if not expected:
-                    raise
-                continue
-            assert version > given, f"{version} after {given}"
-            check(version, got)
-            given, got, names = version, None, None
-            say(version=version, maps=len(mapped()))
-
-async def main():
-    loop = asyncio.get_running_loop()
-    def wait():
-        sys.stdin.read()
-        loop.call_soon_threadsafe(stop.set)
-    threading.Thread(target=wait, daemon=True).start()
-    before = files()
-    if role == "publish":
-        await publish(int(sys.argv[5]), int(sys.argv[6]))
-    else:
-        taking = asyncio.create_task(subscribe())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([taking, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if taking.done():
-            await taking
-        taking.cancel()
-        await asyncio.gather(taking, return_exceptions=True)
-        del taking  # with what it had, which the loop has, too, until the next turn
-        await asyncio.sleep(0)
-    gc.collect()  # what only a cycle kept open is no leak
-    left = {n: f for n, f in files().items() if n not in before and "memfd" in f}
-    tasks = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    say(over=True, left=[*left.values(), *tasks, *mapped()])
-
-logging.getLogger("aiodist").setLevel(logging.CRITICAL)
-asyncio.run(main())
-"""
-
-FEWEST, MOST = 2, 5
-"""Subscribers at once."""
-
-DEADLINE = 120.0
+DEADLINE = 60.0
 """Seconds in which every live subscriber gets a new version after a fault; to be much longer than
-leases and the pauses of a busy machine."""
+leases. As many again, and it hangs."""
 
-MOST_MAPPED = 4 + MOST
-"""Memories of versions that a process may have at once: two that are kept, or were given, one that
-comes, one more for a moment, and one for each of those who are sent an older one."""
+MOST_MAPPED = 4
+"""Memories of versions that a process may have at once, beside one for each of those who are just
+sent an older one: two that are kept, or were given, one that comes, and one more for a moment."""
+
+PROBLEMS = ("mixed", "wrong", "older", "late", "hung", "ended", "memory", "left")
+
+
+class Patience:
+    """Seconds in which nobody has waited for a processor."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._starved: Counter[int] = Counter()
+        self._before: dict[int, float] = {}
+
+    def passed(self, pids: Iterable[int]) -> float:
+        for pid in pids:
+            try:
+                waited = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+            except (OSError, IndexError):  # it has ended, or the system does not tell
+                continue
+            self._starved[pid] += waited - self._before.setdefault(pid, waited)
+            self._before[pid] = waited
+        return time.monotonic() - self._start - self._starved.total()
 
 
 class Member:
     """A process; `news` is set whenever it says something."""
 
-    def __init__(self, process: asyncio.subprocess.Process, news: asyncio.Event) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, role: str, news: asyncio.Event) -> None:
         self.process = process
+        self.role = role
         self.version = -1
+        self.whole = -1  # the newest version of which it has all
         self.published = -1
-        self.over: dict[str, object] | None = None
+        self.over: dict[str, list[str]] | None = None
         self.most_mapped = 0
+        self.problems: list[tuple[str, str]] = []
         self._news = news
         self.reading = asyncio.create_task(self._read())
 
-    @property
-    def ended(self) -> bool:
-        return self.reading.done()
+    def __str__(self) -> str:
+        return f"{self.role} {self.process.pid}"
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
         while line := await self.process.stdout.readline():
             heard = json.loads(line)
             self.version = heard.get("version", self.version)
+            self.whole = self.version if heard.get("hands_on") else self.whole
             self.published = heard.get("published", self.published)
-            self.most_mapped = max(self.most_mapped, heard.get("maps", 0))
-            if "over" in heard:
-                self.over = heard
+            maps = heard.get("maps", 0)
+            self.most_mapped = max(self.most_mapped, maps)
+            if maps > MOST_MAPPED + heard.get("pairs", 0):
+                self.problems.append(("memory", f"{self} maps {maps} memories: {heard}"))
+            if "problem" in heard:
+                self.problems.append((heard["problem"], f"{self}: {heard['text']}"))
+            self.over = heard if "over" in heard else self.over
             self._news.set()
         await self.process.wait()
         self._news.set()
 
-    async def kill(self) -> None:
+    def signal(self, number: int) -> None:
         if self.process.returncode is None:
-            self.process.kill()
+            self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        self.signal(signal.SIGKILL)
         await self.reading
 
-    async def end(self) -> None:
-        """In order. Raises AssertionError where something is left."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        async with asyncio.timeout(DEADLINE):
-            await self.reading
-        assert self.process.returncode == 0, self.process.returncode
-        assert self.over is not None
-        assert not self.over["left"], f"left behind: {self.over}"
 
+class Channel:
+    """Those who take part in one channel, and what happens to them."""
 
-class Chaos:
-    """Who takes part, and what happens to them."""
-
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder = folder
-        self.chooser = random.Random(seed)
-        self.seed = seed
-        self.daemon = Daemon(folder / "state")
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.name = f"chaos {number}"
+        self.chooser = random.Random(f"{world.seed} {number}")
         self.news = asyncio.Event()
         self.publisher: Member | None = None
         self.subscribers: list[Member] = []
-        self.pids: list[int] = []
-        self.happened: Counter[str] = Counter()
-        self.slowest = (0.0, "")
         self.newest = -1  # that is known to have been published
-        self.most_mapped = 0
         self.publishers = 0
-        self.versions = 0
+        self._members = 0
+        self._replacing = asyncio.Lock()
 
     async def _start(self, role: str, *more: object) -> Member:
         transports = self.chooser.choice(["", "", "tcp"])
+        self._members += 1
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", MEMBER, self.daemon.address, role, transports),
-            *(f"{self.seed} {len(self.pids)}", *map(str, more)),
+            *(sys.executable, str(MEMBER), self.name, self.world.daemon.address, role),
+            *(transports, f"{self.world.seed} {self.name} {self._members}", *map(str, more)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "TMPDIR": str(self.folder / "temporary")},
+            env={**os.environ, "TMPDIR": str(self.world.folder / "temporary")},
         )
-        self.pids.append(process.pid)
-        return Member(process, self.news)
+        self.world.pids.append(process.pid)
+        return Member(process, role, self.news)
+
+    def members(self) -> list[Member]:
+        return [*self.subscribers, *([self.publisher] if self.publisher else [])]
 
     def _look(self) -> None:
-        members = [*self.subscribers, *([self.publisher] if self.publisher else [])]
-        for one in members:
-            assert not one.ended, f"{one.process.pid} ended: {one.process.returncode}"
-            assert one.most_mapped <= MOST_MAPPED, f"{one.most_mapped} memories are mapped"
-            self.most_mapped = max(self.most_mapped, one.most_mapped)
+        for one in self.members():
+            self._hear(one)
+            if one.reading.done():
+                self.world.fail("ended", f"{self.name}: {one} ended: {one.process.returncode}")
         if self.publisher is not None:
             self.newest = max(self.newest, self.publisher.published)
+
+    def _hear(self, member: Member) -> None:
+        for kind, text in member.problems:
+            self.world.note(kind, f"{self.name}: {text}")
+        member.problems.clear()
+        self.world.most_mapped = max(self.world.most_mapped, member.most_mapped)
 
     async def start_publisher(self) -> None:
         self.publishers += 1
@@ -252,137 +175,236 @@ class Chaos:
         return self.subscribers.pop(self.chooser.randrange(len(self.subscribers)))
 
     async def kill(self) -> None:
-        await self._one_less().kill()
+        member = self._one_less()
+        await member.kill()
+        self._hear(member)
 
     async def leave(self) -> None:
-        await self._one_less().end()
+        await self._end(self._one_less())
 
     async def stop(self) -> None:
         await self._stop(self.chooser.choice(self.subscribers))
 
     async def stop_publisher(self) -> None:
-        assert self.publisher is not None
-        await self._stop(self.publisher)
+        if self.publisher is not None:
+            await self._stop(self.publisher)
 
     async def _stop(self, member: Member) -> None:
         """SIGSTOP, for less or more than until it counts as gone."""
-        member.process.send_signal(signal.SIGSTOP)
+        member.signal(signal.SIGSTOP)
         await asyncio.sleep(self.chooser.choice([0.05, 0.5, 0.5, 5.0]))
-        member.process.send_signal(signal.SIGCONT)
+        member.signal(signal.SIGCONT)
 
     async def kill_publisher(self) -> None:
-        assert self.publisher is not None
-        publisher, self.publisher = self.publisher, None
-        await publisher.kill()
-        self.newest = max(self.newest, publisher.published)
-        await asyncio.sleep(self.chooser.choice([0.0, 0.5]))
-        await self.start_publisher()
+        async with self._replacing:
+            assert self.publisher is not None
+            publisher, self.publisher = self.publisher, None
+            await publisher.kill()
+            self._hear(publisher)
+            self.newest = max(self.newest, publisher.published)
+            await asyncio.sleep(self.chooser.choice([0.0, 0.5]))
+            await self.start_publisher()
 
     async def restart(self) -> None:
-        await self.daemon.kill()
-        await asyncio.sleep(self.chooser.choice([0.0, 0.0, 0.3]))
-        await self.daemon.start()
+        await self.world.restart(self.chooser.choice([0.0, 0.0, 0.3]))
 
     # -- what has to hold -------------------------------------------------------------------------
 
-    async def everyone_has_news(self, what: str) -> None:
-        """Wait until all have a version that was published after now."""
-        start = time.monotonic()
-        self._look()
-        aim = max([self.newest, *(one.version for one in self.subscribers)]) + 1
-        try:
-            async with asyncio.timeout(DEADLINE):
-                while any(one.version < aim for one in self.subscribers):
-                    self.news.clear()
+    async def everyone_has(self, aim: int, what: str) -> None:
+        """Wait until all have a version from that one on."""
+        start, clock, is_late = time.monotonic(), Patience(), False
+        while any(one.version < aim for one in self.subscribers):
+            self.news.clear()
+            try:
+                async with asyncio.timeout(0.5):
                     await self.news.wait()
-                    self._look()
-        except TimeoutError:
-            have = {one.process.pid: one.version for one in self.subscribers}
-            raise AssertionError(
-                f"after {what}: version {aim} was waited for, {self.newest} is published,"
-                f" and the subscribers have {have}"
-            ) from None
-        self.slowest = max(self.slowest, (time.monotonic() - start, what))
+            except TimeoutError:
+                pids = [one.process.pid for one in self.members()]
+                passed = clock.passed([*pids, os.getpid(), *self.world.daemon_pids()])
+                if passed > DEADLINE and not is_late:
+                    is_late = True
+                    self.world.note("late", self._waiting(aim, what))
+                    for one in self.members():
+                        one.signal(signal.SIGUSR1)
+                if passed > 2 * DEADLINE:
+                    self.world.fail("hung", self._waiting(aim, what))
+            self._look()
+        self.world.slowest = max(self.world.slowest, (time.monotonic() - start, what))
 
-    async def run(self, faults: int) -> None:
-        """Raises AssertionError for whatever must not happen."""
-        (self.folder / "temporary").mkdir()
-        await self.daemon.start()
+    def _waiting(self, aim: int, what: str) -> str:
+        have = {str(one): (one.version, one.whole) for one in self.subscribers}
+        return (
+            f"{self.name}: after {what}: version {aim} was waited for, {self.newest} is published"
+            f" by {self.publisher}, and the subscribers have {have}"
+        )
+
+    async def begin(self) -> None:
         await self.start_publisher()
         for _ in range(FEWEST + 1):
             await self.add()
-        await self.everyone_has_news("the start")
-        while self.happened.total() < faults:
-            # Now and then two at once.
-            chosen = [self._kind() for _ in range(self.chooser.choice([1, 1, 2]))]
-            done = []
-            for kind in chosen:
-                # The first one may have made the second one senseless.
-                if kind in ("kill", "leave") and len(self.subscribers) <= FEWEST:
-                    kind = "add"
-                elif kind == "add" and len(self.subscribers) == MOST:
-                    kind = "kill"
-                done.append(kind)
-                self.happened[kind] += 1
-                await getattr(self, kind)()
-                await asyncio.sleep(self.chooser.choice([0.0, 0.02, 0.2]))
-            await self.everyone_has_news(" and ".join(done))
-            if self.happened.total() // 50 > (self.happened.total() - len(done)) // 50:
-                print(f"{self.happened.total()} faults, version {self.newest}", flush=True)
+        await self.everyone_has(0, "the start")
 
-    def _kind(self) -> str:
+    async def round(self, faults: int) -> None:
+        """So many at once, and then all have to get on."""
+        kinds: list[str] = []
+        there = len(self.subscribers)
+        for _ in range(faults):
+            kinds.append(self._kind(there))
+            there += {"add": 1, "kill": -1, "leave": -1}.get(kinds[-1], 0)
+        self.world.happened.update(kinds)
+        async with asyncio.TaskGroup() as group:
+            for kind in kinds:
+                group.create_task(getattr(self, kind)())
+                await asyncio.sleep(self.chooser.choice([0.0, 0.02, 0.2]))
+        self._look()
+        aim = max([self.newest, *(one.version for one in self.subscribers)]) + 1
+        await self.everyone_has(aim, " and ".join(kinds))
+
+    def _kind(self, there: int) -> str:
         kinds = ["stop", "stop_publisher", "kill_publisher", "restart"]
-        kinds += ["kill", "kill", "leave"] if len(self.subscribers) > FEWEST else []
-        kinds += ["add", "add"] if len(self.subscribers) < MOST else []
+        kinds += ["kill", "kill", "leave"] if there > FEWEST else []
+        kinds += ["add", "add"] if there < MOST else []
         return self.chooser.choice(kinds)
+
+    async def _end(self, member: Member) -> None:
+        """In order, with nothing left."""
+        assert member.process.stdin is not None
+        member.process.stdin.close()
+        clock = Patience()
+        while not member.reading.done():
+            await asyncio.wait([member.reading], timeout=0.5)
+            if clock.passed([member.process.pid, *self.world.daemon_pids()]) > DEADLINE:
+                member.signal(signal.SIGUSR1)
+                self.world.fail("hung", f"{self.name}: {member} does not end")
+        self._hear(member)
+        if member.process.returncode or member.over is None:
+            self.world.fail("ended", f"{self.name}: {member} ended: {member.process.returncode}")
+        if member.over["left"]:
+            self.world.note("left", f"{self.name}: {member} leaves {member.over['left']}")
 
     async def end(self) -> None:
         """All end in order, the publisher first: what it has published can still be had."""
         assert self.publisher is not None
         publisher, self.publisher = self.publisher, None
-        await publisher.end()
+        await self._end(publisher)
         self.newest = max(self.newest, publisher.published)
-        await self.add()
-        try:
-            async with asyncio.timeout(DEADLINE):
-                while any(one.version < self.newest for one in self.subscribers):
-                    self.news.clear()
-                    await self.news.wait()
-                    self._look()
-        except TimeoutError:
-            have = [one.version for one in self.subscribers]
-            raise AssertionError(f"{self.newest} is the last one; they have {have}") from None
+        if any(one.whole >= self.newest for one in self.subscribers):
+            await self.add()
+            await self.everyone_has(self.newest, "the end of the publisher")
         while self.subscribers:
-            await self._one_less().end()
+            await self._end(self._one_less())
 
     async def clean(self) -> None:
-        for one in (*self.subscribers, *([self.publisher] if self.publisher else [])):
+        for one in self.members():
             await one.kill()
+
+
+class World:
+    """A coordinator, and its channels."""
+
+    def __init__(self, folder: Path, seed: int, channels: int) -> None:
+        self.folder = folder
+        self.seed = seed
+        self.daemon = Daemon(folder / "state")
+        self.channels = [Channel(self, number) for number in range(channels)]
+        self.pids: list[int] = []
+        self.happened: Counter[str] = Counter()
+        self.problems: Counter[str] = Counter()
+        self.slowest = (0.0, "")
+        self.most_mapped = 0
+        self._restarting = asyncio.Lock()
+        self._told = 0
+
+    def note(self, kind: str, text: str) -> None:
+        """Something that must not happen."""
+        self.problems[kind] += 1
+        print(f"{kind}: {text}", flush=True)
+
+    def fail(self, kind: str, text: str) -> None:
+        """The same, and there is no going on."""
+        self.note(kind, text)
+        raise AssertionError(text)
+
+    def daemon_pids(self) -> Iterator[int]:
+        if (pid := self.daemon.pid) is not None:
+            yield pid
+
+    async def restart(self, pause: float) -> None:
+        async with self._restarting:
+            await self.daemon.kill()
+            await asyncio.sleep(pause)
+            await self.daemon.start()
+
+    async def run(self, faults: int) -> None:
+        """Raises AssertionError where there is no going on."""
+        (self.folder / "temporary").mkdir()
+        await self.daemon.start()
+        left = faults
+
+        async def disturb(channel: Channel) -> None:
+            nonlocal left
+            await channel.begin()
+            while left:
+                some = min(left, channel.chooser.randint(1, AT_ONCE))
+                left -= some
+                await channel.round(some)
+                self._tell(faults)
+
+        async with asyncio.TaskGroup() as group:
+            for channel in self.channels:
+                group.create_task(disturb(channel))
+        for channel in self.channels:
+            await channel.end()
+
+    def _tell(self, faults: int) -> None:
+        if (done := self.happened.total()) >= self._told + 25:
+            self._told = done
+            versions = [channel.newest for channel in self.channels]
+            seconds, what = self.slowest
+            print(
+                f"{time.strftime('%H:%M:%S')} {done} of {faults} faults, versions {versions},"
+                f" slowest {seconds:.1f} s after {what}, problems {dict(self.problems)}",
+                flush=True,
+            )
+
+    async def clean(self) -> None:
+        for channel in self.channels:
+            await channel.clean()
         await self.daemon.kill()
 
+    @contextmanager
+    def leaving_nothing(self) -> Iterator[None]:
+        yield
+        if files := os.listdir(self.folder / "temporary"):
+            self.note("left", f"files: {files}")
+        if left := {*os.listdir("/proc")} & {str(pid) for pid in self.pids}:
+            self.note("left", f"processes: {sorted(left)}")
 
-async def chaos(faults: int, seed: int) -> dict[str, object]:
+
+async def chaos(faults: int, seed: int, channels: int) -> dict[str, object]:
     """What happened."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        it = Chaos(Path(folder), seed)
-        try:
-            await it.run(faults)
-            await it.end()
-        finally:
-            await it.clean()
-        files = os.listdir(it.folder / "temporary")
-        assert not files, f"files were left: {files}"
-    left = sorted({*os.listdir("/proc")} & {str(pid) for pid in it.pids})
-    assert not left, f"processes were left: {left}"
-    seconds, what = it.slowest
+        world = World(Path(folder), seed, channels)
+        with world.leaving_nothing():
+            try:
+                await world.run(faults)
+            except* AssertionError:
+                pass  # it is noted
+            finally:
+                await world.clean()
+    seconds, what = world.slowest
     return {
-        "faults": dict(it.happened),
+        "seed": seed,
+        "faults": dict(world.happened),
+        "faults in all": world.happened.total(),
         "seconds": round(time.monotonic() - start, 1),
-        "slowest": f"{seconds:.1f} s after {what}",
-        "versions": it.newest + 1,
-        "processes": len(it.pids),
-        "memories mapped at most": it.most_mapped,
+        "versions": sum(channel.newest + 1 for channel in world.channels),
+        "publishers": sum(channel.publishers for channel in world.channels),
+        "processes": len(world.pids),
+        "memories mapped at most": world.most_mapped,
+        "longest until all had a new version": f"{seconds:.1f} s after {what}",
+        "problems": {kind: world.problems[kind] for kind in PROBLEMS},
     }
 
 
@@ -390,9 +412,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", type=int, default=100, help="how many faults")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--channels", type=int, default=CHANNELS, help="at once")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    print(asyncio.run(chaos(given.n, given.seed)), flush=True)
+    found = asyncio.run(chaos(given.n, given.seed, given.channels))
+    print(json.dumps(found, indent=2), flush=True)
+    problems = found["problems"]
+    assert isinstance(problems, dict)
+    sys.exit(1 if any(problems.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,11 @@ class Daemon:
         self._token.write_text("secret")
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """None while it is away."""
+        return None if self._process is None else self._process.pid
+
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "aiodist_cli", "coordinator", "--listen", self.address),

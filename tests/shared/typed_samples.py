@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
@@ -145,18 +146,22 @@ async def windows(group: Group) -> None:
 
 async def channels(group: Group) -> None:
     """What is received may be anything; what it is read into is known."""
-    name = f"policy {group.rank}"
+    channel = f"policy {group.rank}"
     async with (
-        aiodist.publisher(name, address=group.address, lease=9, transports="inproc") as out,
-        aiodist.subscriber(name, address=group.address, patience=9.0) as weights,
+        aiodist.publisher(channel, address=group.address, lease=9, transports="inproc") as out,
+        aiodist.subscriber(channel, address=group.address, patience=9.0) as weights,
     ):
         assert_type(out.newest, int | None)
         assert_type(await out.publish({"w": floats()}, version=1), None)
+        assert_type(await weights.wait(newer_than=0), int)
         assert_type(await weights.latest(), tuple[int, Any])
         assert_type(await weights.latest(into={"w": floats()}), int)
         async for version, _ in weights:
             assert_type(version, int)
             break
+        async with aclosing(weights.stream(1)) as arrays:
+            async for name, _ in arrays:
+                assert_type(name, str)
 
 
 async def tensors(group: Group) -> None:

@@ -12,6 +12,8 @@ from aiodist.channels.directory import (
     Place,
     Release,
     Seat,
+    at_end,
+    behind,
     check_higher,
     distances,
     in_line,
@@ -167,6 +169,19 @@ def test_each_stands_in_a_line_once(places):
     for one in [*places, *places]:
         line = in_line(line, one) or line
     assert line == places
+    for one in places:
+        assert at_end(places, one) == [*(other for other in places if other != one), one]
+    assert at_end(places, Place("new", "")) == [*places, Place("new", "")]
+
+
+def test_who_is_behind_may_have_what_is_wanted():
+    sliced, whole, last = Place("s", "", "half"), Place("w", ""), Place("l", "")
+    line = [whole, sliced, last]
+    assert behind(line, whole) == [last]
+    assert behind(line, sliced) == [last]
+    assert behind([sliced, whole, Place("t", "", "half")], sliced)[0].wants == "half"
+    assert behind(line, last) == []
+    assert behind(line, Place("new", "")) == []
 
 
 def shares(version, count, *missing):

@@ -1,0 +1,51 @@
+"""What brings a version here goes on for a moment when nobody waits for it any more: until the part
+that is just coming is here. So calls that are cancelled again and again, or have a short timeout,
+get on by a part at least each time, and nothing is sent twice for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiodist.channels.holding import Coming
+from aiodist.channels.participant import Participant
+
+
+class Feeding:
+    """Those versions that are being taken."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._tasks: dict[Coming, asyncio.Task[None]] = {}
+
+    async def whole(self, coming: Coming, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Wait until all of it is here. `work` takes it, and returns before that where it is not
+        `wanted` any more. Raises what that does, and why this takes part no more."""
+        with coming.wanting():
+            while not coming.is_whole:
+                task = self._tasks.get(coming)
+                if task is None:
+                    task = self._begun(coming, work)
+                await asyncio.wait({task})
+                if task.cancelled():
+                    self._participant.check()
+                task.result()
+
+    def _begun(
+        self, coming: Coming, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
+        async def feed() -> None:
+            # It stays until nobody writes to it, whatever version was given meanwhile.
+            with coming, coming.feeding():
+                await work()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._tasks[coming]
+            if not task.cancelled():
+                task.exception()  # told to those who wait for it: perhaps nobody does
+
+        task = self._tasks[coming] = asyncio.ensure_future(feed())
+        self._participant.adopt(task)
+        task.add_done_callback(ended)
+        return task

@@ -1,0 +1,61 @@
+"""How far one who hands a version on may be ahead of those who take it from him.
+
+What he has and they have not is sent again if he dies. So he takes a part when they have all but
+one of those that he has: then all links are in use at once, and a part or two are lost with him.
+He does not wait for long: whoever stands still is waited for once, for a fraction of `patience`,
+and those whose links are slow make the time that a version takes half as long again, at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiodist.channels.holding import Coming
+
+AHEAD = 1
+"""So many parts more than others."""
+
+GRACE = 1 / 8
+"""Of the patience: for so long one is waited for."""
+
+
+class Pace:
+    """That of one who takes a version. `calls`: how many are at the door, who may want some of what
+    is here."""
+
+    def __init__(self, coming: Coming, calls: Callable[[], int], patience: float) -> None:
+        self._coming = coming
+        self._calls = calls
+        self._grace = GRACE * patience
+        self._clock = asyncio.get_running_loop().time
+        self._begun = self._clock()
+        self._held = 0.0
+        # What each of them had, and how long he was waited for since.
+        self._waited: dict[object, tuple[int, float]] = {}
+        self._is_deaf = False  # those at the door have been waited for
+
+    async def keep(self, number: int) -> None:
+        """Before that part is taken: let those behind come near."""
+        begin = self._clock()
+        taking = begin - self._begun - self._held
+        try:
+            async with asyncio.timeout(min(self._grace, self._grace + taking / 2 - self._held)):
+                while self._behind(number) or (self._calls() and not self._is_deaf):
+                    await self._coming.news()
+        except TimeoutError:
+            self._is_deaf = self._calls() > 0
+        held = self._clock() - begin
+        self._held += held
+        for one in self._behind(number):
+            parts = self._coming.given[one]
+            before, waited = self._waited.get(one, (parts, 0.0))
+            self._waited[one] = parts, held + (waited if parts == before else 0.0)
+
+    def _behind(self, number: int) -> list[object]:
+        given, least = self._coming.given, number - AHEAD
+        return [one for one, parts in given.items() if parts < least and not self._is_slow(one)]
+
+    def _is_slow(self, one: object) -> bool:
+        parts, waited = self._waited.get(one, (0, 0.0))
+        return waited >= self._grace and parts == self._coming.given[one]
