@@ -41,16 +41,16 @@ def no_turn_is_due(monkeypatch):
 def posted(monkeypatch):
     """The calls that were posted, by tag and number."""
     seen = []
-    real = post_express.PostExpress._post
+    real = post_express.PostExpress._run
 
-    def note(self, what, x, given, seconds, tag):
+    def note(self, what, x, given, seconds, tag=None):
         number = self._calls.tags.upcoming(tag)
         work = real(self, what, x, given, seconds, tag)
         if work is not None and tag != "begin":
             seen.append((tag, number))
         return work
 
-    monkeypatch.setattr(post_express.PostExpress, "_post", note)
+    monkeypatch.setattr(post_express.PostExpress, "_run", note)
     return seen
 
 
@@ -283,11 +283,13 @@ def test_a_function_that_fails_fails_the_call(run, monkeypatch):
             await everyone(ranks, lambda g: g.all_reduce(np.ones(2), tag="a"))
             works = [ranks[0].all_reduce(np.ones(2), tag="a")]
 
-            def fail(self, values, out):
+            def fail(*values, out):
                 raise MemoryError("none left")
 
             with monkeypatch.context() as patch:
-                patch.setattr(post_express.PostRecipe, "_reduce", fail)
+                for group in ranks:
+                    (*_, recipe) = group._context.post_express._recipes.values()
+                    patch.setattr(recipe, "_plain", fail)
                 works.append(ranks[1].all_reduce(np.ones(2), tag="a"))
                 with pytest.raises(MemoryError):
                     await works[1]
