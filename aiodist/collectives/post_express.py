@@ -216,7 +216,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         )
 
     def _run(
-        self, what: Posted, x: Any, given: Any, seconds: float, tag: object = None
+        self, what: Posted, x: Any, given: Any, seconds: float, tag: object = None, /
     ) -> Work[Any] | None:
         """Post a call. None: nothing has happened."""
         if not self._may_post(tag, seconds):
@@ -457,15 +457,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
             self._take_over(what, values, work, call.seconds, result)
             return
         self._moved.add(call.nbytes, sum(map(len, values)) - call.nbytes)
-        self._calls.ended(work.tag)
-        if work.record is not None:
-            work.finish(result)
+        if work._on_cancel is not None:
+            self._finish_waiting(work, what.op, what.call, what.nbytes, result)
             return
-        records, ended = self._records, self._loop.time()
-        records.add((
-            records.where, work.op, work.tag, work.seq, what.call, None, what.nbytes,
-            work._started, ended,
-        ))  # fmt: skip
+        self._calls.ended(work.tag)
+        ended = self._note(work, what.op, what.call, what.nbytes)
         if self._progress.is_due():
             self._loop.call_soon(work.finish_within_call, result, ended)
         else:
