@@ -26,7 +26,7 @@ from aiodist.collectives.express import (
 )
 from aiodist.collectives.lane_express import Slots
 from aiodist.collectives.lane_values import Given, ValueRecipe
-from aiodist.collectives.templates import LENGTH, Reading
+from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
@@ -276,7 +276,7 @@ class PostedSlots(PostRecipe):
 class PostedValues(ValueRecipe, Posted):
     """A recipe of values that are posted."""
 
-    __slots__ = ("_begins", "lengths")
+    __slots__ = ("_begins", "_readings", "lengths")
     on_lane = False
 
     def __init__(self, context: ExpressGroup, *args: Any) -> None:
@@ -285,6 +285,8 @@ class PostedValues(ValueRecipe, Posted):
         self._learnt()
 
     def shown(self, given: Given) -> Data:
+        if not self._own.gaps:
+            return self._own.fixed[0][1]
         parts: list[Any] = []
         for (_, fixed), flat in zip(self._own.fixed, given.flats, strict=False):
             parts += (fixed, native(flat).tobytes())
@@ -307,24 +309,32 @@ class PostedValues(ValueRecipe, Posted):
         self.lengths = [known[0].length if known else -1 for known in self._known]
         self.lengths[self._context.rank] = self._own.length
         self._begins.clear()
+        # By rank, what it may post; and where there is no data in that, what is read of it.
+        known = [*self._known]
+        known[self._context.rank] = [self._own]
+        self._readings: list[list[tuple[Template, Reading | None]]] = [
+            [(each, None if each.gaps else reading_of(each, each.fixed[0][1])) for each in those]
+            for those in known
+        ]
 
     def fits(self, nbytes: int) -> bool:
         return True
 
     def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
         found: list[Reading] = []
-        for rank, value in enumerate(values):
-            if rank == self._context.rank:
-                found.append(Reading(self._own, memoryview(value)))
-                continue
-            for template in self._known[rank]:
-                if template.length == len(value):
-                    reading = Reading(template, memoryview(value))
+        for value, those in zip(values, self._readings, strict=True):
+            for template, reading in those:
+                if template.length != len(value):
+                    continue
+                if reading is None:
+                    reading = reading_of(template, value)
                     if reading.is_there():
-                        found.append(reading)
                         break
+                elif bytes(value) == template.fixed[0][1]:
+                    break
             else:
                 return self.begun(x, given)
+            found.append(reading)
         if not self._take(found, given):
             return self.begun(x, given)
         return x.pop()
@@ -392,6 +402,11 @@ class PostedProgram(Posted):
 def native(flat: Flat) -> Flat:
     """The same numbers, in the order of bytes in which they travel."""
     return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
+
+
+def reading_of(template: Template, value: Data) -> Reading:
+    """What `value` has where `template` says."""
+    return Reading(template, memoryview(value))
 
 
 def is_shown(phase: object) -> bool:
