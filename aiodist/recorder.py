@@ -1,8 +1,9 @@
 """The last operations of one rank, in fixed memory: what the flight recorder shows.
 
 An operation that has to wait is noted when it starts, and again when it ends. What is done within
-its call is noted once, as a plain tuple. `Records` is how one group says what goes on in it: to the
-recorder of its rank, which all groups share, and to a hook, if one was installed when it was made.
+its call is noted once, as a plain tuple; and so is one of many that wait, when it is done.
+`Records` is how one group says what goes on in it: to the recorder of its rank, which all groups
+share, and to a hook, if one was installed when it was made.
 
 Whoever measures operations (metrics, say) is an `Observer` of the recorder. Without one, nothing
 looks whether there is one: `add` is another function once there is. A trace is not even that: it
@@ -236,6 +237,10 @@ class Recorder:
                 yield work.record.entry(now)
         for one in ring:
             yield one.entry(now) if isinstance(one, Record) else self.entry_of(one)
+        for records in list(self.all):
+            for work, call in records.waiting():
+                if work.record is None:
+                    yield Record(self, records.scope, work, call, None).entry(now)
 
     def entry_of(self, one: AtOnce) -> Entry:
         """What is known of what was done within its call."""
@@ -278,6 +283,8 @@ class Records:
         self.where: Where = scope.group, scope.epoch, scope.rank, scope.size, scope.id
         self.trace = bound(scope)  # hears of each operation; None: nobody listens
         self.add = recorder.add  # see `Recorder`
+        # The Works that wait without a record of their own, and what was called: see `waits`.
+        self.waiting: Callable[[], Sequence[tuple[Work[Any], bytes]]] = tuple
         self._recorder = recorder
         recorder.all.add(self)
         recorder.know(self)
@@ -286,6 +293,12 @@ class Records:
         """`work` was started, and says itself when it ends."""
         self._recorder.begin(self.scope, work, call, peer)
         self.started(work)
+
+    def waits(self, work: Work[Any], call: bytes) -> None:
+        """`work` is one of many that wait, and of which most are done before anybody asks: it is
+        noted once it is. An observer hears of it as of others, for it sees where that began."""
+        if self._recorder.observers:
+            self.begin(work, call)
 
     def started(self, work: Work[Any]) -> None:
         """`work` begins: let who traces know."""

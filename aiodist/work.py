@@ -105,18 +105,19 @@ class Work(asyncio.Future[T], Generic[T]):
         awaits it. For the engine."""
         return self._exception
 
-    def finish(self, result: T) -> None:
-        """Complete with `result`; no effect when done. For the engine."""
+    def finish(self, result: T, ended: float | None = None) -> None:
+        """Complete with `result`; no effect when done. `ended`: when it was, if not now. For the
+        engine."""
         if not self.done():
             if self.trace is not None:
                 self.trace("before_complete", self, result)
-            self._ended = self.get_loop().time()
+            self._ended = self.get_loop().time() if ended is None else ended
             self._on_cancel = None
             if self.record is not None:
                 self.record.end("done")
-                # Who only ever had this within its call has neither a record nor a line.
-                if hasattr(self, "_made_at") and not self._callbacks:
-                    cast(Any, self).__class__ = _Unseen
+            # Who only ever had this within its call has no line.
+            if not self._callbacks and hasattr(self, "_made_at"):
+                cast(Any, self).__class__ = _Unseen
             self.set_result(result)
 
     def finish_within_call(self, result: T, ended: float) -> None:

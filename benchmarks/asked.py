@@ -123,7 +123,9 @@ TICKER_LATER = 0.002
 
 SMALL, TAGGED, AT_ONCE = 1.5, 1.3, 1.2
 """How many times the time of an all_reduce of as many bytes a small operation may take: of another
-kind, with a tag, and many at once."""
+kind, with a tag, and many at once; the latter two in processor time."""
+TAGGED_RATE = 20_000
+"""all_reduces of 8 B with tags that a rank does in a second, of a thousand at once."""
 
 IDLE_SHARE = 0.01
 """Of a core, with a receive pending."""
@@ -133,15 +135,17 @@ MEMORY_GROWTH = 16 * MIB
 """Bytes by which a rank may grow over its array of `MEMORY_BYTES`, with 4 ranks."""
 
 
-def of_small(name: str) -> tuple[str, float]:
-    """Which case of `benchmarks.small` that one is compared with, and how many times its time it
-    may take."""
+def of_small(name: str) -> tuple[str, str, float]:
+    """Which case of `benchmarks.small` that one is compared with, in what ("wall", the time, or
+    "cpu", that of a processor), and how many times as much it may take."""
     base, _, how = name.partition(", ")
-    if "at once" in how:
-        return base, AT_ONCE
+    if how.endswith("tagged"):
+        return name.removesuffix(", tagged"), "cpu", TAGGED
+    if how.endswith("at once"):
+        return base, "cpu", AT_ONCE
     if name.endswith("B"):  # a size, of what the others are compared with
-        return name, 1
-    return (base, TAGGED) if how == "tagged" else ("all_reduce 8 B", SMALL)
+        return name, "wall", 1
+    return "all_reduce 8 B", "wall", SMALL
 
 
 def cases_by_ranks(name: str) -> dict[int, list[Case]]:

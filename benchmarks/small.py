@@ -18,7 +18,7 @@ from aiodist_cli.bench_rank import Rank
 
 CALLS = 100
 """Operations of a round."""
-SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20}
+SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 """Of tagged operations."""
 
 Start = Callable[[Group, Any], Awaitable[Any]]
@@ -58,13 +58,15 @@ async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
         cases[name] = run, at_once if arrays else count
 
     for name, nbytes in SIZES.items():
-        count = max(10, CALLS // (1 + nbytes // 8192))
+        count = max(4, CALLS // (1 + nbytes // 8192))
         add(f"all_reduce {name}", lambda g, x: g.all_reduce(x), nbytes, count)
         add(f"all_reduce {name}, tagged", lambda g, x: g.all_reduce(x, tag="t"), nbytes, count)
-    add("all_reduce 8 B, 100 at once", lambda g, x: g.all_reduce(x), 8, at_once=100)
     tags = iter(range(1 << 60))
-    add("all_reduce 8 B, tagged, 1000 at once",
-        lambda g, x: g.all_reduce(x, tag=f"t{next(tags) % 1000}"), 8, at_once=1000)  # fmt: skip
+    for many in (100, 1000):
+        name = f"all_reduce 8 B, {many} at once"
+        add(name, lambda g, x: g.all_reduce(x), 8, at_once=many)
+        add(f"{name}, tagged", lambda g, x: g.all_reduce(x, tag=f"t{next(tags) % 1000}"), 8,
+            at_once=many)  # fmt: skip
     for name, start in KINDS.items():
         add(name, start, 8)
     found: dict[str, dict[str, float]] = {}

@@ -132,7 +132,7 @@ class Express(ABC, Generic[G, R]):
 
     @abstractmethod
     def _run(
-        self, recipe: R, x: Any, flat: Flat, seconds: float, tag: object = None
+        self, recipe: R, x: Any, flat: Flat, seconds: float, tag: object = None, /
     ) -> Work[Any] | None:
         """Do `recipe` with `x`, whose memory is `flat`. None: nothing has happened."""
 
@@ -255,17 +255,30 @@ class Express(ABC, Generic[G, R]):
 
     def _finish(self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any) -> None:
         """The collective `op` is done, with this result."""
-        records = self._records
-        tag, ended = work.tag, self._loop.time()
-        self._calls.tags.pass_over(tag)
-        records.add((records.where, op, tag, work.seq, call, None, nbytes, work._started, ended))
-        if records.trace is not None:
-            records.started(work)
+        self._calls.tags.pass_over(work.tag)
+        ended = self._note(work, op, call, nbytes)
+        if self._records.trace is not None:
+            self._records.started(work)
         if self._progress.is_due():
             # The loop gets its turn before the caller goes on; the others need not wait for that.
             self._loop.call_soon(work.finish_within_call, result, ended)
         else:
             work.finish_within_call(result, ended)
+
+    def _finish_waiting(
+        self, work: Work[Any], op: str, call: bytes, nbytes: int, result: Any
+    ) -> None:
+        """A collective that has waited (`aiodist.engine.waiting_calls`) is done."""
+        self._calls.ended(work.tag)
+        work.finish(result, self._note(work, op, call, nbytes) if work.record is None else None)
+
+    def _note(self, work: Work[Any], op: str, call: bytes, nbytes: int) -> float:
+        """It ends now: when that is, by the clock of the loop."""
+        records, ended = self._records, self._loop.time()
+        records.add(
+            (records.where, op, work.tag, work.seq, call, None, nbytes, work._started, ended)
+        )
+        return ended
 
 
 def marked(x: Any) -> Any:

@@ -128,10 +128,8 @@ class LaneRecipe(Recipe):
 class QueuedCall:
     """One call that waits for its turn on the lane."""
 
-    __slots__ = (
-        "call", "digest", "express", "flat", "key", "place", "recipe", "seconds", "seq", "work",
-        "x",
-    )  # fmt: skip
+    __slots__ = ("express", "flat", "key", "recipe", "seconds", "seq", "work", "x")
+    place = 0
 
     def __init__(
         self,
@@ -148,12 +146,17 @@ class QueuedCall:
         self.work = work
         self.seq = seq
         self.key: Key = (None, seq)
-        self.call = recipe.call
-        self.digest = recipe.digest
-        self.place = 0
         self.x = x  # what is known of its result
         self.flat = flat  # what it is done with, see `lay_out`
         self.seconds = seconds  # that it had when it was called
+
+    @property
+    def call(self) -> bytes:
+        return self.recipe.call
+
+    @property
+    def digest(self) -> int:
+        return self.recipe.digest
 
     def resume(self) -> None:
         """It is its turn."""
@@ -185,29 +188,20 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         flat: Any,
         seconds: float,
         tag: object = None,
-        queued: QueuedCall | None = None,
     ) -> Work[Any] | None:
-        """`queued`: it was called before, and this is its turn."""
         calls = self._calls
         lane = self._lane
         phase = recipe.phase
-        if queued is None:
-            seq, arrivals = calls.tags.upcoming(None), calls.arrivals
-            if (arrivals.early or arrivals.verdicts or calls.deferred) and not self._is_next(seq):
-                return None
-        else:
-            seq = queued.seq
+        seq, arrivals = calls.tags.upcoming(None), calls.arrivals
+        if (arrivals.early or arrivals.verdicts or calls.deferred) and not self._is_next(seq):
+            return None
         area = area_for(phase.shared or 0, seq, 0)
         place = 0 if phase.direct is None else self._context.heap.place_of((flat,))
-        if not lane.try_enter(seq, area, recipe.digest, recipe.call, place, queued):
-            if queued is None and not lane.idle and recipe.fused is not None and not place:
+        if not lane.try_enter(seq, area, recipe.digest, recipe.call, place):
+            if not lane.idle and recipe.fused is not None and not place:
                 return self._queue(recipe, seq, x, flat, seconds)
             return None
-        if queued is None:
-            work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
-            came: Mapping[int, memoryview] | None = None
-        else:
-            work, came = queued.work, _NOTHING
+        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
         executor = None
         try:
             if recipe.fused is not None and not place:
@@ -218,33 +212,37 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                 assert isinstance(recipe, LaneRecipe)
                 executor = recipe.executor(flat, lane, area, place)
                 done = ALL if executor.run() else 0
-            if done == ALL and queued is not None and recipe.finish is not None:
-                x = recipe.finish(x)
         except Exception as error:
             if executor is not None:
                 executor.close()
-            calls.take_over(work, recipe.call, None, failing(error), seconds, came=came)
+            calls.take_over(work, recipe.call, None, failing(error), seconds)
             return work
         if done == ALL:
             if executor is not None:
                 executor.close()
-            if queued is None:
-                lane.finish_inline()
-                self._done(work, recipe, x)
-            else:
-                lane.finish_turn()
-                calls.ended(None)
-                work.finish(x)
+            lane.finish_inline()
+            self._done(work, recipe, x)
             return work
-        try:
-            if executor is None:
-                executor, rest = recipe.resume(x, flat, lane, area, done)
-            else:
-                rest = rest_of(recipe, x)
-        except Exception as error:
-            rest = failing(error)
-        calls.take_over(work, recipe.call, executor, rest, seconds, came=came)
+        if executor is None:
+            executor, rest = self._rest(recipe, x, flat, area, done)
+        else:
+            rest = rest_of(recipe, x)
+        calls.take_over(work, recipe.call, executor, rest, seconds)
         return work
+
+    def _rest(
+        self,
+        recipe: LaneRecipe | lane_values.ValueRecipe,
+        x: Any,
+        flat: Any,
+        area: int,
+        done: int,
+    ) -> tuple[Executor | None, Program]:
+        """What goes on with a call of which so many steps are `done`."""
+        try:
+            return recipe.resume(x, flat, self._lane, area, done)
+        except Exception as error:
+            return None, failing(error)
 
     def _is_next(self, seq: int) -> bool:
         """Whether nothing has come for this number, perhaps a verdict, and no call before this one
@@ -275,11 +273,32 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
 
     def at_turn(self, call: QueuedCall) -> None:
         """Do `call`, whose turn it is, or let an operation go on with it."""
-        if self._lane.gives_way():
+        lane, calls = self._lane, self._calls
+        if lane.gives_way():
             return
-        del self._calls.waiting.by_key[call.key]
-        if self._run(call.recipe, call.x, call.flat, call.seconds, queued=call) is None:
+        del calls.waiting.by_key[call.key]
+        recipe, seq, work, x = call.recipe, call.seq, call.work, call.x
+        phase, fused = recipe.phase, recipe.fused
+        assert fused is not None
+        area = area_for(phase.shared or 0, seq, 0)
+        if not lane.try_enter(seq, area, recipe.digest, recipe.call, 0, call):
             self._take_over(call)
+            return
+        made = recipe.at_once
+        try:
+            at_once = made.get(area) or made.setdefault(area, fused(phase, lane, area))
+            done = at_once(call.flat)
+            if done == ALL and recipe.finish is not None:
+                x = recipe.finish(x)
+        except Exception as error:
+            calls.take_over(work, recipe.call, None, failing(error), call.seconds, came=_NOTHING)
+            return
+        if done == ALL:
+            lane.finish_turn()
+            self._finish_waiting(work, recipe.op, recipe.call, recipe.nbytes, x)
+            return
+        executor, rest = self._rest(recipe, x, call.flat, area, done)
+        calls.take_over(work, recipe.call, executor, rest, call.seconds, came=_NOTHING)
 
     def to_operation(self, call: QueuedCall) -> Operation | None:
         """`call`, which waits, goes on as an operation."""

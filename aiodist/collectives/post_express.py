@@ -31,7 +31,7 @@ once, and takes all that was posted meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiodist.buffers.kernels import Kernel
@@ -41,12 +41,14 @@ from aiodist.collectives.express import Express, ExpressGroup, before, failing, 
 from aiodist.collectives.lane_express import slots_of
 from aiodist.collectives.posted import (
     Data,
+    InOneGo,
     Otherwise,
     Posted,
     PostedProgram,
     PostedSlots,
     PostedValues,
     PostRecipe,
+    in_one_go,
     is_shown,
 )
 from aiodist.engine import waiting_calls
@@ -155,6 +157,16 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         assert isinstance(kernel, Kernel)
         return PostRecipe(op, call, phase, vector, keeps, kernel)
 
+    def _learn(self, x: Any, op: Any) -> PostRecipe | PostedValues | None:
+        recipe = super()._learn(x, op)
+        if recipe is not None and getattr(x.dtype, "isnative", True):
+            assert isinstance(recipe, PostRecipe)
+            recipe.in_one_go = self._fused(recipe)
+        return recipe
+
+    def _fused(self, recipe: PostRecipe) -> InOneGo:
+        return in_one_go(recipe, self._posts, self._wake, self._follows, self._moved)
+
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostRecipe | PostedValues | None:
@@ -187,6 +199,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         assert isinstance(recipe, PostRecipe)
         recipe.op, recipe.call = call.op, call.text.encode()
         recipe.returns = self._context.rank == dst
+        if recipe.in_one_go is not None:
+            recipe.in_one_go = self._fused(recipe)
         return recipe
 
     # -- calls ------------------------------------------------------------------------------------
@@ -202,14 +216,36 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         )
 
     def _run(
-        self,
-        recipe: PostRecipe | PostedValues,
-        x: Any,
-        flat: Any,
-        seconds: float,
-        tag: object = None,
+        self, what: Posted, x: Any, given: Any, seconds: float, tag: object = None, /
     ) -> Work[Any] | None:
-        return self._post(recipe, x, flat, seconds, tag) if self._may_post(tag, seconds) else None
+        """Post a call. None: nothing has happened."""
+        if not self._may_post(tag, seconds):
+            return None
+        calls = self._calls
+        tags, arrivals, run = calls.tags, calls.arrivals, what.in_one_go
+        seq = tags.upcoming(tag)
+        if (
+            run is None
+            or calls.waiting.by_key
+            or ((arrivals.early or arrivals.verdicts) and not arrivals.is_quiet((tag, seq)))
+        ):
+            return self._post(what, x, given, seconds, tag, seq)
+        work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
+        try:
+            done = run(tag, seq, x, given)
+        except Exception as error:
+            tags.take(tag)
+            self._take_over(what, (), work, seconds, Otherwise(None, failing(error)))
+            return work
+        if done:
+            self._finish(work, what.op, what.call, what.nbytes, x)
+            if tags.many:
+                calls.forget_tags()
+            return work
+        if done is None:
+            return None
+        due, shown = what.prefixes(tag, seq), what.shown(given)
+        return self._called(work, what, x, given, seconds, due, shown, {})
 
     def begin(
         self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
@@ -225,7 +261,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
             if is_shown(phase):
                 assert isinstance(phase, Phase)
                 what = PostedProgram(self._context, call, phase, program)
-                work = self._post(what, None, None, seconds, tag)
+                work = self._run(what, None, None, seconds, tag)
                 if work is not None:
                     return work
             rest = before(phase, program)
@@ -236,42 +272,55 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         return work
 
     def _post(
-        self, what: Posted, x: Any, given: Any, seconds: float, tag: object
+        self, what: Posted, x: Any, given: Any, seconds: float, tag: object, seq: int
     ) -> Work[Any] | None:
-        """Post a call. None: nothing has happened."""
-        calls = self._calls
-        waiting = calls.waiting.by_key
-        tags, arrivals = calls.tags, calls.arrivals
-        seq = tags.upcoming(tag)
+        """Post a call, the ordinary way. None: nothing has happened."""
+        arrivals = self._calls.arrivals
         key = tag, seq
         early = arrivals.early.get(key)
         found = {} if early is None else early.values(what.call, what.fits)
         if found is None or key in arrivals.verdicts:
             return None  # it is to fail, or there is more to it
         shown = what.shown(given)
-        nbytes = len(shown)
         due = what.prefixes(tag, seq)
-        rank = self._context.rank
-        prefix = due[rank]
+        prefix = due[self._context.rank]
         assert prefix is not None
-        if self._bytes + nbytes > MOST_BYTES or not self._posts.put(prefix, shown):
+        if self._bytes + len(shown) > MOST_BYTES or not self._posts.put(prefix, shown):
             return None
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
-        for peer in self._posts.tell():
-            self._context.kick(peer)
-        if not (found or waiting):
+        self._wake(self._posts.tell())
+        if not (found or self._calls.waiting.by_key):
             met = self._met(what, due, shown)
             if met is not None:
                 return self._at_once(what, x, given, seconds, due, met, work)
+        return self._called(work, what, x, given, seconds, due, shown, found)
+
+    def _called(
+        self,
+        work: Work[Any],
+        what: Posted,
+        x: Any,
+        given: Any,
+        seconds: float,
+        due: Sequence[bytes | None],
+        shown: Data,
+        found: Mapping[int, Data],
+    ) -> Work[Any]:
+        """It is posted, and what others have posted for it may be missing."""
         # From here on it is called: nothing can be called before it, by whatever runs below.
-        tags.take(tag)
-        arrivals.take(key)
+        calls, rank = self._calls, self._context.rank
+        waiting = calls.waiting.by_key
+        tag, seq = work.tag, work.seq
+        assert seq is not None
+        key = tag, seq
+        calls.tags.take(tag)
+        calls.arrivals.take(key)
         values: list[Any] = [None] * self._context.size
         values[rank] = shown
         call = waiting[key] = PostedCall(
-            self, what, key, work, x, what.keep(given), seconds, due, values, nbytes
+            self, what, key, work, x, what.keep(given), seconds, due, values, len(shown)
         )
-        self._bytes += nbytes
+        self._bytes += len(shown)
         for src, data in found.items():
             call.came(src, data)
         if self._broken:  # by what was heard while others were woken
@@ -286,6 +335,12 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
             else:
                 self._complete(call)
         return work
+
+    def _wake(self, peers: Sequence[int]) -> bool:
+        """Wake those who sleep until this rank posts. Returns whether nobody is lost."""
+        for peer in peers:
+            self._context.kick(peer)
+        return not self._broken
 
     def _met(self, what: Posted, due: Sequence[bytes | None], shown: Data) -> list[Data] | None:
         """The values of all ranks where they were posted, if all others post what is expected
@@ -363,6 +418,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
     def _comes(self, readers: Sequence[Reader]) -> bool:
         return self._progress.until(has_news, readers, crowded=self._crowded)
 
+    def _follows(self, reader: Reader) -> bool:
+        return self._polls and self._comes((reader,))
+
     def _look(self, call: PostedCall) -> None:
         """Take what others have posted, until nothing is missing any more for `call`."""
         lengths = call.what.lengths
@@ -399,15 +457,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
             self._take_over(what, values, work, call.seconds, result)
             return
         self._moved.add(call.nbytes, sum(map(len, values)) - call.nbytes)
-        self._calls.ended(work.tag)
-        if work.record is not None:
-            work.finish(result)
+        if work._on_cancel is not None:
+            self._finish_waiting(work, what.op, what.call, what.nbytes, result)
             return
-        records, ended = self._records, self._loop.time()
-        records.add((
-            records.where, work.op, work.tag, work.seq, what.call, None, what.nbytes,
-            work._started, ended,
-        ))  # fmt: skip
+        self._calls.ended(work.tag)
+        ended = self._note(work, what.op, what.call, what.nbytes)
         if self._progress.is_due():
             self._loop.call_soon(work.finish_within_call, result, ended)
         else:

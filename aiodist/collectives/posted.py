@@ -26,20 +26,19 @@ from aiodist.collectives.express import (
 )
 from aiodist.collectives.lane_express import Slots
 from aiodist.collectives.lane_values import Given, ValueRecipe
-from aiodist.collectives.templates import LENGTH, Reading
+from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
+from aiodist.links.moved import Moved
 from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs, SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
-from aiodist.shared_memory.posts import prefixes
+from aiodist.shared_memory.posts import FEW, HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
-FEW = 1024
-"""Of so few bytes a copy is made sooner than a view."""
 KEPT_TAGS = 2048
 """Most tags of one recipe of whose posts the beginning is kept."""
 
@@ -56,11 +55,17 @@ class Otherwise(NamedTuple):
     rest: Program
 
 
+InOneGo = Callable[[object, int, Any, Flat], bool | None]
+"""See `in_one_go`."""
+
+
 class Posted(ABC):
     """One kind of calls, or one call. `op`, `call` and `nbytes` are those of `Recipe`; `lengths`
-    says by rank how many bytes each posts, as far as known (-1)."""
+    says by rank how many bytes each posts, as far as known (-1). `in_one_go` is what does it in one
+    go, if anything does."""
 
     __slots__ = ()
+    in_one_go: InOneGo | None = None
     op: str
     call: bytes
     nbytes: int
@@ -97,7 +102,10 @@ class PostRecipe(Recipe, Posted):
     """A recipe of an all_reduce, or a reduce, that is posted. The memory of its phase is used by
     nobody: it is for one call at a time, and of these there are many."""
 
-    __slots__ = ("_begins", "_kernel", "_plain", "_quietly", "_rank", "_size", "dtype", "lengths")
+    __slots__ = (
+        "_kernel", "_plain", "_quietly", "_rank", "_size", "begins", "dtype", "in_one_go",
+        "lengths",
+    )  # fmt: skip
 
     def __init__(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object, kernel: Kernel
@@ -109,8 +117,9 @@ class PostRecipe(Recipe, Posted):
         self._rank = phase.prepared.plan.rank
         self._size = phase.prepared.plan.size
         self.lengths = [self.nbytes] * self._size
-        self._begins: dict[object, Begin] = {}  # by tag
+        self.begins: dict[object, Begin] = {}  # by tag
         self._quietly = quietly()
+        self.in_one_go: InOneGo | None = None
 
     def shown(self, given: Flat) -> Data:
         if not given.dtype.isnative:
@@ -118,12 +127,15 @@ class PostRecipe(Recipe, Posted):
         return given.tobytes() if self.nbytes <= FEW else given.view(np.uint8).data
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
-        begin = self._begins.get(tag)
+        return (self.begin(tag)(number),) * self._size
+
+    def begin(self, tag: object) -> Begin:
+        begin = self.begins.get(tag)
         if begin is None:
-            if len(self._begins) == KEPT_TAGS:
-                self._begins.clear()
-            begin = self._begins[tag] = prefixes(pack_fields(tag, self.call), self.lengths[0])
-        return (begin(number),) * self._size
+            if len(self.begins) == KEPT_TAGS:
+                self.begins.clear()
+            begin = self.begins[tag] = prefixes(pack_fields(tag, self.call), self.lengths[0])
+        return begin
 
     def fits(self, nbytes: int) -> bool:
         return nbytes == self.lengths[0]
@@ -133,10 +145,10 @@ class PostRecipe(Recipe, Posted):
             return None
         arrays = [np.frombuffer(value, self.dtype) for value in values]
         arrays[self._rank] = given
-        self._reduce(arrays, given)
+        self.reduce(arrays, given)
         return x if self.finish is None else self.finish(x)
 
-    def _reduce(self, values: Sequence[Any], out: Flat) -> None:
+    def reduce(self, values: Sequence[Any], out: Flat) -> None:
         """``out`` = the reduction of `values`, by rank, of which it is one: as the plan does it."""
         plain, quietly = self._plain, self._quietly
         if plain is None:
@@ -159,6 +171,63 @@ class PostRecipe(Recipe, Posted):
         memory.copy(first)
         phase = Phase(self.phase.prepared, memory)
         return Otherwise(Executor(phase, None, done=self._size), rest_of(self, x))
+
+
+def in_one_go(
+    recipe: PostRecipe,
+    posts: Posts,
+    wake: Callable[[list[int]], bool],
+    comes: Callable[[Reader], bool],
+    moved: Moved,
+) -> InOneGo:
+    """What carries out a reduction within a call, given its tag and number, its result and the
+    array. It returns whether it is done. False: it is posted, and that is all; None: there is no
+    room for it.
+
+    It leaves in memory what is left by the ordinary way (see `post_express`), and is here for its
+    speed alone: nothing is looked up that is the same in all calls, and the posts of the others are
+    reduced where they lie. `wake` wakes ranks, and says whether it may go on within the call;
+    `comes` says whether a rank posts anything within a moment.
+    """
+    dtype, nbytes, size = recipe.dtype, recipe.nbytes, len(recipe.lengths)
+    length, itemsize, room = nbytes // dtype.itemsize, dtype.itemsize, padded(nbytes)
+    put, tell, reduce, finish = posts.put, posts.tell, recipe.reduce, recipe.finish
+    begins, begin_of, returns = recipe.begins, recipe.begin, recipe.returns
+    shown = [(reader, np.frombuffer(reader.ring, dtype)) for reader in posts.readers]
+    mask = posts.size - 1
+
+    def run(tag: object, number: int, x: Any, flat: Flat) -> bool | None:
+        prefix = (begins.get(tag) or begin_of(tag))(number)
+        if not put(prefix, flat.tobytes() if nbytes <= FEW else flat.view(np.uint8).data):
+            return None
+        woken = tell()
+        if woken and not wake(woken):
+            return False
+        before = len(prefix)
+        values = [flat] * size
+        for reader, numbers in shown:
+            taken = reader.taken
+            if reader.words[HEAD] == taken and not comes(reader):
+                return False
+            at = taken & mask
+            data = at + before
+            if reader.ring[at:data].tobytes() != prefix:
+                return False
+            first = data // itemsize
+            values[reader.rank] = numbers[first : first + length]
+        try:
+            if returns:
+                reduce(values, flat)
+                if finish is not None:
+                    finish(x)
+        finally:
+            for reader, _ in shown:
+                reader.move(before + room)
+        moved.sent += nbytes
+        moved.received += nbytes * (size - 1)
+        return True
+
+    return run
 
 
 class PostedSlots(PostRecipe):
@@ -196,7 +265,7 @@ class PostedSlots(PostRecipe):
     def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
         made = self._makes()
         slots = [np.frombuffer(value, self.dtype, *self._slot) for value in values]
-        self._reduce(slots, made.read())
+        self.reduce(slots, made.read())
         return made.value
 
     def begun(self, x: Any, given: Flat) -> Otherwise:
@@ -207,7 +276,7 @@ class PostedSlots(PostRecipe):
 class PostedValues(ValueRecipe, Posted):
     """A recipe of values that are posted."""
 
-    __slots__ = ("_begins", "lengths")
+    __slots__ = ("_begins", "_readings", "lengths")
     on_lane = False
 
     def __init__(self, context: ExpressGroup, *args: Any) -> None:
@@ -216,6 +285,8 @@ class PostedValues(ValueRecipe, Posted):
         self._learnt()
 
     def shown(self, given: Given) -> Data:
+        if not self._own.gaps:
+            return self._own.fixed[0][1]
         parts: list[Any] = []
         for (_, fixed), flat in zip(self._own.fixed, given.flats, strict=False):
             parts += (fixed, native(flat).tobytes())
@@ -238,24 +309,32 @@ class PostedValues(ValueRecipe, Posted):
         self.lengths = [known[0].length if known else -1 for known in self._known]
         self.lengths[self._context.rank] = self._own.length
         self._begins.clear()
+        # By rank, what it may post; and where there is no data in that, what is read of it.
+        known = [*self._known]
+        known[self._context.rank] = [self._own]
+        self._readings: list[list[tuple[Template, Reading | None]]] = [
+            [(each, None if each.gaps else reading_of(each, each.fixed[0][1])) for each in those]
+            for those in known
+        ]
 
     def fits(self, nbytes: int) -> bool:
         return True
 
     def result(self, values: Sequence[Data], x: Any, given: Given) -> Any:
         found: list[Reading] = []
-        for rank, value in enumerate(values):
-            if rank == self._context.rank:
-                found.append(Reading(self._own, memoryview(value)))
-                continue
-            for template in self._known[rank]:
-                if template.length == len(value):
-                    reading = Reading(template, memoryview(value))
+        for value, those in zip(values, self._readings, strict=True):
+            for template, reading in those:
+                if template.length != len(value):
+                    continue
+                if reading is None:
+                    reading = reading_of(template, value)
                     if reading.is_there():
-                        found.append(reading)
                         break
+                elif bytes(value) == template.fixed[0][1]:
+                    break
             else:
                 return self.begun(x, given)
+            found.append(reading)
         if not self._take(found, given):
             return self.begun(x, given)
         return x.pop()
@@ -323,6 +402,11 @@ class PostedProgram(Posted):
 def native(flat: Flat) -> Flat:
     """The same numbers, in the order of bytes in which they travel."""
     return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
+
+
+def reading_of(template: Template, value: Data) -> Reading:
+    """What `value` has where `template` says."""
+    return Reading(template, memoryview(value))
 
 
 def is_shown(phase: object) -> bool:

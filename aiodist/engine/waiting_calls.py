@@ -61,13 +61,18 @@ class WaitingCalls:
         self._records = records  # hear of each of them
         self._cancel = cancel  # gives an operation up, as its user has cancelled it
         self._timer: asyncio.TimerHandle | None = None  # of the oldest of them
+        records.waiting = self.all
 
     def wait(self, call: WaitingCall) -> None:
         """`call`, which is among them, is not done within the call."""
-        self._records.begin(call.work, call.call)
-        call.work._on_cancel = lambda work: self._cancelled(call, work)
+        self._records.waits(call.work, call.call)
+        call.work._on_cancel = self._cancelled
         if self._timer is None and call.seconds != math.inf:
             self._timer = self._loop.call_later(LONG, self._waits_long)
+
+    def all(self) -> list[tuple[Work[Any], bytes]]:
+        """Their Works, and what was called. Any thread may ask."""
+        return [(call.work, call.call) for call in list(self.by_key.values())]
 
     def operation(self, key: Key) -> Operation | None:
         """The call with this tag and number, as an operation from here on; None: none waits."""
@@ -83,8 +88,9 @@ class WaitingCalls:
             self._timer.cancel()
             self._timer = None
 
-    def _cancelled(self, call: WaitingCall, work: Work[Any]) -> None:
-        operation = call.to_operation()
+    def _cancelled(self, work: Work[Any]) -> None:
+        assert work.seq is not None
+        operation = self.operation((work.tag, work.seq))
         if operation is not None and not operation.done:
             self._cancel(operation, work)
 

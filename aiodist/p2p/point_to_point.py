@@ -358,6 +358,8 @@ def as_tag(tag: Any) -> MessageTag:
     """A tag as it travels: a plain str or int. Raises TypeError and ValueError."""
     if type(tag) is int and wire.MIN_INT <= tag <= wire.MAX_INT:
         return tag
+    if type(tag) is str and tag.isascii() and len(tag) <= MAX_TAG:  # most are: sooner than below
+        return tag
     if isinstance(tag, str):
         plain = str.__str__(tag)
         if len(plain.encode()) > MAX_TAG:

@@ -49,9 +49,12 @@ _UNIT: Final = 32
 """Posts begin at multiples of this, and so does their data. So where anything is left at the end of
 the ring, there is room for the beginning of a post."""
 _MASK: Final = SIZE - 1
+FEW: Final = 1024
+"""Of so few bytes a copy is made sooner than a view."""
 
 
-def _padded(length: int) -> int:
+def padded(length: int) -> int:
+    """How much room data of this length takes."""
     return length + _UNIT - 1 & -_UNIT
 
 
@@ -67,7 +70,7 @@ def prefixes(words: bytes, nbytes: int) -> Callable[[int], bytes]:
     """What makes of a number the bytes of a post before its data of `nbytes`."""
     length = len(words)
     tail = words + bytes(-(_BEGIN.size + length) % _UNIT)
-    whole = _BEGIN.size + len(tail) + _padded(nbytes)
+    whole = _BEGIN.size + len(tail) + padded(nbytes)
     begin = _BEGIN.pack
     return lambda number: begin(whole, length, nbytes, number) + tail
 
@@ -80,6 +83,7 @@ class Posts:
         assert len(ranks) <= MOST_RANKS
         place = ranks.index(board.rank)
         self._own = board.own
+        self.size = SIZE  # bytes of each ring
         self._ring = board.memory(board.rank)[START : START + SIZE]
         self._head = 0  # bytes that were posted
         self._room = SIZE  # there is room up to where the head is this
@@ -90,7 +94,7 @@ class Posts:
         self._woken = dict.fromkeys(board.words, 0)  # by rank: the sleep that was ended last
         self._naps = 0  # how often this rank has slept
         self.asleep = False
-        self.readers = [
+        self.readers = [  # the posts of the others
             Reader(rank, board.memory(rank), board.words[rank], board.own, CURSORS + at)
             for at, rank in enumerate(ranks)
             if rank != board.rank
@@ -101,7 +105,7 @@ class Posts:
         length, nbytes = len(prefix), len(data)
         head = self._head
         at = head & _MASK
-        end = at + length + _padded(nbytes)
+        end = at + length + (nbytes + _UNIT - 1 & -_UNIT)
         # No post goes around the end of the ring.
         skipped = SIZE - at if end > SIZE else 0
         after = head + skipped + end - at
@@ -114,8 +118,11 @@ class Posts:
         if skipped:
             ring[at : at + _BEGIN.size] = _BEGIN.pack(skipped, 0, 0, 0)
             at = 0
-        ring[at : at + length] = prefix
-        ring[at + length : at + length + nbytes] = data
+        if nbytes <= FEW:
+            ring[at : at + length + nbytes] = prefix + data
+        else:
+            ring[at : at + length] = prefix
+            ring[at + length : at + length + nbytes] = data
         self._head = after
         return True
 
@@ -160,13 +167,13 @@ class Posts:
 class Reader:
     """The posts of `rank`, one after the other."""
 
-    __slots__ = ("_cursor", "_own", "_ring", "rank", "taken", "words")
+    __slots__ = ("_cursor", "_own", "rank", "ring", "taken", "words")
 
     def __init__(
         self, rank: int, memory: memoryview, words: memoryview, own: memoryview, cursor: int
     ) -> None:
         self.rank = rank
-        self._ring = memory[START : START + SIZE]
+        self.ring = memory[START : START + SIZE]  # its bytes, that this rank only reads
         self.words = words
         self._own = own  # this rank's words
         self._cursor = cursor  # where in these it says how far it has read
@@ -181,27 +188,27 @@ class Reader:
         `passed`."""
         at = self.taken & _MASK
         start = at + len(prefix)
-        ring = self._ring
+        ring = self.ring
         return ring[start : start + nbytes] if ring[at:start].tobytes() == prefix else None
 
     def passed(self, prefix: bytes, nbytes: int) -> None:
         """What was `shown` is needed no more."""
-        self._move(len(prefix) + _padded(nbytes))
+        self.move(len(prefix) + padded(nbytes))
 
     def take(self) -> Post | None:
         """The next post, which is there; None where it is nothing but the end of the ring. Raises
         ProtocolError."""
         at = self.taken & _MASK
-        whole, length, nbytes, number = _BEGIN.unpack_from(self._ring, at)
-        start = at + _padded(_BEGIN.size + length)
+        whole, length, nbytes, number = _BEGIN.unpack_from(self.ring, at)
+        start = at + padded(_BEGIN.size + length)
         skips = at + whole == SIZE and not length
         there = self.words[HEAD] - self.taken
-        if whole > min(there, SIZE - at) or not (skips or whole == start + _padded(nbytes) - at):
+        if whole > min(there, SIZE - at) or not (skips or whole == start + padded(nbytes) - at):
             raise ProtocolError(f"rank {self.rank} posted {nbytes} bytes in {whole}")
-        ring = self._ring
+        ring = self.ring
         words = ring[at + _BEGIN.size : at + _BEGIN.size + length].tobytes()
         data = ring[start : start + nbytes].tobytes()
-        self._move(whole)
+        self.move(whole)
         return Post(number, words, data) if length else None
 
     def give_up(self) -> None:
@@ -209,7 +216,8 @@ class Reader:
         self.words = memoryview(bytearray(PAGE)).cast("Q")
         self.taken = 0
 
-    def _move(self, nbytes: int) -> None:
+    def move(self, nbytes: int) -> None:
+        """So many bytes more were read."""
         self.taken += nbytes
         self._own[self._cursor] = self.taken
 

@@ -24,10 +24,14 @@ class Rider(Protocol):
     """An operation on a lane."""
 
     seq: int
-    digest: int
-    call: bytes
     place: int
     """Where its array lies, see `Board.announce`."""
+
+    @property
+    def digest(self) -> int: ...
+
+    @property
+    def call(self) -> bytes: ...
 
     def resume(self) -> None:
         """It is its turn: go on as far as can be. Called again whenever what it waited for may be

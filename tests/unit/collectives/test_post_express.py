@@ -41,16 +41,16 @@ def no_turn_is_due(monkeypatch):
 def posted(monkeypatch):
     """The calls that were posted, by tag and number."""
     seen = []
-    real = post_express.PostExpress._post
+    real = post_express.PostExpress._run
 
-    def note(self, what, x, given, seconds, tag):
+    def note(self, what, x, given, seconds, tag=None):
         number = self._calls.tags.upcoming(tag)
         work = real(self, what, x, given, seconds, tag)
         if work is not None and tag != "begin":
             seen.append((tag, number))
         return work
 
-    monkeypatch.setattr(post_express.PostExpress, "_post", note)
+    monkeypatch.setattr(post_express.PostExpress, "_run", note)
     return seen
 
 
@@ -267,12 +267,26 @@ def test_what_waits_is_seen(run):
             works = [g.all_reduce(np.ones(2), tag="a") for g in ranks[:2]]
             context = ranks[0]._context
             assert context.pending == [works[0]]
+            recorder = context.endpoint.recorder
+
+            def noted():
+                found = [one for one in recorder.entries(0.0, context.pending) if one.tag == "a"]
+                return [(one.op, one.seq, one.call, one.state) for one in found]
+
+            call = "all_reduce(SUM, float64[2])"
+            assert noted() == [("all_reduce", 0, call, "waits")]
             (found,) = doings._pending(context)
             assert found.work is works[0]
             assert doings._wait(found, {0: 0, 1: 1, 2: 2}).op == "all_reduce"
             assert ranks[0]._context.pending == [works[0]]
+            assert noted() == [("all_reduce", 0, call, "waits")]
             works.append(ranks[2].all_reduce(np.ones(2), tag="a"))
             assert all((x == 3).all() for x in await asyncio.gather(*works))
+            assert noted() == [("all_reduce", 0, call, "done")]
+
+            works = [g.all_reduce(np.ones(2), tag="a") for g in ranks]
+            await asyncio.gather(*works)  # these become no operations
+            assert noted()[1:] == [("all_reduce", 1, call, "done")]
 
     run(main())
 
@@ -283,11 +297,13 @@ def test_a_function_that_fails_fails_the_call(run, monkeypatch):
             await everyone(ranks, lambda g: g.all_reduce(np.ones(2), tag="a"))
             works = [ranks[0].all_reduce(np.ones(2), tag="a")]
 
-            def fail(self, values, out):
+            def fail(*values, out):
                 raise MemoryError("none left")
 
             with monkeypatch.context() as patch:
-                patch.setattr(post_express.PostRecipe, "_reduce", fail)
+                for group in ranks:
+                    (*_, recipe) = group._context.post_express._recipes.values()
+                    patch.setattr(recipe, "_plain", fail)
                 works.append(ranks[1].all_reduce(np.ones(2), tag="a"))
                 with pytest.raises(MemoryError):
                     await works[1]

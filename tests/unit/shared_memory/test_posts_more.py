@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 
 import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import reductions
+from aiodist.collectives import post_express, posted, reductions
 from aiodist.engine import tags
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
 from aiodist.shared_memory import posts
+from aiodist.shared_memory.board import PAGE
 from aiodist.types import SUM, ReduceOp
 
 
@@ -188,6 +190,54 @@ def check_over(world):
         assert not context.calls.tags._pending
         assert not any(context.calls._unsolicited)
         assert not context.post_express._bytes
+
+
+def outcome(posting, seed, monkeypatch, *, in_one_go):
+    """What is in the memory of all ranks after each of some calls, and what the users have."""
+    ends = []
+
+    def counted(*args):
+        run = posted.in_one_go(*args)
+
+        def count(*call):
+            ends.append(run(*call))
+            return ends[-1]
+
+        return count if in_one_go else None
+
+    monkeypatch.setattr(post_express, "in_one_go", counted)
+    chance = random.Random(seed)
+    size = chance.choice([2, 2, 3])
+    world = posting(size, seed, polls=True)
+    calls = some_calls(chance, size, 40, canceller=0.1)
+    seen = []
+    for call in calls:
+        for rank in chance.sample(range(size), size):
+            call.start(world.contexts[rank], posts=chance.random() < 0.9)
+            if call.canceller == rank:
+                call.cancel(rank)
+            seen += [zlib.crc32(memory[:PAGE]) for memory in world.memories]
+            seen += [zlib.crc32(memory[posts.START :]) for memory in world.memories]
+        if chance.random() < 0.7:
+            world.settle()
+    world.settle()
+    moved = [context.post_express._moved for context in world.contexts]
+    seen += [(each.sent, each.received) for each in moved]
+    seen += [
+        work.cancelled() or (repr(work.exception()), call.arrays[rank].tobytes())
+        for call in calls
+        for rank, work in call.works.items()
+    ]
+    check_over(world)
+    return seen, ends
+
+
+@pytest.mark.parametrize("seed", seeds(3, 10))
+def test_in_one_go_leaves_the_same(posting, seed, monkeypatch):
+    there, ends = outcome(posting, seed, monkeypatch, in_one_go=True)
+    assert {True, False} <= {*ends}
+    assert {*ends} <= {True, False, None}
+    assert there == outcome(posting, seed, monkeypatch, in_one_go=False)[0]
 
 
 @pytest.mark.parametrize("polls", [False, True])
