@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from aiodist_cli.bench_report import Report, machine, markdown, tables
 from aiodist_cli.bench_run import publish, run_to_end, unwritable
 from benchmarks import authentication, suites
 from benchmarks.asked import HEAD, SHARED, rows
+from benchmarks.hosts import CELLS, LAYOUTS, cells_of, layouts_of
 from benchmarks.suites import SUITES
 
 RATIOS = [
@@ -29,6 +30,7 @@ examples:
   python -m benchmarks                              all_reduce beside Gloo and MPI
   python -m benchmarks collectives --markdown       other collectives, as in docs/benchmarks.md
   python -m benchmarks figures --only all_reduce,citizen
+  python -m benchmarks hosts --hosts 2x1,4x2 --cases all_reduce:64MiB,broadcast --rounds 3
   python -m benchmarks links                        the transports alone, without the engine
   python -m benchmarks authentication               what authenticating frames would cost
 """
@@ -50,6 +52,12 @@ def parser() -> argparse.ArgumentParser:
         help="what to measure (default: all_reduce); figures: all of them, beside what is asked",
     )
     made.add_argument("--only", metavar="NAME,…", help="of the figures, those of these benchmarks")
+    made.add_argument(
+        "--hosts", type=layouts_of, default=LAYOUTS, metavar="NxM,…", help="hosts x ranks of each"
+    )
+    made.add_argument(
+        "--cases", type=cells_of, default=CELLS, metavar="OP:SIZE,…", help="what these ranks do"
+    )
     made.add_argument("--rounds", type=int, default=5, help="blocks of each library (default: 5)")
     made.add_argument(
         "--seconds", type=float, default=0.25, help="length of a block, about (default: 0.25)"
@@ -76,17 +84,18 @@ def main(arguments: Sequence[str]) -> int:
         parser().error(": ".join(problem))
     effort = Effort(options.rounds, options.seconds)
     reports = [Report(effort, name=name) for name in names]
-    run_to_end(run(reports))
+    run_to_end(run(reports, {"layouts": options.hosts, "cells": options.cases}))
     show(reports, figures=figures, as_markdown=options.markdown)
     whole = joined(effort, reports)
     return publish(whole, as_json(whole, reports), options.json, options.plot)
 
 
-async def run(reports: Iterable[Report]) -> None:
-    """Run the benchmark of each report, one after the other."""
+async def run(reports: Iterable[Report], of_hosts: Mapping[str, object]) -> None:
+    """Run the benchmark of each report, one after the other. `of_hosts`: options of `hosts`."""
     with Console(stderr=True).status("…") as status:
         for report in reports:
-            await suites.run(report, lambda text: status.update(f"{text} …"))
+            options = of_hosts if report.name == "hosts" else {}
+            await suites.run(report, lambda text: status.update(f"{text} …"), **options)
 
 
 def joined(effort: Effort, reports: Sequence[Report]) -> Report:

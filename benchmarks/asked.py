@@ -45,10 +45,6 @@ def _both(op: str, nbytes: int, gloo: tuple[float, float], mpi: tuple[float, flo
     return [Asked(Case(op, nbytes, n), gloo[i], mpi[i]) for i, n in enumerate((2, 4))]
 
 
-HOSTS = [(2, 1), (4, 1), (8, 1), (4, 2)]
-"""How many hosts, and ranks on each."""
-HOSTS_SIZES = [8 * B, 64 * KIB, 1 * MIB, 64 * MIB]
-
 ASKED: Mapping[str, Sequence[Asked]] = {
     "all_reduce": [
         *_both("all_reduce", 8 * B, (25, 25), (0.2, 0.4)),
@@ -97,12 +93,6 @@ ASKED: Mapping[str, Sequence[Asked]] = {
         Asked(case, None, column=link)
         for case in (Case("ping_pong", 8 * B, 2), Case("all_reduce", 64 * MIB, 2))
         for link in ("tcp link", "unix link")
-    ],
-    "hosts": [
-        Asked(Case(op, nbytes, ranks), None)
-        for ranks in sorted({count * each for count, each in HOSTS})
-        for op in ("all_reduce", "broadcast", "all_gather")
-        for nbytes in HOSTS_SIZES
     ],
     "two_by_two": [Asked(Case("all_reduce", 64 * MIB, 4), 2.5)],
 }

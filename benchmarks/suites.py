@@ -11,7 +11,6 @@ from pathlib import Path
 from aiodist.launching import spawn, tether
 from aiodist_cli.bench_cases import (
     Case,
-    Result,
     Summary,
     format_bandwidth,
     format_seconds,
@@ -23,6 +22,7 @@ from aiodist_cli.bench_report import Fact, Report
 from aiodist_cli.bench_run import Progress, report_on
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
 from benchmarks import asked, ddp, resharding
+from benchmarks.hosts import hosts
 from benchmarks.namespaces import iperf3, namespaces
 
 AIODIST = aiodist_over("auto")
@@ -88,42 +88,6 @@ async def two_hosts(report: Report, progress: Progress) -> None:
             await report_on(report, cases, contenders, sites, progress)
             if size == 2:
                 _add_shares(report, cases[-1], first, second, progress)
-
-
-async def hosts(report: Report, progress: Progress) -> None:
-    """Collectives of ranks on 2 to 8 hosts, over TCP, beside Gloo: times, and processor time of the
-    largest."""
-    peers, report.notes = find_peers(["gloo"], [])
-    for count, each in asked.HOSTS:
-        with namespaces(count) as sites:
-            cases = asked.cases_by_ranks(report.name)[count * each]
-            start = len(report.results)
-            await report_on(
-                report, cases, [AIODIST, *peers], [s for s in sites for _ in range(each)], progress
-            )
-        # The cases of 8 x 1 and of 4 x 2 are the same to the tables, which go by number of ranks.
-        found = report.results[start:]
-        del report.results[start:]
-        report.facts += [_beside_gloo(f"{count} × {each}: {case}", found, case) for case in cases]
-
-
-def _beside_gloo(name: str, found: Sequence[Result], case: Case) -> Fact:
-    """How many times as long, and as much processor time, Gloo took."""
-    by_column = {result.column: result for result in found if result.case == case}
-    own, gloo = by_column[asked.OWN], by_column.get("gloo")
-    if own.summary is None or gloo is None or gloo.summary is None:
-        why = own.error or (gloo.error if gloo else "there is no Gloo")
-        return Fact(name, f"failed: {(why or '').splitlines()[0]}", met=False)
-    assert own.processor and gloo.processor
-    times, work = gloo.summary.median / own.summary.median, gloo.processor / own.processor
-    large = case.nbytes == max(asked.HOSTS_SIZES)
-    return Fact(
-        name,
-        f"{format_seconds(own.summary.median)}, Gloo {times:.2f} ×; "
-        f"processor {format_seconds(own.processor)}, Gloo {work:.2f} ×",
-        "at least 1 ×, and in processor time" if large else "at least 1 ×",
-        times >= 1 and (work >= 1 or not large),
-    )
 
 
 def _add_shares(report: Report, case: Case, first: Site, second: Site, progress: Progress) -> None:
@@ -258,15 +222,16 @@ async def small(report: Report, progress: Progress) -> None:
             )
 
 
-async def run(report: Report, progress: Progress) -> None:
+async def run(report: Report, progress: Progress, **options: object) -> None:
     """Run the benchmark that `report` is of. What cannot be measured becomes a note in it."""
     try:
-        await SUITES[report.name](report, lambda text: progress(f"{report.name}: {text}"))
+        suite = SUITES[report.name]
+        await suite(report, lambda text: progress(f"{report.name}: {text}"), **options)
     except (OrderError, TeamError, PeerMissing) as error:
         report.notes.append(f"{report.name}: {error}")
 
 
-SUITES: Mapping[str, Callable[[Report, Progress], Awaitable[None]]] = {
+SUITES: Mapping[str, Callable[..., Awaitable[None]]] = {
     "all_reduce": one_host,
     "filled": one_host,
     "collectives": one_host,

@@ -9,13 +9,15 @@ there on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from aiodist.buffers.kernels import quietly
 from aiodist.buffers.vector import Vector
+from aiodist.collectives import lane_values
 from aiodist.collectives.express import (
     Express,
-    ExpressGroup,
     Flat,
     Recipe,
     before,
@@ -23,34 +25,15 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
+from aiodist.collectives.link_frames import Frames, LinkGroup
+from aiodist.collectives.link_values import ARENA, LinkValues
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Failure, Program
-from aiodist.engine.phase import Phase, Spans
+from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call, share_over_links
 from aiodist.phases.memories import Blobs, SmallReductions
-from aiodist.schedules.plan import Plan, Recv, Reduce, Send, Step
-from aiodist.transports.base import Link
-from aiodist.transports.polling import cores
-from aiodist.transports.stream import StreamLink
-from aiodist.wire import kinds
-from aiodist.wire.frames import Stencil
+from aiodist.schedules.plan import Recv, Reduce, Send, Step
 from aiodist.work import Work
-
-
-class LinkGroup(ExpressGroup, Protocol):
-    """A group whose ranks are joined by links, and whose collectives are done within the call."""
-
-    id: bytes
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is pending, nothing was given up early, and nobody is lost."""
-        ...
-
-    def link(self, peer: int) -> Link | None:
-        """Returns the link to rank `peer`, if there is one."""
-        ...
-
 
 KEPT_KINDS = 64
 """Most kinds of calls whose frames are kept: those that were called last. And of each of them, most
@@ -63,98 +46,6 @@ Round = tuple[int, int, int, Flat, memoryview, bool]
 """In a round two ranks exchange what they have, and each of them reduces both. The peer; the number
 of the step that receives; the cell with what this rank has then; where the other's comes, as an
 array and as bytes; and whether that one is the first operand."""
-
-
-class Expecting(Protocol):
-    """The memory of a phase, where it is known how long the frames are that come."""
-
-    def due(self, spans: Spans) -> memoryview | None:
-        """Returns where the frame for `spans` goes, with its length; None if that is not known."""
-        ...
-
-    def arrived(self, spans: Spans) -> None:
-        """The frame for `spans` is there."""
-        ...
-
-
-class Frames:
-    """The frames of the calls of one kind, one call after the other: `executor.Links` within a
-    call, for the eager `plan`. Between two ranks it has one frame each way at most."""
-
-    __slots__ = (
-        "_arrivals", "_call", "_context", "_crowded", "_peers", "_prefixes", "_progress", "_seq",
-        "_stencils", "links", "memory",
-    )  # fmt: skip
-
-    def __init__(self, context: LinkGroup, call: bytes, plan: Plan) -> None:
-        self._context = context
-        self._call = call  # what was called, in words, as all its frames say
-        self._arrivals = context.calls.arrivals  # frames of peers that are ahead
-        self._progress = context.endpoint.progress  # looks for frames within the call
-        self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
-        # The ranks that the plan is about, whose links have to be there, and free.
-        self._peers = sorted({step.peer for step in plan.steps if isinstance(step, (Send, Recv))})
-        self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
-        self.memory: Any = None  # an `Expecting`: where what comes goes, in the present call
-        # Of one call:
-        self._seq = 0  # its number
-        self.links: dict[int, StreamLink] = {}  # by peer
-        self._prefixes: dict[int, bytes] = {}  # by the bytes of payload
-
-    def begin(self, seq: int) -> bool:
-        """The collective `seq` is called. Whether all links are free for it."""
-        for peer in self._peers:
-            link = self._context.link(peer)
-            if type(link) is not StreamLink or not link.is_clear:
-                return False
-            self.links[peer] = link
-        self._seq = seq
-        self._prefixes.clear()
-        return True
-
-    def prefix(self, nbytes: int) -> bytes:
-        """What comes before so many bytes of payload."""
-        prefix = self._prefixes.get(nbytes)
-        if prefix is None:
-            stencil = self._stencils.get(nbytes)
-            if stencil is None:
-                begins = kinds.MESSAGE, self._context.id, None
-                stencil = self._stencils[nbytes] = Stencil(begins, (0, self._call), nbytes)
-            prefix = self._prefixes[nbytes] = stencil.fill(self._seq)
-        return prefix
-
-    def may_send(self, peer: int) -> bool:
-        return False  # an eager plan does not ask
-
-    def send(self, peer: int, views: Sequence[memoryview]) -> bool:
-        (view,) = views
-        self.links[peer].send_copy(self.prefix(len(view)), view)
-        return True
-
-    def take(self, peer: int, spans: Spans) -> bool:
-        memory = self.memory
-        into = memory.due(spans)
-        if into is None or not self.has_come(peer, self.prefix(len(into)), into):
-            return False
-        memory.arrived(spans)
-        return True
-
-    def has_come(self, peer: int, prefix: bytes, into: memoryview) -> bool:
-        """Whether the frame of `peer` has: its payload is `into` then."""
-        arrivals = self._arrivals
-        if arrivals.early and arrivals.take_early((None, self._seq), peer, self._call, into):
-            return True
-        found = self._progress.look(self.links[peer], prefix, into, crowded=self._crowded)
-        return found is True
-
-    def grant(self, peer: int, count: int) -> None:
-        raise AssertionError("an eager plan grants nothing")
-
-    def check(self, peer: int) -> None:
-        """Who is lost is for the operation to hear of, that what is left becomes."""
-
-    def waiting(self, peer: int) -> int:
-        return 0
 
 
 class LinkRecipe(Recipe):
@@ -195,8 +86,27 @@ class LinkRecipe(Recipe):
         """Whether all of it is rounds, which may be done `at_once`."""
         return bool(self._rounds)
 
-    def executor(self, flat: Flat, done: int = 0) -> Executor:
-        """What does it with `flat`. The first steps are `done`."""
+    def begin(self, flat: Flat) -> tuple[int, Executor | None]:
+        """Do what can be done with `flat`: how many steps, or `ALL`; and what does the rest, where
+        the executor has begun it."""
+        if self.has_rounds:
+            return self.at_once(flat), None
+        executor = self._executor(flat, 0)
+        try:
+            return ALL if executor.run() else 0, executor
+        except Exception:
+            executor.close()
+            raise
+
+    def complete(self, x: Any, flat: Flat) -> bool:
+        """All steps are done: whether that is all."""
+        return True
+
+    def go_on(self, x: Any, flat: Flat, done: int) -> tuple[Executor, Program]:
+        """What goes on with it the ordinary way, where so many steps are done."""
+        return self._executor(flat, self.weight if done == ALL else done), rest_of(self, x)
+
+    def _executor(self, flat: Flat, done: int) -> Executor:
         self.vector.lend(flat)
         return Executor(self.phase, self.frames, done=done)
 
@@ -232,7 +142,7 @@ class Known(NamedTuple):
     lengths: dict[int, list[int]]
 
 
-class LinkExpress(Express[LinkGroup, LinkRecipe]):
+class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
     """The recipes of a group whose ranks are joined by links."""
 
     _on_lane = False
@@ -240,6 +150,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
     def __init__(self, context: LinkGroup) -> None:
         super().__init__(context)
         self._known: dict[bytes, Known] = {}  # by what is called, in words
+        self._arena = np.empty(ARENA, np.uint8).data  # what all ranks show in the present call
 
     def _prepare(
         self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
@@ -250,7 +161,12 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
         return LinkRecipe(self._context, op, call, phase, vector, keeps)
 
     def _run(
-        self, recipe: LinkRecipe, x: Any, flat: Flat, seconds: float, tag: object = None
+        self,
+        recipe: LinkRecipe | LinkValues,
+        x: Any,
+        flat: Any,
+        seconds: float,
+        tag: object = None,
     ) -> Work[Any] | None:
         context, calls = self._context, self._calls
         if calls.arrivals.early:
@@ -260,39 +176,34 @@ class LinkExpress(Express[LinkGroup, LinkRecipe]):
         if not (context.is_idle and recipe.frames.begin(seq)):
             return None
         work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
-        executor = None
         try:
-            if recipe.has_rounds:
-                done = recipe.at_once(flat)
-            else:
-                executor = recipe.executor(flat)
-                done = ALL if executor.run() else 0
-        except Exception as error:
-            if executor is not None:
-                executor.close()
-            calls.take_over(work, recipe.call, None, failing(error), seconds)
-            return work
-        # Links were read in the call, and what came of this number was kept. A verdict may be among
-        # it: then the result is not to be had here either, though it is complete.
-        if done == ALL and calls.arrivals.is_quiet((None, seq)):
-            if executor is not None:
-                executor.close()
-            self._done(work, recipe, x)
-        else:  # it has to wait, or was given up by another rank
+            done, executor = recipe.begin(flat)
+            # Links were read in the call, and what came of this number was kept. A verdict may be
+            # among it: then the result is not to be had here either, though it is complete.
+            if done == ALL and calls.arrivals.is_quiet((None, seq)) and recipe.complete(x, flat):
+                if executor is not None:
+                    executor.close()
+                self._done(work, recipe, x)
+                return work
+            # It has to wait, or was given up by another rank.
             if executor is None:
-                executor = recipe.executor(flat, recipe.weight if done == ALL else done)
-            calls.take_over(work, recipe.call, executor, rest_of(recipe, x), seconds)
+                executor, rest = recipe.go_on(x, flat, done)
+            else:
+                rest = rest_of(recipe, x)
+        except Exception as error:
+            executor, rest = None, failing(error)
+        calls.take_over(work, recipe.call, executor, rest, seconds)
         return work
 
-    def start(
-        self,
-        op: str,
-        make: Callable[..., Call],
-        args: tuple[Any, ...],
-        seconds: float,
-        tag: object = None,
-    ) -> Work[Any] | None:
-        return None  # how long the blobs of others are is not for this rank to know
+    def _learn_other(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> LinkValues | None:
+        recipe = None
+        if op in SHARE_FIRST and self._context.size > 1:
+            recipe = lane_values.learn(LinkValues, self._context, op, make, args)
+        if recipe is not None:
+            recipe.arena = self._arena
+        return recipe
 
     # Broadcast, gather, barrier and their like share small blobs first of all, and where values are
     # small that is all there is to them. How long the blobs are is known from the last call of the

@@ -39,6 +39,15 @@ class Template(NamedTuple):
     want: bytes
     given: bytes
 
+    def is_of(self, blob: bytes) -> bool:
+        """Whether this is the template of `blob`."""
+        (_, first), *more = self.fixed
+        return (
+            len(blob) + LENGTH == self.length
+            and blob.startswith(first[LENGTH:])
+            and all(blob.startswith(part, at - LENGTH) for at, part in more)
+        )
+
 
 def template_of(blob: bytes, count: int, src: int) -> Template | None:
     """The template of a sound blob of `src` with so many offers; None where these are not all

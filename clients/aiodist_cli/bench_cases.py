@@ -79,12 +79,13 @@ def digits(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured: `rounds` blocks of each column, each of `seconds`, or of exactly
-    `iterations` where that is given."""
+    """How much is measured: `rounds` blocks of each column, each of `seconds` and of `least`
+    iterations, or of exactly `iterations` where that is given."""
 
     rounds: int = 5
     seconds: float = 0.2
     iterations: int | None = None
+    least: int = MIN_ITERATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +207,9 @@ def ratio(results: Iterable[Result], case: Case, over: str, column: str) -> floa
     return medians[over] / medians[column]
 
 
-def iterations_for(seconds: float, once: float) -> int:
+def iterations_for(seconds: float, once: float, least: int = MIN_ITERATIONS) -> int:
     """How many iterations of `once` seconds make a block of `seconds`."""
-    return max(MIN_ITERATIONS, min(MAX_ITERATIONS, round(seconds / max(once, 1e-9))))
+    return max(least, min(MAX_ITERATIONS, round(seconds / max(once, 1e-9))))
 
 
 def turn(columns: Sequence[Any], number: int) -> list[Any]:

@@ -125,7 +125,7 @@ async def _warm_up(case: Case, column: Column, effort: Effort) -> int:
         if effort.iterations is not None:
             return effort.iterations
         if spent > effort.seconds / 4 or count >= MAX_ITERATIONS:
-            return iterations_for(effort.seconds, spent / count)
+            return iterations_for(effort.seconds, spent / count, effort.least)
         count *= 4
 
 

@@ -53,8 +53,9 @@ def nothing_is_left(ranks):
 
 
 async def learn(ranks, operation, x):
-    """The first call joins the ranks, the second one tells them how long the others' words are."""
-    for _ in range(2):
+    """The first call joins the ranks, the second one tells them what the others show, or that it is
+    no array; then the third one, how long their words are."""
+    for _ in range(3):
         expected = await called(ranks, operation, x)
     return expected
 
@@ -185,24 +186,24 @@ async def test_a_peer_leaves_while_it_waits(groups):
 
 async def test_kinds_that_were_not_called_for_long_are_forgotten(groups, monkeypatch):
     monkeypatch.setattr(link_express, "KEPT_KINDS", 2)
-    async with groups(2) as ranks:
-        for name in ("barrier", "gather", "broadcast", "gather"):
-            await called(ranks, OPERATIONS[name], np.ones(3))
+    async with groups(3) as ranks:
+        for dst in (2, 1, 0, 1):
+            await called(ranks, lambda g, x, dst=dst: g.gather("a word", dst), None)
         for group in ranks:
             express = group._context.express
             assert isinstance(express, LinkExpress)
             kinds = [*express._known]
-            assert kinds == [b"broadcast(src=0)", b"gather(dst=1)"]
+            assert kinds == [b"gather(dst=0)", b"gather(dst=1)"]
 
 
 async def test_a_program_is_started_once(groups, monkeypatch):
     """Also where the ranks are not joined yet, and the ordinary way has it: what a program has
     taken hold of is let go when it ends."""
-    made = operations.values.broadcast
+    made = operations.values.all_gather
     begun = []
 
-    def counted(place, x, src):
-        call = made(place, x, src)
+    def counted(place, x, out):
+        call = made(place, x, out)
 
         def start(on_lane):
             begun.append(place.rank)
@@ -210,8 +211,37 @@ async def test_a_program_is_started_once(groups, monkeypatch):
 
         return call._replace(start=start)
 
-    monkeypatch.setattr(operations.values, "broadcast", counted)
+    monkeypatch.setattr(operations.values, "all_gather", counted)
     async with groups(3) as ranks:
         for number in range(1, 5):
-            await called(ranks, OPERATIONS["broadcast"], np.ones(3))
+            await called(ranks, lambda g, x: g.all_gather(x), TREE)
             assert sorted(begun) == sorted([0, 1, 2] * number)
+
+
+def refused(*_):
+    raise AssertionError("it is known, and made nevertheless")
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+async def test_what_is_known_is_not_made_again(groups, monkeypatch, size):
+    """Neither within the call nor where it has to wait."""
+    async with groups(size) as ranks:
+        x = np.arange(4.0)
+        for name in ("broadcast in place", "gather", "barrier"):
+            expected = await learn(ranks, OPERATIONS[name], x)
+            for group in ranks:
+                for recipe in group._context.express._recipes.values():
+                    monkeypatch.setattr(recipe, "_make", refused)
+            for last in range(size):
+                order = [*range(last + 1, size), *range(last + 1)]
+                same(await called(ranks, OPERATIONS[name], x, order), expected)
+
+
+async def test_frames_of_the_same_length_say_something_else(groups):
+    """Dtype and shape are other ones, all lengths are the same."""
+    async with groups(3) as ranks:
+        one, other = np.arange(4, dtype=np.uint16), np.arange(2, dtype=np.uint32)
+        for x in (one, one, one, other, one, other, other):
+            for order in ((0, 1, 2), (2, 1, 0)):
+                same(await called(ranks, OPERATIONS["broadcast"], x, order), [x, x, x])
+        nothing_is_left(ranks)

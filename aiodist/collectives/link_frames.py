@@ -1,0 +1,126 @@
+"""The frames of a collective that is done within its call, between ranks that are joined by links.
+
+They are those of the ordinary way, byte for byte. Kept are their prefixes, but for the number of
+the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from aiodist.collectives.express import ExpressGroup
+from aiodist.engine.phase import Spans
+from aiodist.schedules.plan import Plan, Recv, Send
+from aiodist.transports.base import Link
+from aiodist.transports.polling import cores
+from aiodist.transports.stream import StreamLink
+from aiodist.wire import kinds
+from aiodist.wire.frames import Stencil
+
+
+class LinkGroup(ExpressGroup, Protocol):
+    """A group whose ranks are joined by links, and whose collectives are done within the call."""
+
+    id: bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending, nothing was given up early, and nobody is lost."""
+        ...
+
+    def link(self, peer: int) -> Link | None:
+        """Returns the link to rank `peer`, if there is one."""
+        ...
+
+
+class Expecting(Protocol):
+    """The memory of a phase, where it is known how long the frames are that come."""
+
+    def due(self, spans: Spans) -> memoryview | None:
+        """Returns where the frame for `spans` goes, with its length; None if that is not known."""
+        ...
+
+    def arrived(self, spans: Spans) -> None:
+        """The frame for `spans` is there."""
+        ...
+
+
+class Frames:
+    """The frames of the calls of one kind, one call after the other: `executor.Links` within a
+    call, for the eager `plan`. Between two ranks it has one frame each way at most."""
+
+    __slots__ = (
+        "_arrivals", "_call", "_context", "_crowded", "_peers", "_prefixes", "_progress", "_seq",
+        "_stencils", "links", "memory",
+    )  # fmt: skip
+
+    def __init__(self, context: LinkGroup, call: bytes, plan: Plan) -> None:
+        self._context = context
+        self._call = call  # what was called, in words, as all its frames say
+        self._arrivals = context.calls.arrivals  # frames of peers that are ahead
+        self._progress = context.endpoint.progress  # looks for frames within the call
+        self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
+        # The ranks that the plan is about, whose links have to be there, and free.
+        self._peers = sorted({step.peer for step in plan.steps if isinstance(step, (Send, Recv))})
+        self._stencils: dict[int, Stencil] = {}  # by the bytes of payload
+        self.memory: Any = None  # an `Expecting`: where what comes goes, in the present call
+        # Of one call:
+        self._seq = 0  # its number
+        self.links: dict[int, StreamLink] = {}  # by peer
+        self._prefixes: dict[int, bytes] = {}  # by the bytes of payload
+
+    def begin(self, seq: int) -> bool:
+        """The collective `seq` is called. Whether all links are free for it."""
+        for peer in self._peers:
+            link = self._context.link(peer)
+            if type(link) is not StreamLink or not link.is_clear:
+                return False
+            self.links[peer] = link
+        self._seq = seq
+        self._prefixes.clear()
+        return True
+
+    def prefix(self, nbytes: int) -> bytes:
+        """What comes before so many bytes of payload."""
+        prefix = self._prefixes.get(nbytes)
+        if prefix is None:
+            stencil = self._stencils.get(nbytes)
+            if stencil is None:
+                begins = kinds.MESSAGE, self._context.id, None
+                stencil = self._stencils[nbytes] = Stencil(begins, (0, self._call), nbytes)
+            prefix = self._prefixes[nbytes] = stencil.fill(self._seq)
+        return prefix
+
+    def may_send(self, peer: int) -> bool:
+        return False  # an eager plan does not ask
+
+    def send(self, peer: int, views: Sequence[memoryview]) -> bool:
+        (view,) = views
+        self.links[peer].send_copy(self.prefix(len(view)), view)
+        return True
+
+    def take(self, peer: int, spans: Spans) -> bool:
+        memory = self.memory
+        into = memory.due(spans)
+        if into is None or not self.has_come(peer, self.prefix(len(into)), into):
+            return False
+        memory.arrived(spans)
+        return True
+
+    def has_come(self, peer: int, prefix: bytes, into: memoryview) -> bool:
+        """Whether the frame of `peer` has: its payload is `into` then."""
+        arrivals = self._arrivals
+        if arrivals.early and arrivals.take_early((None, self._seq), peer, self._call, into):
+            return True
+        found = self._progress.look(self.links[peer], prefix, into, crowded=self._crowded)
+        return found is True
+
+    def grant(self, peer: int, count: int) -> None:
+        raise AssertionError("an eager plan grants nothing")
+
+    def check(self, peer: int) -> None:
+        """Who is lost is for the operation to hear of, that what is left becomes."""
+
+    def waiting(self, peer: int) -> int:
+        return 0
