@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 
 from aiodist.coordinator.exposure import Guard
 from aiodist.rank.actor import Memory
+from aiodist.schedules.costs import said_trip
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.processes import user_id
+from aiodist.transports.silence import NEAR
 from aiodist.transports.surroundings import chooser_on, identity_on
 from aiodist.transports.tls import TlsContexts
 from aiodist.wire.address import is_loopback, parse_address
@@ -87,15 +89,18 @@ class Reach:
         self,
         ask: JoinRequest,
         seen_host: str,
+        trip: float,
         listeners: Iterable[Listener],
         loop: asyncio.AbstractEventLoop,
     ) -> JoinRequest:
         """`ask` with who this rank is, and where others reach it. `seen_host`: where the
-        coordinator saw it come from."""
+        coordinator saw it come from; `trip`: how far that is."""
         host = self.advertise or seen_host or "127.0.0.1"
         known_as = _HERE if self.stays else host
         addresses = [_advertised(listener.address, known_as) for listener in listeners]
         who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
+        # Where all are near each other, windows are as they are, and nobody has to hear of it.
+        far = (said_trip(trip),) if trip > NEAR else ()
         return replace(
             ask,
             id=chooser_on(loop).randbytes(16).hex(),
@@ -103,7 +108,7 @@ class Reach:
             host=host,
             host_id=who.host,
             name=ask.name or who.name,
-            addresses=(_PROCESS + who.process, _USER + who.user, *ask.addresses, *addresses),
+            addresses=(_PROCESS + who.process, _USER + who.user, *ask.addresses, *far, *addresses),
         )
 
     async def dial(

@@ -369,7 +369,7 @@ async def _join(
             address, token=options.coordinator.token, ssl=options.client, timeout=timeout
         )
         await options.reach.listen(address, control.local_host, endpoint.accept, listeners)
-        ask = options.reach.introduce(options.ask, control.seen_host, listeners, loop)
+        ask = options.reach.introduce(options.ask, control.seen_host, control.trip, listeners, loop)
         # What the coordinator tells may come right behind the view, before there is an actor to
         # hear it: it is kept for that.
         control.on_event = events.append

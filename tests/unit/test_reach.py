@@ -84,10 +84,12 @@ async def test_what_it_says_of_itself_is_read_by_others() -> None:
     asked = JoinRequest(group="g", id="", size=1)
     listeners: list[Any] = [Listener("tcp://0.0.0.0:5"), Listener("shm:name")]
     loop = asyncio.get_running_loop()
-    said = reach().introduce(asked, "10.0.0.2", listeners, loop)
+    said = reach().introduce(asked, "10.0.0.2", 0.0, listeners, loop)
     assert (said.host, len(said.id)) == ("10.0.0.2", 32)
     assert said.addresses[2:] == ("tcp://10.0.0.2:5", "shm:name")
-    assert reach(advertise="name").introduce(asked, "10.0.0.2", listeners, loop).host == "name"
+    apart = reach().introduce(asked, "10.0.0.2", 0.0205, listeners, loop)
+    assert apart.addresses[2:] == ("trip:0.0205", "tcp://10.0.0.2:5", "shm:name")
+    assert reach(advertise="name").introduce(asked, "10.0.0.2", 0.0, listeners, loop).host == "name"
     there = endpoint_of(member(said.host, *said.addresses), ("tcp",))
     assert there.process == registry.process_id(loop)
     assert there.addresses == {"tcp": "tcp://10.0.0.2:5", "shm": "shm:name"}
