@@ -51,16 +51,22 @@ class TcpTransport:
 
     kind = "tcp"
 
-    def __init__(self, tls: TlsContexts | None = None, patience: float = PATIENCE) -> None:
-        """`patience`: see `PATIENCE`, for connections that it makes."""
+    def __init__(
+        self, tls: TlsContexts | None = None, patience: float = PATIENCE, port: int = 0
+    ) -> None:
+        """`patience`: see `PATIENCE`, for connections that it makes. `port`: where it listens; 0:
+        at any."""
         self._tls = tls
         self._patience = patience
+        self._port = port
         self._scheme = "tcp" if tls is None else "tls"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str) -> Listener:
-        """Listen at `host` (a name or address; its first address is taken), at any port."""
+        """Listen at `host` (a name or address; its first address is taken)."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await loop.getaddrinfo(
+            host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, kind, proto, _name, where = found[0]
         sock = new_socket(family, kind, proto)
         with closed_on_error(sock):
@@ -68,7 +74,13 @@ class TcpTransport:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(where)
+            try:
+                sock.bind(where)
+            except OSError as error:
+                text = (
+                    f"cannot listen for peers at {_endpoint((host, self._port))}: {error.strerror}"
+                )
+                raise OSError(error.errno, text) from error
             sock.listen(BACKLOG)
             address = f"{self._scheme}://{_endpoint(sock.getsockname())}"
 
