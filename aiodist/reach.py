@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 
 from aiodist.coordinator.exposure import Guard
 from aiodist.rank.actor import Memory
+from aiodist.schedules.costs import said_trip
 from aiodist.transports import registry
 from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.processes import user_id
+from aiodist.transports.silence import NEAR
 from aiodist.transports.surroundings import chooser_on, identity_on
 from aiodist.transports.tls import TlsContexts
-from aiodist.wire.address import is_loopback, parse_address
+from aiodist.wire.address import is_loopback, parse_address, parse_endpoint
 from aiodist.wire.messages import JoinRequest, MemberInfo
 
 _PROCESS = "process:"
@@ -47,9 +49,9 @@ _LISTENS_ALONE = (
 @dataclass(frozen=True, slots=True)
 class Reach:
     """By what this rank can be reached, and reaches others: the transports that it may use, best
-    first, the contexts for TLS, what keeps strangers out, and as in `aiodist.connect` the hosts to
-    listen at and to advertise. `stays`: TCP is for this host alone, as the coordinator is reached
-    by TLS, and this rank has no certificate to be reached by it."""
+    first, the contexts for TLS, what keeps strangers out, and as in `aiodist.connect` the hosts, or
+    ports, to listen at and to advertise. `stays`: TCP is for this host alone, as the coordinator is
+    reached by TLS, and this rank has no certificate to be reached by it."""
 
     transports: tuple[str, ...]
     contexts: TlsContexts | None
@@ -68,16 +70,19 @@ class Reach:
         """Open the listeners that this rank has for its peers, and add each to `listeners` at once.
         `local_host` is this end of the connection to the `coordinator`. Raises OSError, and
         ValueError where strangers could send pickles."""
-        host = self.bind or local_host or "127.0.0.1"
+        bound, port = parse_endpoint(self.bind or "")
+        # What others dial is mapped to here, to the same port where nothing else is said.
+        port = port or parse_endpoint(self.advertise or "")[1]
+        host = bound or local_host or "127.0.0.1"
         beyond = is_loopback(host) and not parse_address(coordinator).is_loopback
-        if beyond and not self.bind and self.guard.keeps_out:
+        if beyond and not bound and self.guard.keeps_out:
             # The coordinator runs on this host, but others come to it from elsewhere: see `dial`.
             # Ranks of this host reach it by the loopback, those of other hosts do not, and where
             # they come from is not known here. So it listens everywhere, which the token or TLS
             # makes safe.
             host = "::" if ":" in host else "0.0.0.0"
         for kind in self.transports:
-            transport = registry.make(kind, self.contexts)
+            transport = registry.make(kind, self.contexts, port=port)
             where = _HERE if self.stays and kind == "tcp" else host
             listeners.append(await transport.listen(accept, host=where))
             if kind == "tcp":
@@ -87,15 +92,19 @@ class Reach:
         self,
         ask: JoinRequest,
         seen_host: str,
+        trip: float,
         listeners: Iterable[Listener],
         loop: asyncio.AbstractEventLoop,
     ) -> JoinRequest:
         """`ask` with who this rank is, and where others reach it. `seen_host`: where the
-        coordinator saw it come from."""
-        host = self.advertise or seen_host or "127.0.0.1"
-        known_as = _HERE if self.stays else host
-        addresses = [_advertised(listener.address, known_as) for listener in listeners]
+        coordinator saw it come from; `trip`: how far that is."""
+        host, port = parse_endpoint(self.advertise or "")
+        host = host or seen_host or "127.0.0.1"
+        known_as, port = (_HERE, 0) if self.stays else (host, port)
+        addresses = [_advertised(listener.address, known_as, port) for listener in listeners]
         who = identity_on(loop, registry.process_id(loop), registry.host_id(), user_id())
+        # Where all are near each other, windows are as they are, and nobody has to hear of it.
+        far = (said_trip(trip),) if trip > NEAR else ()
         return replace(
             ask,
             id=chooser_on(loop).randbytes(16).hex(),
@@ -103,7 +112,7 @@ class Reach:
             host=host,
             host_id=who.host,
             name=ask.name or who.name,
-            addresses=(_PROCESS + who.process, _USER + who.user, *ask.addresses, *addresses),
+            addresses=(_PROCESS + who.process, _USER + who.user, *ask.addresses, *far, *addresses),
         )
 
     async def dial(
@@ -157,11 +166,12 @@ def _stays(member: MemberInfo, address: str) -> bool:
     return is_loopback(parse_address(address).host) and not is_loopback(member.host)
 
 
-def _advertised(address: str, host: str) -> str:
-    """A listener's address as peers reach it."""
+def _advertised(address: str, host: str, port: int = 0) -> str:
+    """A listener's address as peers reach it; at its own port, where they know no other."""
     if address.partition("://")[0] not in ("tcp", "tls"):
         return address
-    return str(replace(parse_address(address), host=host))
+    found = parse_address(address)
+    return str(replace(found, host=host, port=port or found.port))
 
 
 def endpoint_of(member: MemberInfo, allowed: tuple[str, ...]) -> registry.Endpoint:

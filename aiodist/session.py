@@ -38,7 +38,7 @@ from aiodist.transports import registry
 from aiodist.transports.base import Listener
 from aiodist.transports.certificates import both, contexts_in
 from aiodist.types import JoinOptions
-from aiodist.wire.address import parse_address
+from aiodist.wire.address import parse_address, parse_endpoint
 from aiodist.wire.limits import MAX_MEMBERS
 from aiodist.wire.messages import JoinRequest, MemberInfo
 from aiodist.wire.proof import membership_key, secret_of
@@ -126,15 +126,17 @@ def connect(
     None.
 
     `transports`: those allowed ("inproc", "shm", "unix", "tcp", and "cuda_ipc" for tensors on a
-    GPU; None: all, the best that reaches each peer). `bind`: the host to listen at for peers (None:
-    the address of this host towards the coordinator); `advertise`: the host that peers shall dial
-    (None: the one the coordinator sees). `name` and `metadata` are shown to the other members.
-    `max_message_bytes`: the largest value accepted from a peer. `allow_pickle`: whether other
-    objects may travel, and be unpickled: then every member may run code here, and without TLS so
-    may everybody on the way between two hosts, whether or not there is a token. `costs`: a file
-    that says what messages cost on this network, by which algorithms are chosen between hosts
-    (None: AIODIST_COSTS; docs/performance.md). If several ranks give one, that of the lowest rank
-    counts for all.
+    GPU; None: all, the best that reaches each peer). `bind`: where to listen for peers over TCP, a
+    host, ``host:port`` or ``:port`` (None: the address of this host towards the coordinator, at a
+    free port); `advertise`: where they shall dial, likewise (None: the host that the coordinator
+    sees, and the port that is listened at). Where a NAT maps a port to this host, `advertise` is
+    that of the NAT, and the same port is listened at unless `bind` names another. `name` and
+    `metadata` are shown to the other members. `max_message_bytes`: the largest value accepted from
+    a peer. `allow_pickle`: whether other objects may travel, and be unpickled: then every member
+    may run code here, and without TLS so may everybody on the way between two hosts, whether or not
+    there is a token. `costs`: a file that says what messages cost on this network, by which
+    algorithms are chosen between hosts (None: AIODIST_COSTS; docs/performance.md). If several ranks
+    give one, that of the lowest rank counts for all.
 
     Raises:
         JoinTimeoutError: the coordinator was not reached, or not all came, within `timeout`.
@@ -144,6 +146,7 @@ def connect(
             and a profile of costs that cannot be read;
             `allow_pickle` where other hosts can connect, and neither a token nor TLS that asks for
             certificates keeps strangers out.
+        OSError: nothing can listen where `bind` says; a port is for one rank.
 
     For example::
 
@@ -164,6 +167,8 @@ def connect(
         if found.size is None and found.min_size is None and found.max_size is None:
             raise ValueError("connect needs size= (a fixed group), or min_size= and max_size=")
         size, min_size, max_size = found.size, found.min_size, found.max_size
+    for where in (bind, advertise):
+        parse_endpoint(where or "")
     secret = secret_of(found.token if token is None else token)
     client, server = _contexts(ssl, address)
     is_tls = client is not None or parse_address(address).scheme == "tls"
@@ -369,7 +374,7 @@ async def _join(
             address, token=options.coordinator.token, ssl=options.client, timeout=timeout
         )
         await options.reach.listen(address, control.local_host, endpoint.accept, listeners)
-        ask = options.reach.introduce(options.ask, control.seen_host, listeners, loop)
+        ask = options.reach.introduce(options.ask, control.seen_host, control.trip, listeners, loop)
         # What the coordinator tells may come right behind the view, before there is an actor to
         # hear it: it is kept for that.
         control.on_event = events.append

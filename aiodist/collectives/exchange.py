@@ -27,7 +27,7 @@ from aiodist.phases.base import MAX_RANKS_IN_SMALL_AREA, Part, Place, share
 from aiodist.phases.memories import Regions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.choose_values import choose_all_to_all, choose_broadcast
-from aiodist.schedules.selection import Choice
+from aiodist.schedules.selection import Choice, ahead_for
 from aiodist.schedules.teams import spans_hosts
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -146,10 +146,9 @@ def exchange(
     if on_lane and not spans_hosts(place.teams):
         yield pulls.exchange(place, outgoing, incoming, longest, source, target)
         return
+    args = (outgoing, incoming, MAX_PAYLOAD, ahead_for(MAX_PAYLOAD, place.costs))
     yield Phase(
-        prepared(
-            direct_exchange.all_to_all, place.rank, place.size, outgoing, incoming, MAX_PAYLOAD
-        ),
+        prepared(direct_exchange.all_to_all, place.rank, place.size, *args),
         Regions.of_bytes(source, target),
     )
 

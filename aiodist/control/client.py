@@ -42,7 +42,8 @@ class ControlClient(Line):
 
     `on_event` gets what the coordinator tells unasked; set it before `join`, since events may come
     right behind the view. `local_host` is this end of the first connection ("127.0.0.1" for unix
-    and inproc), `seen_host` where the coordinator saw it come from.
+    and inproc), `seen_host` where the coordinator saw it come from, `trip` the seconds to there
+    and back.
     """
 
     @classmethod

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from aiodist.control.connection import ControlSocket
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.transports import inproc_names
+from aiodist.transports.silence import round_trip
 from aiodist.transports.surroundings import chooser_on, closed_on_error, new_socket, ready
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import decode_message, encode_message
@@ -50,10 +51,12 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """A connection whose greeting is complete: `sock`, and what Welcome said."""
+    """A connection whose greeting is complete: `sock`, and what Welcome said. `trip`: seconds to
+    the coordinator and back, 0 where nobody knows."""
 
     sock: ControlSocket
     local_host: str
+    trip: float
     welcome: Welcome
 
 
@@ -149,6 +152,8 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
     sock = await _connect(target)
     with closed_on_error(sock):
         local_host = "127.0.0.1"
+        # Of the connecting itself: later answers may have waited for others to share a packet with.
+        trip = round_trip(sock) or 0.0
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             local_host = sock.getsockname()[0].removeprefix("::ffff:")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -159,7 +164,7 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
         greeting = _Greeting(sock, target, token)
     with closed_on_error(greeting.sock):
         welcome = await greeting.done
-    return Greeted(greeting.sock, local_host, welcome)
+    return Greeted(greeting.sock, local_host, trip, welcome)
 
 
 async def _connect(target: Address) -> socket.socket:

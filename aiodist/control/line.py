@@ -110,6 +110,7 @@ class Line:
         self.address = address
         self.local_host = greeted.local_host
         self.seen_host = greeted.welcome.seen_host
+        self.trip = greeted.trip
         self.on_event: Callable[[ControlEvent], None] = lambda event: None
         self.doings: Doings | None = None
         """What this member does: for the coordinator, who may ask."""

@@ -1,15 +1,17 @@
 """Flow control of point-to-point messages, as each side keeps the books. No I/O in here.
 
 A message costs `cost(tag, nbytes)` from the moment it is sent until the receiver says that it was
-consumed. Unconsumed messages of one sender cost at most `WINDOW` a tag and `TOTAL` over all tags.
+consumed. Unconsumed messages of one sender cost at most a `window` for each tag, and a `total` over
+all tags: `WINDOW` and `TOTAL`, and more where ranks are far from each other, as what is on the way
+counts until its receiver's answer is back. Both sides know the same limits.
 
 Why nobody waits for ever. Two facts: what was consumed and not yet returned is always less than
-`BATCH`, and ``WINDOW - BATCH >= MOST``, ``TOTAL - BATCH >= MOST``.
+`BATCH`, and ``window - BATCH >= MOST``, ``total - BATCH >= MOST``.
 
 * A message held back by the window of its tag: the receiver has unconsumed messages of that tag,
   so a receive of it has something to take; taking them returns the credit.
 * A message held back by the total: once all that travels has arrived, the receiver's own count is
-  over ``TOTAL - MOST`` (it is `tight`). A tight receiver tells the sender the tags that it waits
+  over ``total - MOST`` (it is `tight`). A tight receiver tells the sender the tags that it waits
   for, and each of these *wants* lets one message go beyond the total. (A receive of any tag needs
   none: as long as the receiver is tight at rest, it has messages that such a receive would take.)
   The sender answers a want once: with the message, or, when it was taken back, with a denial. So
@@ -19,7 +21,7 @@ Why nobody waits for ever. Two facts: what was consumed and not yet returned is 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
 
@@ -33,10 +35,13 @@ COST: Final = 256
 """What a message costs beside its bytes."""
 
 WINDOW: Final = 256 * KIB
-"""Most that unconsumed messages of one sender and tag cost."""
+"""Most that unconsumed messages of one sender and tag cost, where ranks are near."""
 
 TOTAL: Final = 4096 * KIB
-"""Most that unconsumed messages of one sender cost, wanted ones aside."""
+"""Most that unconsumed messages of one sender cost, wanted ones aside, where ranks are near."""
+
+FAR_WINDOW: Final = 8192 * KIB
+"""Most of one tag, however far they are. All tags together have twice as much."""
 
 BATCH: Final = 64 * KIB
 """Credit is returned when this much was consumed, or when nothing happened for a while."""
@@ -60,12 +65,28 @@ def cost(tag: MessageTag, nbytes: int) -> int:
     return COST + nbytes + (len(tag) if type(tag) is str else 0)
 
 
+class Limits(NamedTuple):
+    """Most that unconsumed messages of one sender cost."""
+
+    window: int
+    """Of one tag."""
+    total: int
+    """Of all tags."""
+
+
+def limits_for(way: int) -> Limits:
+    """The limits where `way` bytes have left and are not answered for, while the wire is busy."""
+    far = min(way, FAR_WINDOW)
+    return Limits(max(WINDOW, far), max(TOTAL, 2 * far))
+
+
 class SenderCredit:
     """What one receiver lets this rank send."""
 
-    __slots__ = ("_stalled", "_total", "_used", "_wants")
+    __slots__ = ("_most", "_stalled", "_total", "_used", "_wants", "_window")
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._window, self._most = limits or limits_for(0)
         self._used: dict[MessageTag, int] = {}  # what messages cost that were not consumed
         self._total = 0
         self._wants: set[MessageTag] = set()  # tags of which one may go beyond the total
@@ -91,14 +112,14 @@ class SenderCredit:
     def admit(self, tag: MessageTag, price: int) -> bool | None:
         """Pay for the next message of `tag`: whether it answers a want. None: it has to wait."""
         used = self._used.get(tag, 0) + price
-        if used > WINDOW:
+        if used > self._window:
             self._stalled.pop(tag, None)
             return None
         stalled = self._stalled
         wanted = tag in self._wants
         if wanted:
             self._wants.remove(tag)
-        elif self._total + price > TOTAL or (stalled and next(iter(stalled)) != tag):
+        elif self._total + price > self._most or (stalled and next(iter(stalled)) != tag):
             stalled.setdefault(tag)
             return None
         if stalled:
@@ -112,7 +133,7 @@ class SenderCredit:
         False: `admit` has to decide."""
         used = self._used.get(tag, 0) + price
         total = self._total + price
-        if used > WINDOW or total > TOTAL or self._wants or self._stalled:
+        if used > self._window or total > self._most or self._wants or self._stalled:
             return False
         self._used[tag] = used
         self._total = total
@@ -146,9 +167,10 @@ class SenderCredit:
 class ReceiverCredit:
     """What one sender has used of the credit it has here."""
 
-    __slots__ = ("_held", "_owed", "_owed_total", "_told", "_total")
+    __slots__ = ("_held", "_most", "_owed", "_owed_total", "_told", "_total", "_window")
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._window, self._most = limits or limits_for(0)
         self._held: dict[MessageTag, int] = {}  # what messages cost whose credit is here
         self._total = 0
         self._owed: dict[MessageTag, int] = {}  # of that, what was consumed
@@ -164,7 +186,7 @@ class ReceiverCredit:
     @property
     def tight(self) -> bool:
         """Whether the sender may be held back by the total."""
-        return self._total > TOTAL - MOST
+        return self._total > self._most - MOST
 
     @property
     def asking(self) -> bool:
@@ -181,11 +203,13 @@ class ReceiverCredit:
         not `wanted`, as it says."""
         if wanted:
             self.answered(tag, denied=False)
-        elif self._total + price > TOTAL:
-            raise ProtocolError(f"a message of tag {tag!r} beyond the total credit of {TOTAL}")
+        elif self._total + price > self._most:
+            raise ProtocolError(f"a message of tag {tag!r} beyond the total credit of {self._most}")
         held = self._held.get(tag, 0) + price
-        if held > WINDOW:
-            raise ProtocolError(f"a message of tag {tag!r} beyond the credit of {WINDOW} for a tag")
+        if held > self._window:
+            raise ProtocolError(
+                f"a message of tag {tag!r} beyond the credit of {self._window} for a tag"
+            )
         self._held[tag] = held
         self._total += price
 

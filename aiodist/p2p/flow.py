@@ -11,7 +11,7 @@ import asyncio
 from typing import Any, Final
 
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import Key, MessageTag, ReceiverCredit
+from aiodist.p2p.credit import Key, Limits, MessageTag, ReceiverCredit
 from aiodist.p2p.mailbox import Posted
 
 SETTLE_AFTER: Final = 0.02
@@ -27,12 +27,13 @@ class Flow:
         loop: asyncio.AbstractEventLoop,
         size: int,
         posted: tuple[Posted[Any], ...],
+        limits: Limits,
     ) -> None:
         self._wire = out  # takes the frames that tell senders of credit and of wants
         self._loop = loop
         self._posted = posted
         # By rank; None: it is lost, or the group has ended.
-        self._credits: list[ReceiverCredit | None] = [ReceiverCredit() for _ in range(size)]
+        self._credits: list[ReceiverCredit | None] = [ReceiverCredit(limits) for _ in range(size)]
         self._tight: set[int] = set()  # senders that the total may hold back
         self._asking: set[int] = set()  # these, and those that owe an answer to a want
         self._owed: set[int] = set()  # senders that are owed credit

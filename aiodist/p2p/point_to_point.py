@@ -55,7 +55,7 @@ from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError
 from aiodist.links.peer import InOrder
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import MAX_TAG, Key, MessageTag
+from aiodist.p2p.credit import MAX_TAG, Key, MessageTag, limits_for
 from aiodist.p2p.frames import Channel
 from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
@@ -75,7 +75,9 @@ class PointToPoint:
         loop: asyncio.AbstractEventLoop,
         records: Records | None = None,
         device_memory: DeviceMemory | None = None,
+        way: int = 0,
     ) -> None:
+        """`way`: see `limits_for`; the same on all ranks."""
         self._channel = channel
         self._records = records  # hear of each operation; None: nobody does
         self._device_memory = device_memory
@@ -87,9 +89,10 @@ class PointToPoint:
         self._pending: dict[Work[Any], Sending | Receiving] = {}
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
         self._wire = wire.Wire(channel, self._loop_back)  # frames to all ranks, and to this one
-        self._sender = Sender(self._wire, channel, loop, self._ended)  # the sending half
+        limits = limits_for(way)
+        self._sender = Sender(self._wire, channel, loop, self._ended, limits)  # the sending half
         self._receiver = Receiver(  # the receiving half
-            self._wire, channel, loop, self._ended, self._lost_for, device_memory
+            self._wire, channel, loop, self._ended, self._lost_for, device_memory, limits
         )
         # Who takes frames without data, by their kind.
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {

@@ -15,7 +15,7 @@ from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.work import DeviceWork
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import Key, MessageTag, cost
+from aiodist.p2p.credit import Key, Limits, MessageTag, cost, limits_for
 from aiodist.p2p.delivery import Delivery
 from aiodist.p2p.flow import Flow
 from aiodist.p2p.mailbox import Mailbox, Posted
@@ -43,6 +43,7 @@ class Receiver:
         ended: Callable[[Work[Any]], None],
         lost: Callable[[Receiving], AiodistError | None],
         device_memory: DeviceMemory | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._wire = out  # takes frames for senders
         self._ended = ended
@@ -55,7 +56,7 @@ class Receiver:
         self._probes: Posted[Probing] = Posted()  # probes that wait for one
         self._waiting: tuple[Posted[Any], ...] = (self._receives, self._probes)
         # The credit of all senders.
-        self._flow = Flow(out, loop, channel.size, self._waiting)
+        self._flow = Flow(out, loop, channel.size, self._waiting, limits or limits_for(0))
         # Brings messages that were matched to their receives.
         self._delivery = Delivery(out, channel, ended, self._consumed, self._offer, device_memory)
         self._number = 0  # of the last message or receive, in the order in which they came to be

@@ -13,7 +13,7 @@ from aiodist.buffers.encoding import Encoded
 from aiodist.devices.values import Sources
 from aiodist.errors import AiodistError, MessageTooLargeError, ProtocolError
 from aiodist.p2p import frames as wire
-from aiodist.p2p.credit import EAGER, MessageTag, SenderCredit, cost
+from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, limits_for
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import Line
 from aiodist.p2p.pieces import cut
@@ -57,7 +57,7 @@ class Sending:
 class Peer:
     """One receiver."""
 
-    credit: SenderCredit = field(default_factory=SenderCredit)  # what it lets this rank send
+    credit: SenderCredit  # what it lets this rank send
     # Messages that there is no credit for.
     waiting: dict[MessageTag, Line[Sending]] = field(default_factory=dict)
     announced: dict[int, Sending] = field(default_factory=dict)  # by id: what it may pull
@@ -81,13 +81,15 @@ class Sender:
         channel: wire.Channel,
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
+        limits: Limits | None = None,
     ) -> None:
         self._wire = out  # takes frames for receivers
         self._channel = channel
         self._loop = loop
         self._ended = ended
         # What is known of each receiver, by rank.
-        self._peers = [Peer() for _ in range(channel.size)]
+        self._limits = limits or limits_for(0)
+        self._peers = [Peer(SenderCredit(self._limits)) for _ in range(channel.size)]
         self._number = 0  # of the last message that was not done at once
 
     @property
@@ -161,7 +163,7 @@ class Sender:
 
     def lose(self, dst: int) -> list[Work[Any]]:
         """`dst` is gone: let go of everything; the Works that fail."""
-        peer, self._peers[dst] = self._peers[dst], Peer()
+        peer, self._peers[dst] = self._peers[dst], Peer(SenderCredit(self._limits))
         pending = [sending for line in peer.waiting.values() for sending in line.values()]
         pending += peer.announced.values()
         for sending in pending:

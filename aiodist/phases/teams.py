@@ -14,6 +14,7 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Partials, Regions
 from aiodist.schedules import team_slices, team_values, team_whole
+from aiodist.schedules.selection import window_for
 from aiodist.schedules.teams import in_order, post
 from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
@@ -54,8 +55,8 @@ def all_reduce(place: Place, group: Group) -> Phase:
     if group.x.nbytes <= WHOLE:
         plan = prepared(team_whole.all_reduce, place.rank, place.teams, length)
     else:
-        piece = _slice_piece(place, group, -(-length // place.size))
-        plan = prepared(team_slices.all_reduce, place.rank, place.teams, length, piece)
+        cut = _slices(place, group, -(-length // place.size))
+        plan = prepared(team_slices.all_reduce, place.rank, place.teams, length, *cut)
     return _reduction(place, group, plan)
 
 
@@ -66,21 +67,36 @@ def reduce(place: Place, group: Group, root: int) -> Phase:
         plan = prepared(team_whole.reduce, place.rank, place.teams, root, length)
     else:
         owners = len(post(place.teams, root).team)
-        piece = _slice_piece(place, group, -(-length // owners))
-        plan = prepared(team_slices.reduce, place.rank, place.teams, root, length, piece)
+        cut = _slices(place, group, -(-length // owners))
+        plan = prepared(team_slices.reduce, place.rank, place.teams, root, length, *cut)
     return _reduction(place, group, plan)
 
 
 def reduce_scatter(place: Place, group: Group) -> Phase:
     """Where slots are empty, to be preceded by a phase that synchronises."""
     bounds = tuple(group.bounds)
-    piece = _slice_piece(place, group, max(b - a for a, b in itertools.pairwise(bounds)))
-    plan = prepared(team_slices.reduce_scatter, place.rank, place.teams, bounds, piece)
+    cut = _slices(place, group, max(b - a for a, b in itertools.pairwise(bounds)))
+    plan = prepared(team_slices.reduce_scatter, place.rank, place.teams, bounds, *cut)
     return _reduction(place, group, plan)
 
 
-def _slice_piece(place: Place, group: Group, longest: int) -> int:
-    return piece_for(place.size, group.x.itemsize, longest, group.kernel.wire_dtype.itemsize)
+def _slices(place: Place, group: Group, longest: int) -> tuple[int, int]:
+    """Elements of a piece, and the rounds that pieces have to cross: where hosts are far from each
+    other, so many that the wire is busy all that time, as far as there is scratch. Of each slice
+    that a rank is agent of, and of its own from each other host, two pieces a round have a place
+    there."""
+    wide = group.kernel.wire_dtype.itemsize
+    piece = piece_for(place.size, group.x.itemsize, longest, wide)
+    if not place.costs.way:
+        return piece, team_slices.LAG
+    window = window_for(piece * wide, _duties(place) + len(place.teams), place.costs)
+    return piece, max(team_slices.LAG, min(window // 2, -(-longest // piece)))
+
+
+def _duties(place: Place) -> int:
+    """Most parts that a rank is agent of, its own among them."""
+    here = post(place.teams, place.rank)
+    return max(len(here.duties(rank)) for rank in range(place.size))
 
 
 def _reduction(place: Place, group: Group, plan: Prepared) -> Phase:
@@ -108,8 +124,7 @@ def all_gather(
     target: Sequence[memoryview],
 ) -> Phase:
     """To be preceded by a phase that synchronises."""
-    here = post(place.teams, place.rank)
-    slots = max(len(here.duties(rank)) for rank in range(place.size))
-    piece = piece_for(slots, 1, max(lengths))
-    plan = prepared(team_values.all_gather, place.rank, place.teams, tuple(lengths), piece)
+    piece = piece_for(_duties(place), 1, max(lengths))
+    lag = max(team_values.LAG, min(place.costs.way, max(lengths)) // piece)
+    plan = prepared(team_values.all_gather, place.rank, place.teams, tuple(lengths), piece, lag)
     return Phase(plan, Regions.of_bytes(source, target), 1, plan.plan.shared)

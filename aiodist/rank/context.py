@@ -73,7 +73,7 @@ class Context(Party):
         self.post_express: PostExpress | None = None  # and of those with a tag
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
         # Its messages.
-        self.p2p = PointToPoint(self, self.loop, self.records, self.device_memory)
+        self.p2p = PointToPoint(self, self.loop, self.records, self.device_memory, self.costs.way)
         self.p2p_express = P2PExpress(self)  # the fast path of point to point
         # Arrays in memory that all ranks see.
         self.heap = Heap(self, shares=self.shares_memory)

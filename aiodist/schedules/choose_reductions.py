@@ -27,11 +27,13 @@ from aiodist.schedules.selection import (
     RELAY_MARGIN,
     SCRATCH_LIMIT,
     Choice,
+    ahead_for,
     cheapest,
     doublings,
     frames_of,
     segment_for,
     shared_segment,
+    window_for,
 )
 
 
@@ -101,16 +103,19 @@ def choose_reduce_scatter(x: Shape, bounds: tuple[int, ...], costs: Costs = ONE_
     segment = shared_segment(own, x.itemsize, size, costs)
     pieces = frames_of(longest, segment)
     nbytes = others * own
-    scratch = others * min(WINDOW, pieces) * min(segment, longest) * x.itemsize
-    frames, grants = others * pieces, others * _batches(pieces)
+    width = min(segment, longest) * x.itemsize
+    window = window_for(width, others, costs)
+    scratch = others * min(window, pieces) * width
+    frames, grants = others * pieces, others * _batches(pieces, window)
     direct = Tally(1, frames, grants, others, nbytes, nbytes, scratch)
     # Whoever has no slice hears from nobody.
     before = doublings(size) if 0 in lengths else 0
     if not x.sliceable:
-        args = (bounds, segment_for(own, x.itemsize, costs))
+        segment = segment_for(own, x.itemsize, costs)
+        args = (bounds, segment, ahead_for(segment * x.itemsize, costs))
         whole = direct._replace(scratch=others * own)
         return Choice(reduce_scatter.whole, args, whole, before=before)
-    choices = [Choice(reduce_scatter.direct, (bounds, segment), direct, before=before)]
+    choices = [Choice(reduce_scatter.direct, (bounds, segment, window), direct, before=before)]
     if size > 1:
         choices.append(_halving_slices(x, bounds, longest, costs))
         if x.commutative:
@@ -132,13 +137,13 @@ def _whole(x: Shape, size: int, costs: Costs) -> Choice:
         reduced=rounds * nbytes,
         scratch=nbytes if size > 1 else 0,
     )
-    args = (x.length, segment)
+    args = (x.length, segment, ahead_for(segment * x.itemsize, costs))
     return Choice(recursive_doubling.all_reduce_whole, args, tally)
 
 
-def _batches(iterations: int) -> int:
+def _batches(iterations: int, window: int) -> int:
     """Grants to a peer in so many iterations of `sliced.reduce_slices`."""
-    return 1 + max(0, -(-(iterations - WINDOW) // (WINDOW // 2)))
+    return 1 + max(0, -(-(iterations - window) // (window // 2)))
 
 
 def _direct(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
@@ -148,11 +153,13 @@ def _direct(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
     pieces = frames_of(share, segment)
     nbytes = others * share * x.itemsize
     width = min(segment, share) * x.itemsize
-    scratch = (others + (root is not None)) * min(WINDOW, pieces) * width
+    streams = others + (root is not None)
+    window = window_for(width, streams, costs)
+    scratch = streams * min(window, pieces) * width
     tally = Tally(
         rounds=2,
         frames=2 * others * pieces,
-        grants=others * _batches(pieces + WINDOW // 2),
+        grants=others * _batches(pieces + window // 2, window),
         connections=others,
         nbytes=2 * nbytes,
         reduced=nbytes,
@@ -160,9 +167,9 @@ def _direct(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
     )
     before = 0 if x.length >= size else doublings(size)  # whoever has no slice hears from nobody
     if root is None:
-        algorithm, args = reduce_scatter_all_gather.all_reduce, (x.length, segment)
+        algorithm, args = reduce_scatter_all_gather.all_reduce, (x.length, segment, window)
         return Choice(algorithm, args, tally, before=before)
-    return Choice(reduce.scatter_gather, (root, x.length, segment), tally, before=before)
+    return Choice(reduce.scatter_gather, (root, x.length, segment, window), tally, before=before)
 
 
 def _halving(x: Shape, size: int, root: int | None, costs: Costs) -> Choice:
@@ -266,18 +273,19 @@ def choose_scan(x: Shape, size: int, exclusive: bool, costs: Costs = ONE_HOST_TC
         reduced=rounds * wide,
         scratch=scratch,
     )
+    window = window_for(segment * x.wide, 3, costs) if x.sliceable else WINDOW
     # Along the chain all hops have to be filled: with a segment, or with the whole array.
     filling = min(segment * x.wide, wide) if x.sliceable else wide
     hops = Tally(
         rounds=size - 1,
         frames=frames,
-        grants=1 + max(0, frames - WINDOW) * x.sliceable,
+        grants=1 + max(0, frames - window) * x.sliceable,
         connections=min(2, size - 1),
         nbytes=wide + max(0, size - 2) * filling,
         reduced=wide + max(0, size - 2) * filling,
-        scratch=(2 * WINDOW + 1) * segment * x.wide if x.sliceable else 2 * wide,
+        scratch=(2 * window + 1) * segment * x.wide if x.sliceable else 2 * wide,
     )
-    chained = (x.length, segment, exclusive, not x.sliceable)
+    chained = (x.length, segment, exclusive, not x.sliceable, window)
     choices = [Choice(chain.scan, chained, hops, partials=True, before=rounds)]
     if scratch <= SCRATCH_LIMIT:
         args = (x.length, segment, exclusive)

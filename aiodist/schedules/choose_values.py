@@ -16,6 +16,7 @@ from aiodist.schedules.selection import (
     SCRATCH_LIMIT,
     SEGMENT_LIMIT,
     Choice,
+    ahead_for,
     cheapest,
     doublings,
     frames_of,
@@ -56,11 +57,12 @@ def choose_all_gather(lengths: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> 
     pieces = [-(-n // SEGMENT_LIMIT) for n in lengths]
     frames = max(sum(pieces) - min(pieces), others * max(pieces))
     direct = Tally(min(1, others), frames, others, others, received)
+    ahead = ahead_for(SEGMENT_LIMIT, costs)
     bundles = _bundles(size, max(lengths))
     doubled = Tally(rounds, bundles, rounds, _partners(size), received)
     return cheapest(
         [
-            Choice(direct_exchange.all_gather, (lengths, SEGMENT_LIMIT), direct),
+            Choice(direct_exchange.all_gather, (lengths, SEGMENT_LIMIT, ahead), direct),
             Choice(bruck.all_gather, (lengths, SEGMENT_LIMIT), doubled),
         ],
         costs,
@@ -110,11 +112,12 @@ def choose_all_to_all(nbytes: int, size: int, costs: Costs = ONE_HOST_TCP) -> Ch
     others, rounds = size - 1, doublings(size)
     frames = others * frames_of(nbytes, SEGMENT_LIMIT)
     direct = Tally(min(1, others), frames, others, others, others * nbytes)
+    ahead = ahead_for(SEGMENT_LIMIT, costs)
     half = size // 2 * nbytes
     held = rounds * half
     steps = rounds * frames_of(half, SEGMENT_LIMIT)
     doubled = Tally(rounds, steps, rounds, _partners(size), rounds * half, 0, held)
-    choices = [Choice(direct_exchange.uniform, (nbytes, SEGMENT_LIMIT), direct)]
+    choices = [Choice(direct_exchange.uniform, (nbytes, SEGMENT_LIMIT, ahead), direct)]
     if held <= SCRATCH_LIMIT:
         choices.append(Choice(bruck.all_to_all, (nbytes, SEGMENT_LIMIT), doubled))
     return cheapest(choices, costs, RELAY_MARGIN)

@@ -20,6 +20,12 @@ from typing import Any, Final, NamedTuple
 PROFILE: Final = "costs:"
 """What a member says of its profile begins so, among its addresses."""
 
+TRIP: Final = "trip:"
+"""So begins what it says of its way to the coordinator and back."""
+
+FASTEST: Final = 1.25e9
+"""Bytes per second of the fastest network between ranks that are far: 10 Gbit/s."""
+
 LEAST: Final = 1e-15
 """Fewest seconds of the constants of a profile whose ratio is taken; others may be 0."""
 
@@ -43,6 +49,14 @@ class Costs(NamedTuple):
     """A byte on the wire."""
     gamma: float
     """A byte reduced."""
+    trip: float = 0.0
+    """There and back between the two ranks that are farthest from each other. A profile need not
+    have it: 0 where they are near, or nobody knows."""
+
+    @property
+    def way(self) -> int:
+        """Bytes that have left and are not answered for yet, at most, where the wire is busy."""
+        return round(self.trip * FASTEST)
 
 
 ONE_HOST_TCP = Costs(
@@ -61,33 +75,60 @@ def parse(text: str) -> Costs:
 def written(costs: Costs, comment: str = "") -> str:
     """A profile as TOML."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
-    lines += [f"{name} = {seconds!r}" for name, seconds in costs._asdict().items()]
+    names = _MEASURED if not costs.trip else Costs._fields
+    lines += [f"{name} = {getattr(costs, name)!r}" for name in names]
     return "".join(f"{line}\n" for line in lines)
 
 
 def said(costs: Costs) -> str:
     """A profile as a member says it to the others."""
-    return PROFILE + ",".join(map(repr, costs))
+    return PROFILE + ",".join(map(repr, costs if costs.trip else costs[:-1]))
+
+
+def said_trip(seconds: float) -> str:
+    """The way to the coordinator and back, as a member says it."""
+    return f"{TRIP}{seconds:.4f}"
 
 
 def agreed(members: Iterable[Sequence[str]]) -> Costs:
     """What all ranks go by, from what each says, by rank: the profile of the lowest rank that has
-    one. All ranks have heard the same, so all come to the same."""
-    texts = (text for one in members for text in one if text.startswith(PROFILE))
-    for text in texts:
+    one, and how far they are from each other. All ranks have heard the same, so all come to the
+    same."""
+    members = tuple(members)
+    costs = next(
+        (costs for one in members for text in one if (costs := _heard(text))), ONE_HOST_TCP
+    )
+    return costs if costs.trip else costs._replace(trip=_farthest(members))
+
+
+def _heard(text: str) -> Costs | None:
+    """The profile that `said` made this of; None: of none."""
+    if not text.startswith(PROFILE):
+        return None
+    try:
+        seconds = [float(part) for part in text.removeprefix(PROFILE).split(",")]
+        return _checked(dict(zip(Costs._fields[: len(seconds)], seconds, strict=True)))
+    except ValueError:
+        return None  # of a stranger version, or of nobody's `said`: to all ranks alike, no profile
+
+
+def _farthest(members: Iterable[Sequence[str]]) -> float:
+    """How far two members are from each other, at most: by way of the coordinator."""
+    found = [0.0, 0.0]
+    for text in [text for one in members for text in one if text.startswith(TRIP)]:
         try:
-            seconds = [float(part) for part in text.removeprefix(PROFILE).split(",")]
-            return _checked(dict(zip(Costs._fields, seconds, strict=True)))
+            seconds = float(text.removeprefix(TRIP))
         except ValueError:
-            continue  # of a stranger version, or of nobody's `said`: to all ranks alike, no profile
-    return ONE_HOST_TCP
+            continue  # as above
+        found += [seconds] * (0 <= seconds <= MOST)
+    return round(sum(sorted(found)[-2:]), 4)
 
 
 def _checked(given: Mapping[str, Any]) -> Costs:
-    names = Costs._fields
-    if odd := set(names) ^ set(given):
+    names = _MEASURED
+    if odd := set(names) ^ (set(given) - {"trip"}):
         raise ValueError(
-            f"a profile of costs has {', '.join(names)}, each in seconds; "
+            f"a profile of costs has {', '.join(names)} and may have trip, each in seconds; "
             f"{', '.join(sorted(odd))} is missing, or is none of these"
         )
     for name, seconds in given.items():
@@ -97,7 +138,10 @@ def _checked(given: Mapping[str, Any]) -> Costs:
                 f"{name} = {seconds!r} in a profile of costs: expected seconds, from {least:g} to "
                 f"{MOST:g}"
             )
-    return Costs(**{name: float(given[name]) for name in names})
+    return Costs(**{name: float(seconds) for name, seconds in given.items()})
+
+
+_MEASURED: Final = Costs._fields[:-1]
 
 
 class Tally(NamedTuple):

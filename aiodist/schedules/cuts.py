@@ -9,11 +9,11 @@ Cut = tuple[int, int]
 """Units `start` to `stop`."""
 
 WINDOW = 4
-"""Segments of scratch for each peer, where nothing else is said."""
+"""Segments of scratch for each peer, where ranks are near each other."""
 
 AHEAD = 4
 """Segments sent to a peer before the first that comes from it is waited for, where all of them go
-straight to their place."""
+straight to their place, and ranks are near each other."""
 
 
 def even_bounds(length: int, size: int) -> tuple[int, ...]:

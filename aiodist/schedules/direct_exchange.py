@@ -20,7 +20,11 @@ SHARE = "direct_exchange.share"
 
 
 def exchange(
-    rank: int, size: int, outgoing: Sequence[Sequence[Span]], incoming: Sequence[Sequence[Span]]
+    rank: int,
+    size: int,
+    outgoing: Sequence[Sequence[Span]],
+    incoming: Sequence[Sequence[Span]],
+    ahead: int = AHEAD,
 ) -> list[Step]:
     """The steps that send ``outgoing[p]``, a frame a span, to each rank p, and receive
     ``incoming[p]`` from it. What is `outgoing` and `incoming` at `rank` itself is copied.
@@ -36,8 +40,9 @@ def exchange(
     longest = max(map(len, (*outgoing, *incoming)))
     # Segment by segment to all, not message by message: so all links are busy from the start, and
     # no peer waits until those before it have everything. Segment k is waited for only once segment
-    # k + AHEAD was sent, so that both ways of a link are busy.
-    for k in range(longest + AHEAD):
+    # k + ahead was sent, so that both ways of a link are busy.
+    ahead = min(ahead, longest)
+    for k in range(longest + ahead):
         for distance in distances:
             target = (rank + distance) % size
             if k < len(outgoing[target]):
@@ -46,8 +51,8 @@ def exchange(
             steps.append(Copy(incoming[rank][k], outgoing[rank][k]))
         for distance in distances:
             source = (rank - distance) % size
-            if 0 <= k - AHEAD < len(incoming[source]):
-                steps.append(Recv(source, (incoming[source][k - AHEAD],)))
+            if 0 <= k - ahead < len(incoming[source]):
+                steps.append(Recv(source, (incoming[source][k - ahead],)))
     return steps
 
 
@@ -100,7 +105,12 @@ def share(rank: int, size: int) -> Plan:
 
 
 def all_to_all(
-    rank: int, size: int, send_bounds: Sequence[int], recv_bounds: Sequence[int], segment: int
+    rank: int,
+    size: int,
+    send_bounds: Sequence[int],
+    recv_bounds: Sequence[int],
+    segment: int,
+    ahead: int = AHEAD,
 ) -> Plan:
     """Send a message to each rank and receive one from each. Bulk.
 
@@ -113,11 +123,13 @@ def all_to_all(
     """
     outgoing = [spans(X, send_bounds[p], send_bounds[p + 1], segment) for p in range(size)]
     incoming = [spans(OUT, recv_bounds[p], recv_bounds[p + 1], segment) for p in range(size)]
-    steps = exchange(rank, size, outgoing, incoming)
+    steps = exchange(rank, size, outgoing, incoming, ahead)
     return Plan("direct_exchange.all_to_all", rank, size, tuple(steps), eager=False)
 
 
-def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Plan:
+def all_gather(
+    rank: int, size: int, lengths: Sequence[int], segment: int, ahead: int = AHEAD
+) -> Plan:
     """Gather a part of each rank on every rank. Bulk.
 
     X and OUT are those of `bruck.all_gather`.
@@ -128,7 +140,7 @@ def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Pl
     outgoing = [_cut([Span(X, 0, lengths[rank])], segment) for _ in range(size)]
     parts = parts_of(rank, lengths, OUT)
     incoming = [_cut(parts.around(p, 1), segment) for p in range(size)]
-    return _plan("direct_exchange.all_gather", rank, size, outgoing, incoming)
+    return _plan("direct_exchange.all_gather", rank, size, outgoing, incoming, ahead)
 
 
 def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
@@ -151,7 +163,7 @@ def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: in
     return _with_root(rank, size, root, lengths, segment, gathers=False)
 
 
-def uniform(rank: int, size: int, length: int, segment: int) -> Plan:
+def uniform(rank: int, size: int, length: int, segment: int, ahead: int = AHEAD) -> Plan:
     """Send `length` units to each other rank, and receive as many from each. Bulk.
 
     X and OUT are those of `bruck.all_to_all`.
@@ -162,7 +174,7 @@ def uniform(rank: int, size: int, length: int, segment: int) -> Plan:
     going, coming = (parts_of(rank, (length,) * size, buffer) for buffer in (X, OUT))
     outgoing = [_cut(going.around(p, 1), segment) for p in range(size)]
     incoming = [_cut(coming.around(p, 1), segment) for p in range(size)]
-    return _plan("direct_exchange.uniform", rank, size, outgoing, incoming)
+    return _plan("direct_exchange.uniform", rank, size, outgoing, incoming, ahead)
 
 
 def _with_root(
@@ -191,7 +203,9 @@ def _plan(
     size: int,
     outgoing: list[list[Span]],
     incoming: list[list[Span]],
+    ahead: int = AHEAD,
 ) -> Plan:
     """An exchange in which nothing stays at this rank."""
     outgoing[rank] = incoming[rank] = []
-    return Plan(name, rank, size, tuple(exchange(rank, size, outgoing, incoming)), eager=False)
+    steps = tuple(exchange(rank, size, outgoing, incoming, ahead))
+    return Plan(name, rank, size, steps, eager=False)

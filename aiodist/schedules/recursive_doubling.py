@@ -107,7 +107,7 @@ def all_reduce(rank: int, size: int) -> Plan:
     return Plan(name, rank, size, tuple(steps), eager=True, scratch=slot)
 
 
-def all_reduce_whole(rank: int, size: int, length: int, segment: int) -> Plan:
+def all_reduce_whole(rank: int, size: int, length: int, segment: int, ahead: int = AHEAD) -> Plan:
     """Reduce arrays of `length` units as wholes; the result is on every rank. Bulk.
 
     For large arrays and operators that may not be given pieces. X[0:length] in, OUT[0:length] the
@@ -139,11 +139,11 @@ def all_reduce_whole(rank: int, size: int, length: int, segment: int) -> Plan:
         steps.append(Reduce(result, (result, other), final=False))
     for partner in role.partners:
         steps.append(Grant(partner, len(cuts) + 1))
-        for k in range(len(cuts) + AHEAD):
+        for k in range(len(cuts) + ahead):
             if k < len(cuts):
                 steps.append(Send(partner, (Span(OUT, *cuts[k]),)))
-            if k >= AHEAD:
-                steps.append(Recv(partner, (Span(TMP, *cuts[k - AHEAD]),)))
+            if k >= ahead:
+                steps.append(Recv(partner, (Span(TMP, *cuts[k - ahead]),)))
         operands = (result, other) if rank < partner else (other, result)
         steps += [
             Send(partner, ()),

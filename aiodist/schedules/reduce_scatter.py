@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.schedules.cuts import WINDOW
+from aiodist.schedules.cuts import AHEAD, WINDOW
 from aiodist.schedules.direct_exchange import exchange, spans
 from aiodist.schedules.plan import OUT, TMP, Plan, Reduce, Span, X
 from aiodist.schedules.sliced import reduce_slices
@@ -35,7 +35,7 @@ def direct(rank: int, size: int, bounds: Sequence[int], segment: int, window: in
     )
 
 
-def whole(rank: int, size: int, bounds: Sequence[int], segment: int) -> Plan:
+def whole(rank: int, size: int, bounds: Sequence[int], segment: int, ahead: int = AHEAD) -> Plan:
     """Reduce slice s of all ranks, by one Reduce, at rank s: for operators that must see it whole.
     Bulk.
 
@@ -50,6 +50,6 @@ def whole(rank: int, size: int, bounds: Sequence[int], segment: int) -> Plan:
     operands = [Span(TMP, at, at + length) for at in places]
     operands[rank] = Span(X, bounds[rank], bounds[rank + 1])
     reduction = Reduce(Span(OUT, 0, length), tuple(operands))
-    steps = (*exchange(rank, size, outgoing, incoming), reduction)
+    steps = (*exchange(rank, size, outgoing, incoming, ahead), reduction)
     scratch = (size - 1) * length
     return Plan("reduce_scatter.whole", rank, size, steps, eager=False, scratch=scratch)

@@ -16,7 +16,7 @@ from math import isqrt
 from typing import Any, Final, NamedTuple
 
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
-from aiodist.schedules.cuts import WINDOW
+from aiodist.schedules.cuts import AHEAD, WINDOW
 from aiodist.schedules.plan import Plan
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -111,3 +111,20 @@ def shared_segment(nbytes: int, itemsize: int, size: int, costs: Costs = ONE_HOS
     of each of which have a place in scratch."""
     room = SCRATCH_LIMIT // (WINDOW * max(1, size)) // itemsize
     return max(1, min(segment_for(nbytes, itemsize, costs), room))
+
+
+def window_for(width: int, streams: int, costs: Costs = ONE_HOST_TCP) -> int:
+    """Segments of `width` bytes that have a place in scratch, of each of so many `streams` that
+    come at once: as many as fill the way there and back, but no more than SCRATCH_LIMIT in all.
+
+    The answer to a segment is a grant, or the next one that may be sent: a rank that is far away
+    has sent all that it may by the time when the first answer comes, and waits.
+    """
+    places = max(1, streams) * max(1, width)
+    return max(WINDOW, min(-(-costs.way // places), SCRATCH_LIMIT // places))
+
+
+def ahead_for(width: int, costs: Costs = ONE_HOST_TCP) -> int:
+    """Segments of `width` bytes that are sent to each before the first is waited for that comes,
+    where all have a place: so the wire is busy from the start, however long it is."""
+    return max(AHEAD, -(-costs.way // max(1, width)))

@@ -10,11 +10,15 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
+import struct
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from aiodist.testing.wires import END, RESET, Node, Where, Wires
+
+_TRIP = struct.Struct("=148xI")
+"""`tcpi_min_rtt` of Linux's `struct tcp_info`, in microseconds."""
 
 SYN_AGAIN = 1.0
 """Seconds after which a connection that got no answer is tried again; doubled each time."""
@@ -41,8 +45,8 @@ class Way:
         self.target = target
         self.arrived = bytearray()  # bytes that were not read yet
         self.ended = False  # whether no more will come
-        # What is on its way, with the time at which it arrives.
-        self.queue: deque[tuple[float, object]] = deque()
+        # What is on its way, with the time at which it arrives, and whether it is only coming in.
+        self.queue: deque[tuple[float, object, bool]] = deque()
         self._room = room  # bytes that the system holds between the two
         self._travelling = 0  # bytes in `queue`
         self._last = 0.0  # when the last of `queue` arrives: nothing overtakes
@@ -68,9 +72,10 @@ class Way:
         self._queue(how)
 
     def _queue(self, item: object) -> None:
-        due = self.network.loop.time() + self.network.delay(self.source.node, self.target.node)
-        self._last = max(self._last, due)
-        self.queue.append((self._last, item))
+        network, source = self.network, self.source.node
+        due = network.leave(source, len(item)) if isinstance(item, bytes) else network.loop.time()
+        self._last = max(self._last, due + network.delay(source, self.target.node))
+        self.queue.append((self._last, item, False))
         self.schedule()
 
     def schedule(self) -> None:
@@ -83,8 +88,12 @@ class Way:
         network = self.network
         if not self.queue or network.holds(self):  # continued when the network heals
             return
-        _, item = self.queue.popleft()
+        _, item, comes_in = self.queue.popleft()
         target = self.target
+        if isinstance(item, bytes) and target.node.ends is not None and not comes_in:
+            self.queue.appendleft((network.come_in(target.node, len(item)), item, True))
+            self.schedule()
+            return
         if isinstance(item, bytes):
             self._travelling -= len(item)
             if target.closed:
@@ -242,6 +251,9 @@ class SimSocket:
     def setsockopt(self, *option: Any) -> None: ...
 
     def getsockopt(self, level: int, name: int, size: int = 0) -> Any:
+        if name == getattr(socket, "TCP_INFO", None) and size >= _TRIP.size:
+            trip = 2 * self.network.conditions.delay[0]
+            return _TRIP.pack(round(trip * 1e6)).ljust(size, b"\0")
         if size:
             return b"reno".ljust(size, b"\0")
         if (level, name) == (socket.SOL_SOCKET, socket.SO_ERROR):

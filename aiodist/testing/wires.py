@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ FIRST_FILE = 1 << 24
 """Numbers of simulated files start here: no real one is as high."""
 
 MOST_PACKETS = 8
-"""About so many packets a write, at most: more would show nothing new."""
+"""About so many packets a write, at most: more would show nothing new, but where packets take time
+to leave."""
 
 IDLE_GIVES_UP = 20.0
 """Seconds after which a cut ends an idle connection, as keep-alive does. One that has bytes on
@@ -38,7 +40,8 @@ class Conditions:
 
     `delay`: one way, from and to. `loss`: how often a packet has to be sent again, which takes
     `again`. `room`: how much a connection takes before somebody reads, from and to. `largest`: of
-    a packet. `short`: how often a write takes less than there is room for.
+    a packet. `short`: how often a write takes less than there is room for. `rate`: bytes per second
+    that a host sends, and that it gets, at most; 0: any number.
     """
 
     delay: tuple[float, float] = (20e-6, 1e-3)
@@ -47,6 +50,30 @@ class Conditions:
     room: tuple[int, int] = (4096, 1 << 18)
     largest: int = 1 << 16
     short: float = 0.05
+    rate: float = 0.0
+
+
+class Port:
+    """One end of a line, one way: packets leave it one after the other. No I/O in here."""
+
+    def __init__(self, rate: float, room: float) -> None:
+        self._rate = rate
+        self._room = room  # bytes that may wait
+        self._free = 0.0  # when the last packet that was taken has left
+        self.carried = 0
+        """Bytes that were taken."""
+        self.dropped = 0
+        """Packets that were not."""
+
+    def take(self, now: float, nbytes: int) -> float | None:
+        """When a packet that comes `now` has left. None: it is dropped, as the queue is full."""
+        begins = max(now, self._free)
+        if (begins - now) * self._rate + nbytes > self._room:
+            self.dropped += 1
+            return None
+        self._free = begins + nbytes / self._rate
+        self.carried += nbytes
+        return self._free
 
 
 class Node(Process):
@@ -61,6 +88,9 @@ class Node(Process):
         self.silent = False
         """Whether it was unplugged: nobody hears from it, not even that a connection broke."""
         self.ports = itertools.count(40000)  # those that its connections come from
+        rate = network.conditions.rate
+        self.ends = [Port(rate, math.inf) for _ in "io"] if rate else None
+        """Where packets come in, and go out, one after the other."""
         self.on_end: list[Callable[[], None]] = []  # called when it is killed
         self._quota: int | None = None  # bytes that it may send before it is killed; None: any
 
@@ -202,6 +232,18 @@ class Wires:
 
     # ---- how it fares with what is on its way ----
 
+    def leave(self, node: Node, nbytes: int) -> float:
+        """When a packet that `node` sends now has left it."""
+        return self._through(node, 1, nbytes)
+
+    def come_in(self, node: Node, nbytes: int) -> float:
+        """When one that has come to `node` now has come in as a whole."""
+        return self._through(node, 0, nbytes)
+
+    def _through(self, node: Node, end: int, nbytes: int) -> float:
+        now = self.loop.time()
+        return now if node.ends is None else node.ends[end].take(now, nbytes) or now
+
     def delay(self, a: Node, b: Node) -> float:
         """Seconds that the next packet takes."""
         conditions = self.conditions
@@ -219,7 +261,9 @@ class Wires:
         self.bytes_carried += len(data)
         at = 0
         while at < len(data):
-            size = max(self.conditions.largest, len(data) // MOST_PACKETS)
+            size = self.conditions.largest
+            if not self.conditions.rate:
+                size = max(size, len(data) // MOST_PACKETS)
             if self._chooser.random() < 0.2:
                 size = self._chooser.randint(1, size)
             yield data[at : at + size]

@@ -112,10 +112,13 @@ def _say_why(reason: str) -> None:
     log.info("ranks of this host do not share memory, they use sockets: %s", reason)
 
 
-def make(name: str, tls: TlsContexts | None = None, patience: float = PATIENCE) -> Transport:
+def make(
+    name: str, tls: TlsContexts | None = None, patience: float = PATIENCE, port: int = 0
+) -> Transport:
     """A transport by its name, one of those that `choose` gave. For what leaves the host: `tls`,
-    and after how many seconds (`patience`) a system that does not answer is out of reach."""
-    return TcpTransport(tls, patience) if name == "tcp" else _KINDS[name].make()
+    after how many seconds (`patience`) a system that does not answer is out of reach, and at which
+    `port` it listens (0: any)."""
+    return TcpTransport(tls, patience, port) if name == "tcp" else _KINDS[name].make()
 
 
 def candidates(own: Endpoint, peer: Endpoint) -> list[tuple[str, str]]:

@@ -31,6 +31,15 @@ _FACTS = struct.Struct("=3xB20xI28xI")
 """Of Linux's `struct tcp_info`: `tcpi_probes`, probes that had no answer; `tcpi_unacked`, segments
 that had none; `tcpi_last_ack_recv`, milliseconds since the last answer."""
 
+NEAR = 1e-3
+"""Seconds there and back up to which a peer is near."""
+
+_TRIP = struct.Struct("=148xI")
+"""`tcpi_min_rtt`, in microseconds."""
+
+_UNKNOWN = 0xFFFFFFFF
+"""Its value before anything was answered."""
+
 PROBES = 2
 """How many probes of an idle connection have no answer when it is lost."""
 
@@ -45,6 +54,18 @@ def is_unanswered(sock: socket.socket, seconds: float) -> bool:
         return False
     probes, unanswered, since = _FACTS.unpack(facts)
     return bool(probes or unanswered) and since > seconds * 1000
+
+
+def round_trip(sock: socket.socket) -> float | None:
+    """Seconds to the other end and back: the least that the kernel has seen, which leaves out how
+    long a process there takes to answer. None where it does not say, or there is no TCP."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    facts = sock.getsockopt(socket.IPPROTO_TCP, option, _TRIP.size)
+    if len(facts) < _TRIP.size or (found := _TRIP.unpack(facts)[0]) == _UNKNOWN:
+        return None
+    return float(found) / 1e6
 
 
 def probe_when_idle(sock: socket.socket, seconds: float) -> None:

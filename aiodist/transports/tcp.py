@@ -1,7 +1,8 @@
 """Links over TCP.
 
 Socket buffers are left to the kernel: it grows them as needed, while sizes set by hand are fixed,
-and cut to what `net.core.rmem_max` and `wmem_max` allow.
+and cut to what `net.core.rmem_max` and `wmem_max` allow. So a connection has on the way what
+`net.ipv4.tcp_rmem` and `tcp_wmem` allow at most.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from aiodist.transports.base import Link, Listener, Receiver
-from aiodist.transports.silence import probe_when_idle
+from aiodist.transports.silence import NEAR, probe_when_idle, round_trip
 from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
 from aiodist.transports.surroundings import closed_on_error, new_socket
@@ -38,11 +38,8 @@ A rank that computes for a minute in the midst of connecting would find, when it
 the time is over, and would take a peer for dead whose answer has been there all along. Counted in
 steps, it has nine tenths of the time left, and sees the answer first."""
 
-NEAR = 1000
-"""Microseconds of a round trip up to which a peer is near."""
-
-_RTT = struct.Struct("68xI")
-"""`tcpi_rtt` of Linux's `struct tcp_info`, in microseconds."""
+UNSENT = 1 << 20
+"""Bytes that the kernel takes before it can send them, where the peer is far."""
 
 
 class TcpTransport:
@@ -54,16 +51,22 @@ class TcpTransport:
 
     kind = "tcp"
 
-    def __init__(self, tls: TlsContexts | None = None, patience: float = PATIENCE) -> None:
-        """`patience`: see `PATIENCE`, for connections that it makes."""
+    def __init__(
+        self, tls: TlsContexts | None = None, patience: float = PATIENCE, port: int = 0
+    ) -> None:
+        """`patience`: see `PATIENCE`, for connections that it makes. `port`: where it listens; 0:
+        at any."""
         self._tls = tls
         self._patience = patience
+        self._port = port
         self._scheme = "tcp" if tls is None else "tls"
 
     async def listen(self, accept: Callable[[Link], None], *, host: str) -> Listener:
-        """Listen at `host` (a name or address; its first address is taken), at any port."""
+        """Listen at `host` (a name or address; its first address is taken)."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await loop.getaddrinfo(
+            host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, kind, proto, _name, where = found[0]
         sock = new_socket(family, kind, proto)
         with closed_on_error(sock):
@@ -71,7 +74,13 @@ class TcpTransport:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(where)
+            try:
+                sock.bind(where)
+            except OSError as error:
+                text = (
+                    f"cannot listen for peers at {_endpoint((host, self._port))}: {error.strerror}"
+                )
+                raise OSError(error.errno, text) from error
             sock.listen(BACKLOG)
             address = f"{self._scheme}://{_endpoint(sock.getsockname())}"
 
@@ -145,26 +154,40 @@ def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 
 def _choose_congestion_control(sock: socket.socket) -> None:
-    """Where the peer is near, take Reno in place of what is made for long paths.
+    """For a peer that is near, take Reno in place of what is made for long paths.
 
     BBR sends at a pace that it finds out and keeps by timers, which take longer than such a round
     trip; CUBIC ends its slow start when round trips vary, as they do there whenever somebody has to
     wait for a core, and is much like Reno afterwards. Either can cost more than half of the
     throughput, and as much processor time. Another choice of the system is left alone.
     """
-    name, info = getattr(socket, "TCP_CONGESTION", None), getattr(socket, "TCP_INFO", None)
-    if name is None or info is None:
+    name = getattr(socket, "TCP_CONGESTION", None)
+    if name is None:
         return
-    if sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0") not in (b"bbr", b"cubic"):
-        return
-    facts = sock.getsockopt(socket.IPPROTO_TCP, info, _RTT.size)
-    if len(facts) == _RTT.size and _RTT.unpack(facts)[0] <= NEAR:
+    if sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0") in (b"bbr", b"cubic"):
         with contextlib.suppress(OSError):  # not allowed here
             sock.setsockopt(socket.IPPROTO_TCP, name, b"reno")
+
+
+def _keep_the_queue_here(sock: socket.socket) -> None:
+    """Have the kernel take no more than it can send soon.
+
+    On a long way it would take some MiB, which it cannot send before others are acknowledged. A
+    grant has to wait behind them, and its peer for the grant, though it would overtake them here.
+    """
+    name = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if name is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, name, UNSENT)
 
 
 def _set_options(sock: socket.socket) -> None:
     """Raises OSError where the connection is gone already."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     probe_when_idle(sock, SILENCE)
-    _choose_congestion_control(sock)
+    trip = round_trip(sock)
+    if trip is None:
+        return
+    if trip <= NEAR:
+        _choose_congestion_control(sock)
+    else:
+        _keep_the_queue_here(sock)

@@ -41,6 +41,17 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or (host.startswith("127.") and is_number)
 
 
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Read a host with or without a port, "node-3", "node-3:29501", "::1", "[::1]:29501", or a port
+    alone, ":29501". What is not there is "", or 0. Raises ValueError saying what is wrong."""
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]") or (":" in host and not host.endswith("]")):
+        return text.removeprefix("[").removesuffix("]"), 0  # colons are of an IPv6 host
+    if not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+        raise ValueError(f"{text!r} has port {port!r}: expected 1 to 65535, or no port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def parse_address(text: str) -> Address:
     """Read an address. Raises ValueError saying what is wrong with it."""
     scheme, separator, rest = text.partition("://")

@@ -32,6 +32,7 @@ class Transport:
 
     def __init__(self) -> None:
         self.hosts: list[str] = []
+        self.ports: list[int] = []
         self.dialled: list[str] = []
 
     async def listen(self, accept: Any, *, host: str) -> Listener:
@@ -46,7 +47,12 @@ class Transport:
 @pytest.fixture
 def transport(monkeypatch: pytest.MonkeyPatch) -> Transport:
     made = Transport()
-    monkeypatch.setattr(registry, "make", lambda *_: made)
+
+    def make(*_: object, port: int = 0) -> Transport:
+        made.ports.append(port)
+        return made
+
+    monkeypatch.setattr(registry, "make", make)
     return made
 
 
@@ -80,14 +86,38 @@ async def test_it_listens_where_others_can_reach_it(
     assert len(listeners) == 1
 
 
+@pytest.mark.parametrize(
+    ("bind", "advertise", "host", "port"),
+    [
+        (None, None, "10.0.0.2", 0),
+        (None, "nat", "10.0.0.2", 0),
+        (None, "nat:7", "10.0.0.2", 7),
+        ("10.9.9.9:5", "nat:7", "10.9.9.9", 5),
+        (":5", "nat", "10.0.0.2", 5),
+    ],
+)
+async def test_it_listens_where_what_it_advertises_is_mapped_to(
+    transport: Transport, bind: str | None, advertise: str | None, host: str, port: int
+) -> None:
+    made = reach(bind=bind, advertise=advertise)
+    await made.listen("tcp://10.0.0.1:1", "10.0.0.2", lambda link: None, [])
+    assert (transport.hosts, transport.ports) == ([host], [port])
+
+
 async def test_what_it_says_of_itself_is_read_by_others() -> None:
     asked = JoinRequest(group="g", id="", size=1)
     listeners: list[Any] = [Listener("tcp://0.0.0.0:5"), Listener("shm:name")]
     loop = asyncio.get_running_loop()
-    said = reach().introduce(asked, "10.0.0.2", listeners, loop)
+    said = reach().introduce(asked, "10.0.0.2", 0.0, listeners, loop)
     assert (said.host, len(said.id)) == ("10.0.0.2", 32)
     assert said.addresses[2:] == ("tcp://10.0.0.2:5", "shm:name")
-    assert reach(advertise="name").introduce(asked, "10.0.0.2", listeners, loop).host == "name"
+    apart = reach().introduce(asked, "10.0.0.2", 0.0205, listeners, loop)
+    assert apart.addresses[2:] == ("trip:0.0205", "tcp://10.0.0.2:5", "shm:name")
+    assert reach(advertise="name").introduce(asked, "10.0.0.2", 0.0, listeners, loop).host == "name"
+    mapped = reach(advertise="nat:7").introduce(asked, "10.0.0.2", 0.0, listeners, loop)
+    assert (mapped.host, mapped.addresses[2:]) == ("nat", ("tcp://nat:7", "shm:name"))
+    mapped = reach(advertise=":7").introduce(asked, "10.0.0.2", 0.0, listeners, loop)
+    assert (mapped.host, mapped.addresses[2]) == ("10.0.0.2", "tcp://10.0.0.2:7")
     there = endpoint_of(member(said.host, *said.addresses), ("tcp",))
     assert there.process == registry.process_id(loop)
     assert there.addresses == {"tcp": "tcp://10.0.0.2:5", "shm": "shm:name"}

@@ -30,7 +30,7 @@ def test_where_it_listens_and_what_it_says(stays):
         try:
             await reach(stays).listen("tls://10.0.0.1:5", "0.0.0.0", lambda link: None, listeners)
             loop = asyncio.get_running_loop()
-            said = reach(stays).introduce(ask(), "10.0.0.2", listeners, loop)
+            said = reach(stays).introduce(ask(), "10.0.0.2", 0.0, listeners, loop)
             return listeners[0].address, said
         finally:
             for listener in listeners:

@@ -6,15 +6,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodist.errors import ProtocolError
 from aiodist.p2p import credit
 from aiodist.p2p.credit import ReceiverCredit, SenderCredit, cost
 from aiodist.p2p.mailbox import Line
 from aiodist.p2p.pieces import Pieces, cut
 
 
-def test_the_limits_are_related_as_the_proof_needs_them() -> None:
-    assert credit.WINDOW - credit.BATCH >= credit.MOST
-    assert credit.TOTAL - credit.BATCH >= credit.MOST
+@pytest.mark.parametrize("way", [0, 1, credit.WINDOW, 10**6, 10**7, 10**12])
+def test_the_limits_are_related_as_the_proof_needs_them(way: int) -> None:
+    window, total = credit.limits_for(way)
+    assert window - credit.BATCH >= credit.MOST
+    assert total - credit.BATCH >= credit.MOST
+    assert credit.WINDOW <= window <= credit.FAR_WINDOW and credit.TOTAL <= total <= 16 << 20
+    assert window >= min(way, credit.FAR_WINDOW)  # the way is filled by one tag
+    assert total >= 2 * window  # and one that nobody receives leaves room for others
+
+
+def test_what_far_ranks_send_is_limited_as_well() -> None:
+    limits = credit.limits_for(credit.FAR_WINDOW)
+    books, other = SenderCredit(limits), ReceiverCredit(limits)
+    price = credit.WINDOW
+    for _ in range(credit.FAR_WINDOW // price):
+        assert books.pay("a", price)
+        other.charge("a", price, wanted=False)
+    assert not books.pay("a", price) and books.admit("a", price) is None
+    with pytest.raises(ProtocolError, match=f"beyond the credit of {credit.FAR_WINDOW}"):
+        other.charge("a", price, wanted=False)
+    for _ in range(credit.FAR_WINDOW // price):
+        assert books.pay("b", price)
+        other.charge("b", price, wanted=False)
+    assert other.tight and books.admit("c", price) is None
+    with pytest.raises(ProtocolError, match="beyond the total"):
+        other.charge("c", price, wanted=False)
 
 
 @given(st.lists(st.integers(0, 20), unique=True))

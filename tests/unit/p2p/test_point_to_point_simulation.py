@@ -314,7 +314,7 @@ ACTIONS = {
 
 
 def run(
-    net: Any,
+    make: Callable[[], Any],
     seed: int,
     steps: int,
     weights: dict[str, int],
@@ -322,9 +322,10 @@ def run(
     *,
     outs: bool = True,
 ) -> World:
+    """A world on the net that `make` makes, whose limits are the small ones from the start."""
     choose = random.Random(seed)
     with limited():
-        world = World(net, choose, outs=outs)
+        world = World(make(), choose, outs=outs)
         for name in choose.choices(list(weights), list(weights.values()), k=steps):
             ACTIONS[name](world)
         world.finish()
@@ -340,7 +341,7 @@ def test_nothing_is_lost_or_waits_for_ever(
     make_net: Any, limited: Any, seed: int, size: int, steps: int
 ) -> None:
     weights = {"send": 8, "receive": 5, "probe": 2, "cancel_receive": 3, "cancel_send": 2}
-    run(make_net(size), seed, steps, weights | {"move": 20, "turn": 5, "wait": 1}, limited)
+    run(lambda: make_net(size), seed, steps, weights | {"move": 20, "turn": 5, "wait": 1}, limited)
 
 
 CROWDED = {"send": 20, "receive": 1, "probe": 3, "cancel_receive": 2, "cancel_send": 1}
@@ -351,15 +352,14 @@ CROWDED |= {"move": 20, "turn": 2}
 @many
 @given(st.integers(0, 2**64), st.integers(50, 300))
 def test_unreceived_tags_block_nobody(make_net: Any, limited: Any, seed: int, steps: int) -> None:
-    run(make_net(2), seed, steps, CROWDED, limited)
+    run(lambda: make_net(2), seed, steps, CROWDED, limited)
 
 
 def test_the_simulation_reaches_every_kind_of_frame(make_net: Any, limited: Any) -> None:
     seen: set[int] = set()
     for seed in range(20):
-        net = make_net(2, max_message_bytes=3000)
-        run(net, seed, 300, CROWDED, limited)
-        seen |= {fields[0] for _, _, fields in net.sent}
+        world = run(lambda: make_net(2, max_message_bytes=3000), seed, 300, CROWDED, limited)
+        seen |= {fields[0] for _, _, fields in world.net.sent}
     assert seen == set(range(11))
 
 
@@ -367,7 +367,7 @@ def test_the_simulation_reaches_every_kind_of_frame(make_net: Any, limited: Any)
 @given(st.integers(0, 2**64), st.integers(50, 200))
 def test_the_loss_of_a_rank(make_net: Any, limited: Any, seed: int, steps: int) -> None:
     weights = {"send": 8, "receive": 8, "probe": 1, "cancel_receive": 1, "cancel_send": 1}
-    run(make_net(3), seed, steps, weights | {"move": 20, "turn": 5, "lose": 1}, limited)
+    run(lambda: make_net(3), seed, steps, weights | {"move": 20, "turn": 5, "lose": 1}, limited)
 
 
 @many
@@ -403,7 +403,7 @@ def test_without_cancels_receives_match_in_the_order_they_were_posted(
 ) -> None:
     weights = {"send": 8, "receive": 8, "move": 20, "turn": 5}
     # A message given back because `out` did not fit may come after a later one.
-    world = run(make_net(3), seed, 200, weights, limited, outs=False)
+    world = run(lambda: make_net(3), seed, 200, weights, limited, outs=False)
     for src in range(3):
         for dst in range(3):
             for tag in TAGS:

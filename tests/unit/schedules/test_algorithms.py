@@ -230,11 +230,12 @@ def message(source: int, target: int, size: int) -> int:
 
 
 @sizes
-def test_all_to_all(size: int) -> None:
+@pytest.mark.parametrize("ahead", [4, 1000])
+def test_all_to_all(size: int, ahead: int) -> None:
     sends = [bounds_of(message(a, b, size) for b in range(size)) for a in range(size)]
     recvs = [bounds_of(message(a, b, size) for a in range(size)) for b in range(size)]
     outcome = run(
-        lambda rank: direct_exchange.all_to_all(rank, size, sends[rank], recvs[rank], 2),
+        lambda rank: direct_exchange.all_to_all(rank, size, sends[rank], recvs[rank], 2, ahead),
         size,
         [bounds[-1] for bounds in sends],
         [bounds[-1] for bounds in recvs],

@@ -6,14 +6,27 @@ import math
 
 import pytest
 
-from aiodist.schedules.costs import LEAST, MOST, ONE_HOST_TCP, Costs, agreed, parse, said, written
+from aiodist.schedules.costs import (
+    FASTEST,
+    LEAST,
+    MOST,
+    ONE_HOST_TCP,
+    Costs,
+    agreed,
+    parse,
+    said,
+    said_trip,
+    written,
+)
 
 FAR = ONE_HOST_TCP._replace(alpha=0.02)
 FARTHER = ONE_HOST_TCP._replace(alpha=0.3, connection=0.0, gamma=0.0)
 GOOD = written(FAR)
 
 
-@pytest.mark.parametrize("costs", [ONE_HOST_TCP, FAR, FARTHER, Costs(1, 2, 3, 4, 5, 6)])
+@pytest.mark.parametrize(
+    "costs", [ONE_HOST_TCP, FAR, FARTHER, Costs(1, 2, 3, 4, 5, 6), Costs(1, 2, 3, 4, 5, 6, 0.1)]
+)
 def test_what_is_written_and_said_is_read_exactly(costs: Costs) -> None:
     assert parse(written(costs, "of this network\n\n7 ranks")) == costs
     assert agreed([(said(costs),)]) == costs
@@ -61,3 +74,26 @@ def test_the_profile_of_the_lowest_rank_that_has_one_counts(
     members: list[tuple[str, ...]], costs: Costs
 ) -> None:
     assert agreed(members) == costs
+
+
+@pytest.mark.parametrize(
+    ("members", "trip"),
+    [
+        ([("tcp://10.0.0.1:1",), ()], 0.0),
+        ([(), (said_trip(0.02),)], 0.02),  # the coordinator is in the first of them
+        ([(said_trip(0.02),), (said_trip(0.1),), ("user:1", said_trip(0.03))], 0.13),
+        ([("trip:far",), ("trip:-1",), (said_trip(0.02),)], 0.02),
+        ([(said_trip(math.inf),)], 0.0),
+        ([("trip:nan",), (said_trip(0.02),)], 0.02),
+        ([(said(FAR), said_trip(0.02))], 0.02),
+        ([(said(FAR._replace(trip=0.5)),), (said_trip(0.02),)], 0.5),  # a profile knows better
+        ([("costs:1,2,3,4,5,6,7,8",), (said_trip(0.02),)], 0.02),
+    ],
+)
+def test_the_farthest_are_as_far_as_by_way_of_the_coordinator(
+    members: list[tuple[str, ...]], trip: float
+) -> None:
+    found = agreed(members)
+    assert found.trip == trip
+    assert found.way == round(trip * FASTEST)
+    assert found[:-1] in (ONE_HOST_TCP[:-1], FAR[:-1])

@@ -28,6 +28,7 @@ from aiodist.schedules.choose_values import (
     choose_gather,
     choose_scatter,
 )
+from aiodist.schedules.cuts import AHEAD, WINDOW
 from aiodist.schedules.plan import Send
 from aiodist.schedules.selection import (
     EAGER_LIMIT,
@@ -35,8 +36,10 @@ from aiodist.schedules.selection import (
     SEGMENT_LEAST,
     SEGMENT_LIMIT,
     Choice,
+    ahead_for,
     segment_for,
     shared_segment,
+    window_for,
 )
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -90,7 +93,7 @@ def test_operators_that_must_see_whole_arrays_do() -> None:
     assert choose_reduce(x, 8, 3).name == "recursive_doubling.all_reduce_whole"
     bounds = tuple(range(0, MIB // 4 + 1, MIB // 32))
     assert choose_reduce_scatter(x, bounds).name == "reduce_scatter.whole"
-    assert choose_scan(array(64 * MIB, sliceable=False), 8, False).args[-1] is True
+    assert choose_scan(array(64 * MIB, sliceable=False), 8, False).args[3] is True
 
 
 def test_few_ranks_exchange_directly_and_many_do_not() -> None:
@@ -288,3 +291,58 @@ def test_where_frames_cost_little_segments_are_short(
 
 def _even(size: int) -> tuple[int, ...]:
     return tuple(range(0, FLOATS.length + 1, FLOATS.length // size))
+
+
+# -- ranks that are far from each other -------------------------------------------------------
+
+NEAR = costs.ONE_HOST_TCP
+
+
+def far(trip: float) -> costs.Costs:
+    return NEAR._replace(trip=trip)
+
+
+def test_windows_fill_the_way_there_and_back() -> None:
+    width = 256 * KIB
+    assert [window_for(width, 1, far(trip)) for trip in (0, 1e-4, 8e-4)] == [WINDOW] * 3
+    assert window_for(width, 1, far(0.01)) == -(-far(0.01).way // width) == 48
+    assert window_for(width, 4, far(0.01)) == 12  # of each, and as much in all
+    assert ahead_for(width, far(8e-4)) == ahead_for(width) == AHEAD
+    assert ahead_for(width, far(0.1)) == 477
+
+
+@pytest.mark.parametrize("streams", [0, 1, 3, 15, 16])
+@pytest.mark.parametrize("width", [0, 1, 64 * KIB, 256 * KIB])
+def test_windows_have_room_in_scratch(width: int, streams: int) -> None:
+    for trip in (0.01, 0.1, costs.MOST):
+        window = window_for(width, streams, far(trip))
+        assert window == WINDOW or window * width * streams <= SCRATCH_LIMIT
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("nbytes", [MIB, 64 * MIB])
+def test_far_ranks_go_by_the_same_algorithms_with_other_windows(size: int, nbytes: int) -> None:
+    """Near ones have the windows that plans have where nothing is said."""
+    x = array(nbytes)
+    bounds = tuple(range(0, nbytes // 4 + 1, nbytes // 4 // size))
+    choosers: list[Callable[[costs.Costs], Choice]] = [
+        lambda prices: choose_all_reduce(x, size, prices),
+        lambda prices: choose_reduce(x, size, 0, prices),
+        lambda prices: choose_reduce_scatter(x, (*bounds[:size], nbytes // 4), prices),
+        lambda prices: choose_scan(x, size, False, prices),
+        lambda prices: choose_all_gather((nbytes,) * size, prices),
+        lambda prices: choose_all_to_all(nbytes // size, size, prices),
+        lambda prices: choose_broadcast(nbytes, size, 0, prices),
+    ]
+    widened = 0
+    for choose in choosers:
+        near, apart = choose(NEAR), choose(far(0.1))
+        assert near.name == apart.name
+        plan = near.algorithm(0, size, *near.args)
+        if near.args != apart.args:
+            widened += 1
+            assert apart.args[:-1] == near.args[:-1] and apart.args[-1] > near.args[-1]
+            assert plan == near.algorithm(0, size, *near.args[:-1])
+            assert apart.algorithm(0, size, *apart.args).scratch * 4 <= SCRATCH_LIMIT
+        assert apart.tally.scratch <= SCRATCH_LIMIT
+    assert widened >= 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from aiodist.testing.virtual_loop import VirtualLoop
-from aiodist.testing.wires import Conditions, Node, Wires
+from aiodist.testing.wires import Conditions, Node, Port, Wires
 
 
 @pytest.fixture
@@ -65,3 +65,22 @@ def test_the_same_seed_gives_the_same_chances(loop: VirtualLoop) -> None:
     one, a, b = wires(loop)
     two, *_ = wires(loop)
     assert [one.delay(a, b) for _ in range(9)] == [two.delay(a, b) for _ in range(9)]
+
+
+def test_packets_leave_a_port_one_after_the_other() -> None:
+    port = Port(100.0, 50)
+    assert port.take(1.0, 20) == pytest.approx(1.2)
+    assert port.take(1.1, 20) == pytest.approx(1.4)
+    assert port.take(1.1, 21) is None  # 30 bytes wait
+    assert port.take(1.1, 20) == pytest.approx(1.6)
+    assert port.take(9.0, 20) == pytest.approx(9.2)
+    assert (port.carried, port.dropped) == (80, 1)
+
+
+def test_a_host_sends_and_gets_no_faster_than_its_line(loop: VirtualLoop) -> None:
+    made, a, b = wires(loop, rate=100.0)
+    assert [made.leave(a, 50), made.leave(a, 50)] == [0.5, 1.0]
+    assert made.come_in(a, 50) == 0.5  # the other way has its own
+    assert made.leave(b, 50) == 0.5
+    free, *_ = wires(loop)
+    assert free.leave(free.node("a"), 50) == loop.time() == 0.0

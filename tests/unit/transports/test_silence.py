@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from aiodist.transports.silence import PROBES, is_unanswered, probe_when_idle, unacknowledged
+from aiodist.transports.silence import (
+    PROBES,
+    is_unanswered,
+    probe_when_idle,
+    round_trip,
+    unacknowledged,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 
@@ -107,3 +113,23 @@ def test_no_socket_says_nothing(tmp_path: Any) -> None:
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.close(fd)
     assert unacknowledged(fd) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "trip"),
+    [
+        (bytes(148) + struct.pack("=I", 20_500), 0.0205),
+        (bytes(148) + struct.pack("=I", 2**32 - 1), None),  # nothing was answered yet
+        (bytes(148), None),  # of an old kernel
+    ],
+)
+def test_how_far_the_other_end_is(facts: bytes, trip: float | None) -> None:
+    sock: Any = Sock(0, 0, 0)
+    sock.facts = facts
+    assert round_trip(sock) == trip
+
+
+def test_how_far_this_host_is(pair: tuple[socket.socket, socket.socket]) -> None:
+    assert all(0 <= (round_trip(sock) or 0.0) < 60 for sock in pair)
+    with socket.socket(socket.AF_UNIX) as other:
+        assert round_trip(other) is None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aiodist.testing.links import Ends, connected
-from aiodist.transports import processes, unix
+from aiodist.transports import processes, tcp, unix
 from aiodist.transports.base import Link
 from aiodist.transports.inproc import InprocTransport
 from aiodist.transports.sockets import SocketListener
@@ -53,6 +53,21 @@ async def test_tcp_to_a_near_peer_is_not_paced() -> None:
             assert isinstance(link, StreamLink)
             chosen = link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             assert chosen.rstrip(b"\0") == expected.rstrip(b"\0")
+
+
+@pytest.mark.parametrize(("trip", "unsent"), [(1e-3, None), (0.02, tcp.UNSENT), (None, None)])
+async def test_tcp_to_a_far_peer_keeps_its_queue_here(
+    monkeypatch: pytest.MonkeyPatch, trip: float | None, unsent: int | None
+) -> None:
+    """So what is urgent overtakes what is not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
+        usual = other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+    monkeypatch.setattr(tcp, "round_trip", lambda sock: trip)
+    async with connected(TcpTransport()) as ends:
+        for link in (ends.a, ends.b):
+            assert isinstance(link, StreamLink)
+            found = link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+            assert found == (usual if unsent is None else unsent)
 
 
 async def test_tcp_over_ipv6() -> None:

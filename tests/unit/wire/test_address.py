@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.wire.address import Address, parse_address
+from aiodist.wire.address import Address, parse_address, parse_endpoint
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,28 @@ def test_every_form_is_read_and_written(text: str, address: Address, loopback: b
 def test_what_is_wrong_is_said(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ("", 0)),
+        ("node-3", ("node-3", 0)),
+        ("node-3:29501", ("node-3", 29501)),
+        (":29501", ("", 29501)),
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("::", ("::", 0)),
+        ("::1", ("::1", 0)),
+        ("2001:db8::1", ("2001:db8::1", 0)),
+        ("[::1]", ("::1", 0)),
+        ("[2001:db8::1]:65535", ("2001:db8::1", 65535)),
+    ],
+)
+def test_hosts_with_and_without_ports(text: str, found: tuple[str, int]) -> None:
+    assert parse_endpoint(text) == found
+
+
+@pytest.mark.parametrize("text", ["host:", "host:http", "host:0", "host:65536", "[::1]:x", ":²"])
+def test_what_is_no_port_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match=r"has port .*: expected 1 to 65535, or no port"):
+        parse_endpoint(text)

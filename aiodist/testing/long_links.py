@@ -1,0 +1,197 @@
+"""Hosts that are far from each other, on this machine: network namespaces whose only way to each
+other is a line with a bandwidth, a delay and a queue.
+
+Each namespace has a TUN device. What its kernel sends there, a thread of this process takes, packet
+by packet, and gives to the kernel of the receiver when the line would have brought it. So TCP is
+that of the kernels, with their windows, their acknowledgements and their losses. That is the
+difference to a proxy, which ends each connection: to TCP a peer behind a proxy is as near as the
+proxy, and only whoever asks it something sees how far it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import os
+import select
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from aiodist.testing.wires import Port
+
+NETWORK: Final = "10.231.9"
+"""The addresses of the hosts are in this network, from .1 on."""
+
+MTU: Final = 9000
+"""Bytes of a packet: large, as each costs this machine some processor time."""
+
+_BUFFERS: Final = "4096 131072 67108864"
+"""Least, first and most bytes of the buffers of a connection. Most systems let that which is sent
+and not acknowledged take 4 MiB, of which a third or more is overhead: less than what is on a line
+of 50 MB/s and 100 ms."""
+
+_ATTACH, _TUN, _PLAIN = 0x400454CA, 0x0001, 0x1000  # TUNSETIFF, IFF_TUN, IFF_NO_PI
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What joins a host to all others, each way: `rate` in bytes per second, `delay` in seconds
+    from host to host, and the bytes that the `queue` before it takes; more is dropped."""
+
+    rate: float
+    delay: float
+    queue: int = 0
+    """0: as much as is on the way there and back, as is usual for routers, but at least 1 MiB."""
+
+    @property
+    def room(self) -> int:
+        """The bytes that its queue takes."""
+        return self.queue or max(1 << 20, round(2 * self.delay * self.rate))
+
+
+class _Event(NamedTuple):
+    when: float
+    order: int
+    to: int
+    """The host that the packet is for."""
+    packet: bytes
+    arrives: bool
+    """It has passed the port of its receiver, too."""
+
+
+class Switch:
+    """Carries packets between the TUN devices `files`, by way of a port for what each host sends
+    and one for what it gets. No time but what it is told goes by in here."""
+
+    def __init__(self, line: Line, files: Sequence[int]) -> None:
+        self._delay = line.delay
+        self._files = files
+        self.up = [Port(line.rate, line.room) for _ in files]
+        self.down = [Port(line.rate, line.room) for _ in files]
+        self._events: list[_Event] = []  # a heap
+        self._order = 0
+
+    def due(self) -> float | None:
+        """When the next packet has come to a port. None: there is none."""
+        return self._events[0].when if self._events else None
+
+    def send(self, src: int, packet: bytes, now: float) -> None:
+        """The host `src` has sent a packet. What is for nobody, or not IPv4, is dropped."""
+        to = packet[19] - 1
+        if packet[0] >> 4 == 4 and 0 <= to < len(self._files):
+            left = self.up[src].take(now, len(packet))
+            if left is not None:
+                self._push(left + self._delay, to, packet, arrives=False)
+
+    def turn(self, now: float) -> None:
+        """Do what was due by `now`."""
+        while self._events and self._events[0].when <= now:
+            when, _, to, packet, arrives = heapq.heappop(self._events)
+            if arrives:
+                with contextlib.suppress(OSError):  # its host is gone
+                    os.write(self._files[to], packet)
+            elif (left := self.down[to].take(when, len(packet))) is not None:
+                self._push(left, to, packet, arrives=True)
+
+    def _push(self, when: float, to: int, packet: bytes, *, arrives: bool) -> None:
+        self._order += 1
+        heapq.heappush(self._events, _Event(when, self._order, to, packet, arrives))
+
+
+@dataclass(frozen=True, slots=True)
+class FarHost:
+    """A host: its network namespace, and its address."""
+
+    namespace: str
+    address: str
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """What a command begins with that is to run there."""
+        return ("ip", "netns", "exec", self.namespace)
+
+
+@contextlib.contextmanager
+def far_hosts(count: int, line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
+    """So many hosts, each joined to the others by a `line` of its own; gone afterwards. Raises
+    OSError where they cannot be made: that needs root, /dev/net/tun, and `ip` of iproute2."""
+    if shutil.which("ip") is None:
+        raise OSError("network namespaces need `ip` of the package iproute2")
+    own = os.getpid()
+    hosts = [
+        FarHost(f"aiodist-far-{own}-{number}", f"{NETWORK}.{number}")
+        for number in range(1, count + 1)
+    ]
+    with contextlib.ExitStack() as stack:
+        files = [
+            _host(stack, host, f"af{own % 1_000_000}x{number}") for number, host in enumerate(hosts)
+        ]
+        switch = Switch(line, files)
+        wake, stop = os.pipe()
+        stack.callback(os.close, wake)
+        thread = threading.Thread(target=_carry, args=(switch, files, wake), daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(os.close, stop)
+        yield hosts, switch
+
+
+def _host(stack: contextlib.ExitStack, host: FarHost, device: str) -> int:
+    """Make a host, and return the file of its TUN device."""
+    file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    stack.callback(os.close, file)
+    fcntl.ioctl(file, _ATTACH, struct.pack("16sH22x", device.encode(), _TUN | _PLAIN))
+    name = host.namespace
+    _ip("netns", "add", name)
+    stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False, capture_output=True)
+    _ip("link", "set", device, "netns", name)
+    _ip("-n", name, "addr", "add", f"{host.address}/24", "dev", device)
+    _ip("-n", name, "link", "set", device, "mtu", str(MTU), "txqueuelen", "10000", "up")
+    _ip("-n", name, "link", "set", "lo", "up")
+    for buffers in ("tcp_rmem", "tcp_wmem"):
+        path = f"/proc/sys/net/ipv4/{buffers}"
+        _ip("netns", "exec", name, "sh", "-c", f"echo {_BUFFERS} > {path}")
+    return file
+
+
+def _ip(*arguments: str) -> None:
+    try:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=10)
+    except subprocess.CalledProcessError as error:
+        raise OSError(f"ip {' '.join(arguments)}: {error.stderr.strip()}") from error
+
+
+def _carry(switch: Switch, files: Sequence[int], stop: int) -> None:
+    """Carry packets until `stop` is at its end."""
+    # A line does not wait for a core: where this thread does, queues are full that would not be.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_RR, os.sched_param(1))
+    poll = select.epoll()
+    with poll:
+        poll.register(stop, select.EPOLLIN)
+        sources = {file: src for src, file in enumerate(files)}
+        for file in files:
+            poll.register(file, select.EPOLLIN)
+        while True:
+            due = switch.due()
+            # What is due in less than a tick is waited for no shorter: it leaves with what follows.
+            ready = poll.poll(-1 if due is None else max(0.001, due - time.monotonic()))
+            for file, _ in ready:
+                if file == stop:
+                    return
+                _read_all(switch, sources[file], file)
+            switch.turn(time.monotonic())
+
+
+def _read_all(switch: Switch, src: int, file: int) -> None:
+    now = time.monotonic()
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            switch.send(src, os.read(file, MTU), now)

@@ -1,0 +1,112 @@
+"""Hosts on long lines: what their kernels see, and what the ranks there make of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from aiodist.testing.long_links import FarHost, Line, Switch, far_hosts
+
+pytestmark = pytest.mark.multihost
+
+DELAY = 0.02
+
+PROGRAM = """
+import asyncio, json, aiodist
+import numpy as np
+
+async def main():
+    async with aiodist.connect(timeout=30, op_timeout=60) as group:
+        x = np.full(1_000_000, group.rank + 1.0)
+        await group.all_reduce(x)
+        assert (x == 3).all()
+        link = group._actor.endpoint.peer(1 - group.rank).link
+        print(json.dumps([group._context.costs.trip, link.kind]), flush=True)
+        await group.barrier()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def far() -> Iterator[tuple[list[FarHost], Switch]]:
+    try:
+        with far_hosts(2, Line(rate=50e6, delay=DELAY)) as made:
+            yield made
+    except OSError as error:
+        pytest.skip(f"far hosts cannot be made here: {error}")
+
+
+def test_ranks_that_are_far_know_it(far: tuple[list[FarHost], Switch]) -> None:
+    hosts, switch = far
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("AIODIST_", "MASTER_"))}
+    ranks = [
+        subprocess.Popen(
+            [*host.prefix, sys.executable, "-c", PROGRAM],
+            env=clean
+            | {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500"}
+            | {"RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    try:
+        for process in ranks:
+            out, err = process.communicate(timeout=50)
+            assert process.returncode == 0, err
+            trip, kind = json.loads(out)
+            # The coordinator is with rank 0. How long packets wait for a core comes on top.
+            assert trip >= 2 * DELAY and kind == "tcp"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    # An all_reduce of two ranks takes the array across, each way.
+    assert all(port.carried > 8_000_000 for port in (*switch.up, *switch.down))
+
+
+def packet(to: int, size: int = 100, version: int = 4) -> bytes:
+    head = bytearray(size)
+    head[0] = version << 4
+    head[16:20] = socket.inet_aton(f"10.231.9.{to}")
+    return bytes(head)
+
+
+def test_a_packet_comes_when_the_line_would_bring_it() -> None:
+    """After it has left, the delay, and its coming in, behind others."""
+    ends = [socket.socketpair(type=socket.SOCK_DGRAM) for _ in "abc"]
+    try:
+        for _, there in ends:
+            there.setblocking(False)
+        switch = Switch(Line(rate=1000.0, delay=2.0), [own.fileno() for own, _ in ends])
+        for src, to in ((0, 3), (1, 3), (0, 9), (0, 0)):
+            switch.send(src, packet(to), now=0.0)
+        switch.send(0, packet(3, version=6), now=0.0)
+        assert switch.due() == pytest.approx(2.1)
+        switch.turn(2.15)  # both have come to the host, which one line leads to
+        assert switch.due() == pytest.approx(2.2)
+        switch.turn(2.25)
+        assert ends[2][1].recv(1000) == packet(3)
+        with pytest.raises(BlockingIOError):
+            ends[2][1].recv(1000)
+        switch.turn(2.35)
+        assert ends[2][1].recv(1000) == packet(3)
+        assert switch.due() is None
+        assert switch.down[2].carried == 200 and switch.up[0].carried == 100
+    finally:
+        for own, there in ends:
+            own.close()
+            there.close()
+
+
+def test_queues_are_of_the_size_of_the_line() -> None:
+    assert Line(50e6, 0.05).room == 5_000_000
+    assert Line(1e6, 0.01).room == 1 << 20
+    assert Line(50e6, 0.05, queue=10).room == 10
