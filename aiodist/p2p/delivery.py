@@ -239,8 +239,12 @@ class Delivery:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))
                 return
-            part = wire.WHOLE if target.has_foreign else wire.BODY
             message.fetched = True
+            if message.pushed and message.part == wire.BODY:
+                return
+            if target.has_foreign:
+                message.part = wire.WHOLE
+            part = message.part
         # Urgent: the sender of much data waits for this word alone, and it is not to stand in line
         # behind data that goes the other way.
         self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)

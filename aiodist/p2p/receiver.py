@@ -27,6 +27,7 @@ from aiodist.p2p.messages import (
     Probing,
     Receiving,
 )
+from aiodist.p2p.pieces import Pieces
 from aiodist.transports.base import Landing
 from aiodist.work import Work
 
@@ -45,6 +46,7 @@ class Receiver:
         device_memory: DeviceMemory | None = None,
     ) -> None:
         self._wire = out  # takes frames for senders
+        self._max_message_bytes = channel.max_message_bytes
         self._ended = ended
         self._lost = lost
         # What is known of each sender, by rank.
@@ -189,8 +191,8 @@ class Receiver:
 
     # -- frames from senders ----------------------------------------------------------------------
 
-    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing:
-        """A frame of kind EAGER, RTS or DATA: where its payload goes."""
+    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
+        """A frame of kind EAGER, RTS, PUSH or DATA: where its payload goes."""
         origin = self._origins[src]
         kind = fields[0]
         if kind == wire.DATA:
@@ -205,6 +207,10 @@ class Receiver:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
             message = Message(self.came, src, tag, price, wanted, meta, data, sid, words)
+            if kind == wire.PUSH:
+                if not origin.may_push:
+                    raise ProtocolError(f"rank {src} pushed message {sid} without leave")
+                origin.may_push, message.pushed = False, True
         # Before there is memory for it: whoever has no credit gets none.
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
@@ -226,14 +232,46 @@ class Receiver:
         else:
             origin.announced[message.sid] = message
             message.meta = message.memory if message.memory.nbytes else None
+            if self._gives_leave(origin, message):
+                message.part = wire.LEAVE
         if message.meta is not None and message.meta_nbytes <= REMEMBERED:
             origin.last = message.tag, bytes(message.meta)
         self._offer(message)
+        if message.part == wire.LEAVE:
+            origin.may_push = message.fetched
+            message.part = wire.BODY
+        if message.pushed and not (message.fetched or message.gone):
+            self._take_in(origin, message)
         self._flow.arrived(src, message.wanted)
         self._wire.flush()
 
-    def _piece(self, origin: Origin, fields: Sequence[Any], nbytes: int) -> Landing:
+    def _gives_leave(self, origin: Origin, message: Message) -> bool:
+        """Whether the sender of `message` may push the next one, if a receive waits for this one:
+        so it is likely that one will be waiting again."""
+        return (
+            not origin.may_push
+            and (origin.stray is None or origin.stray.gone)
+            and 0 < message.nbytes <= wire.MOST_PUSHED
+            and message.meta is not None
+            and not message.words
+            # So what is pushed never is too large to be taken.
+            and self._max_message_bytes >= wire.INLINE + wire.MOST_PUSHED
+        )
+
+    def _take_in(self, origin: Origin, message: Message) -> None:
+        """A message was pushed, and no receive was waiting that takes it."""
+        assert message.meta is not None
+        # From here on it is like an eager one, only that the rest of its bytes is to come.
+        message.memory = memoryview(bytearray(message.meta_nbytes + message.nbytes))
+        message.memory[: message.meta_nbytes] = message.meta
+        message.pieces = Pieces([message.memory[message.meta_nbytes :]])
+        message.fetched = True
+        origin.stray = message
+
+    def _piece(self, origin: Origin, fields: Sequence[Any], nbytes: int) -> Landing | None:
         (sid,) = wire.read_counts(fields, 1)
+        if sid in origin.skipped:
+            return None
         message = origin.announced.get(sid)
         pieces = None if message is None else message.pieces
         if pieces is None or not 0 < nbytes <= pieces.left:
@@ -243,12 +281,16 @@ class Receiver:
 
     def finished(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         (sid,) = wire.read_counts(fields, 1, nbytes)
-        message = self._origins[src].announced.get(sid)
+        origin = self._origins[src]
+        if sid in origin.skipped:
+            origin.skipped.remove(sid)
+            return
+        message = origin.announced.get(sid)
         if message is None or message.pieces is None or not message.fetched:
             raise ProtocolError(f"rank {src} finished message {sid}: it was not pulled")
         if message.pieces.left:
             raise ProtocolError(f"rank {src} finished message {sid} before all data was there")
-        del self._origins[src].announced[sid]
+        del origin.announced[sid]
         message.complete = True
         message.pieces = None
         if message.receiving is not None:
@@ -261,6 +303,7 @@ class Receiver:
             raise ProtocolError(f"rank {src} withdrew message {sid}: it was not announced")
         message = origin.announced.get(sid)
         if message is None:  # refused here while the frame travelled
+            origin.skipped.discard(sid)
             return
         # The receive that had it waits again, in its old place: its number says where. Nothing of
         # the message was given to the user, though bytes of it may have come to `out`.
@@ -268,6 +311,7 @@ class Receiver:
         if receiving is None:
             self._mailbox.remove(message)
         self._consumed(message)
+        origin.skipped.discard(sid)
         if receiving is not None:
             receiving.let_go()
             receiving.message = receiving.target = None
@@ -320,5 +364,8 @@ class Receiver:
     def _consumed(self, message: Message) -> None:
         message.gone = True
         if message.sid is not None:
-            self._origins[message.source].announced.pop(message.sid, None)
+            origin = self._origins[message.source]
+            origin.announced.pop(message.sid, None)
+            if message.pushed and not message.complete:
+                origin.skipped.add(message.sid)
         self._flow.consumed(message.source, message.tag, message.price)
