@@ -58,6 +58,7 @@ class Receiver:
         self._waiting: tuple[Posted[Any], ...] = (self._receives, self._probes)
         # The credit of all senders.
         self._flow = Flow(out, loop, channel.size, self._waiting)
+        self.took = self._flow.passed  # an eager message went straight to its receive
         # Brings messages that were matched to their receives.
         self._delivery = Delivery(out, channel, ended, self._consumed, self._offer, device_memory)
         self._number = 0  # of the last message or receive, in the order in which they came to be
@@ -78,10 +79,6 @@ class Receiver:
     def is_free(self, src: int, tag: MessageTag, key: Key) -> bool:
         """Whether the next message of `src` and `tag` is for who receives `key` now."""
         return self._mailbox.find(src, key) is None and self._receives.first(src, tag) is None
-
-    def took(self, src: int, tag: MessageTag, price: int) -> None:
-        """An eager message went straight to its receive."""
-        self._flow.passed(src, tag, price)
 
     @property
     def has_several(self) -> bool:
