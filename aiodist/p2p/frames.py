@@ -6,10 +6,12 @@ After the kind and the context, the fields of a frame are
 EAGER  [0, tag, wanted, m]  a message; payload: `m` bytes of metadata, then its data
 RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payload: its metadata, or
                             nothing if this is over `INLINE` bytes. A last field, where there is
-                            one, says how to read those of its arrays that are on a device
+                            one, says how to read those of its arrays that are on a device, or
+                            where all of its data lies in shared memory
 PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
                             have read on your device by now, or with all (2); or without any,
-                            and you have leave to push one message (3)
+                            and you have leave to push one message (3). Or nothing (4): I have
+                            read its data in shared memory
 DATA   [3, id]              payload: the next bytes of what was pulled
 FIN    [4, id]              all data is there, and is right
 WITHDRAW [5, id]            the message does not exist any more, whatever came of it
@@ -54,7 +56,9 @@ METADATA: Final = 0
 BODY: Final = 1
 WHOLE: Final = 2
 LEAVE: Final = 3
-"""The parts of a message that are pulled. `LEAVE`: as `BODY`, with leave to push another one."""
+READ: Final = 4
+"""The parts of a message that are pulled. `LEAVE`: as `BODY`, with leave to push another one;
+`READ`: none, its data was read."""
 
 MOST_PUSHED: Final = 1024 * 1024
 """Most bytes of data of a message that is pushed."""
@@ -207,8 +211,11 @@ def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, in
     raise malformed(fields)
 
 
-def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int, int, int, bytes]:
-    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices), of a PUSH too."""
+def read_rts(
+    fields: Sequence[Any], nbytes: int
+) -> tuple[MessageTag, bool, int, int, int, bytes | int]:
+    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices or a place), of a
+    PUSH too."""
     if len(fields) == 6:
         fields = [*fields, b""]
     if len(fields) == 7:
@@ -221,7 +228,7 @@ def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int,
             and is_count(data)
             and meta > 0
             and nbytes == (meta if meta <= INLINE else 0)
-            and type(words) is bytes
+            and (type(words) is bytes or (is_count(words) and words and data))
             and (kind == RTS or (0 < data <= MOST_PUSHED and nbytes and not words))
         ):
             return tag, wanted, sid, meta, data, words

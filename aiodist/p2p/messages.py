@@ -14,6 +14,7 @@ from aiodist.errors import ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import Key, MessageTag
 from aiodist.p2p.pieces import Pieces
+from aiodist.p2p.shared import Reading
 from aiodist.work import Work
 
 MOST_OF_ONE_ARRAY: Final = 1024
@@ -111,6 +112,7 @@ class Message:
     nbytes: int  # bytes of data
     sid: int | None  # None: eager
     words: bytes = b""  # how to read those of its arrays that are on a device
+    reading: Reading | None = None  # its data, where it lies in shared memory
     pushed: bool = False  # its data follows without being pulled
     number: int = 0  # in the order of their coming; 0: its first frame is on the way
     receiving: Receiving | None = None  # what it was matched with
@@ -120,7 +122,8 @@ class Message:
     body: Incoming | None = None  # what the data is pulled into
     part: int = wire.BODY  # of a message of arrays on the host: what to say when it is pulled
     fetched: bool = False
-    """Its sender has been asked for the data, or pushed it: all that lay on its device is here."""
+    """Its sender has been asked for the data, or pushed it: all that lay on its device is here, or
+    in shared memory."""
     complete: bool = False  # all of it is here
     gone: bool = False  # delivered, withdrawn or refused
 

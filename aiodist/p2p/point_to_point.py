@@ -66,6 +66,7 @@ from aiodist.p2p.frames import Channel
 from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
 from aiodist.p2p.sender import Sender, Sending
+from aiodist.p2p.shared import SharedArrays
 from aiodist.recorder import Records
 from aiodist.transports.base import Landing, deliver
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
@@ -81,6 +82,7 @@ class PointToPoint:
         loop: asyncio.AbstractEventLoop,
         records: Records | None = None,
         device_memory: DeviceMemory | None = None,
+        shared: SharedArrays | None = None,
     ) -> None:
         self._channel = channel
         self._records = records  # hear of each operation; None: nobody does
@@ -93,9 +95,9 @@ class PointToPoint:
         self._pending: dict[Work[Any], Sending | Receiving] = {}
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
         self._wire = wire.Wire(channel, self._loop_back)  # frames to all ranks, and to this one
-        self._sender = Sender(self._wire, channel, loop, self._ended)  # the sending half
+        self._sender = Sender(self._wire, channel, loop, self._ended, shared)  # the sending half
         self._receiver = Receiver(  # the receiving half
-            self._wire, channel, loop, self._ended, self._lost_for, device_memory
+            self._wire, channel, loop, self._ended, self._lost_for, device_memory, shared
         )
         # Who takes frames without data, by their kind.
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {

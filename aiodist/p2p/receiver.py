@@ -28,6 +28,7 @@ from aiodist.p2p.messages import (
     Receiving,
 )
 from aiodist.p2p.pieces import Pieces
+from aiodist.p2p.shared import SharedArrays
 from aiodist.transports.base import Landing
 from aiodist.work import Work
 
@@ -44,7 +45,9 @@ class Receiver:
         ended: Callable[[Work[Any]], None],
         lost: Callable[[Receiving], AiodistError | None],
         device_memory: DeviceMemory | None = None,
+        shared: SharedArrays | None = None,
     ) -> None:
+        self._shared = shared  # arrays that the ranks see of each other; None: there are none
         self._wire = out  # takes frames for senders
         self._max_message_bytes = channel.max_message_bytes
         self._ended = ended
@@ -60,7 +63,9 @@ class Receiver:
         self._flow = Flow(out, loop, channel.size, self._waiting)
         self.took = self._flow.passed  # an eager message went straight to its receive
         # Brings messages that were matched to their receives.
-        self._delivery = Delivery(out, channel, ended, self._consumed, self._offer, device_memory)
+        self._delivery = Delivery(
+            out, channel, ended, self._consumed, self._offer, device_memory, loop
+        )
         self._number = 0  # of the last message or receive, in the order in which they came to be
 
     @property
@@ -203,7 +208,13 @@ class Receiver:
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
-            message = Message(self.came, src, tag, price, wanted, meta, data, sid, words)
+            message = Message(self.came, src, tag, price, wanted, meta, data, sid)
+            if isinstance(words, bytes):
+                message.words = words
+            elif self._shared is None:
+                raise ProtocolError(f"rank {src} names shared memory where there is none")
+            else:
+                message.reading = self._shared.open(src, words, data)
             if kind == wire.PUSH:
                 if not origin.may_push:
                     raise ProtocolError(f"rank {src} pushed message {sid} without leave")
@@ -251,6 +262,7 @@ class Receiver:
             and 0 < message.nbytes <= wire.MOST_PUSHED
             and message.meta is not None
             and not message.words
+            and message.reading is None
             # So what is pushed never is too large to be taken.
             and self._max_message_bytes >= wire.INLINE + wire.MOST_PUSHED
         )

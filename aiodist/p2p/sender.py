@@ -17,6 +17,7 @@ from aiodist.p2p.credit import EAGER, MessageTag, SenderCredit, cost
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import Line
 from aiodist.p2p.pieces import cut
+from aiodist.p2p.shared import SharedArrays
 from aiodist.work import Work
 
 BURST: Final = 4
@@ -42,7 +43,7 @@ class Sending:
     sources: Sources | None
     """Its arrays that are on a device."""
     words: bytes = b""
-    """How the receiver was told to read them."""
+    """How the receiver was told to read these."""
     departure: Departure | None = None
     """How they come to the host, if they have to."""
     sid: int | None = None  # None: it waits here, nothing of it has travelled
@@ -51,6 +52,7 @@ class Sending:
     pieces: Iterator[list[memoryview]] = field(default_factory=lambda: iter(()))
     ahead: list[memoryview] | None = None  # the piece that is next to go
     in_link: int = 0  # pieces of it that the link holds
+    place: int = 0  # where all of it lies in shared memory; 0: elsewhere
     pushed: bool = False  # its data goes without being pulled
     gone: bool = False  # it has ended: pieces that leave do not count any more
 
@@ -84,7 +86,9 @@ class Sender:
         channel: wire.Channel,
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
+        shared: SharedArrays | None = None,
     ) -> None:
+        self._shared = shared  # arrays that the other ranks see; None: there are none
         self._wire = out  # takes frames for receivers
         self._channel = channel
         self._loop = loop
@@ -183,6 +187,12 @@ class Sender:
             # Of a message that was pushed it is all that is said, and that may be gone by now.
             peer.may_push, part = True, wire.BODY
         if sending is None or sending.pushed:
+            return
+        if part == wire.READ and sending.place and sending.next_part == wire.BODY:
+            assert self._shared is not None
+            self._shared.sent(sending.encoded.nbytes)
+            sending.next_part = NOTHING
+            self._all_left(peer, sending)
             return
         due = wire.METADATA if part == wire.METADATA else wire.BODY
         if due != sending.next_part or part > wire.WHOLE:
@@ -306,6 +316,10 @@ class Sender:
             if 0 < len(words) <= wire.MAX_WORDS:
                 sending.words = words
                 fields += (words,)
+        elif self._shared is not None and kind == wire.RTS and sending.dst != self._wire.rank:
+            sending.place = self._shared.place_of(sending.encoded.buffers)
+            if sending.place:
+                fields += (sending.place,)
         self._wire.send(
             sending.dst,
             fields,
