@@ -159,7 +159,7 @@ def window(value: Any, nbytes: int) -> memoryview | None:
     """The memory of a numpy array or torch tensor (no subclass) as `nbytes` bytes. None: take the
     long way."""
     if type(value) is np.ndarray:
-        return value.reshape(-1).view(np.uint8).data if value.flags.carray else None
+        return value.data.cast("B") if value.flags.carray else None
     found = tensors.flat(value, _BYTE, nbytes)
     return None if found is None else found.data
 

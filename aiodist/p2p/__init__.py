@@ -12,7 +12,8 @@ own memory. Whatever else comes first, and whatever has to wait, is left to the 
 
 **Large messages.** Up to some MiB, most of the time goes into the handshake. So what can be made
 before it is made before: a receive that waits has its target ready for a message like the last one
-of its source, and metadata that was seen before is looked up instead of read again.
+of its source, and metadata that was seen before is looked up instead of read again. And up to 1 MiB
+there is none at all where receives wait: each that did gives leave to send the next one at once.
 
 **Polling.** A link through shared memory goes on looking for 150 µs after its last traffic, one
 turn of the loop at a time, before it falls asleep and needs a bell. Whoever polls for longer than

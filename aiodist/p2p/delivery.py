@@ -20,6 +20,7 @@ with the message has it copied from there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from aiodist.p2p import frames as wire
 from aiodist.p2p.device_sections import Arrival
 from aiodist.p2p.messages import Message, Receiving
 from aiodist.p2p.pieces import Pieces
+from aiodist.p2p.shared import Reading
 from aiodist.work import Work
 
 
@@ -48,7 +50,9 @@ class Delivery:
         consumed: Callable[[Message], None],
         freed: Callable[[Message], None],
         device_memory: DeviceMemory | None,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._loop = loop
         self._wire = out  # takes PULL and REFUSE for senders
         self._channel = channel
         self._ended = ended
@@ -94,8 +98,9 @@ class Delivery:
             return
         if target is message.body and receiving.out is not None:
             # What was read on the sender's device lies on the device of `out`, which is the user's
-            # again: nothing was pulled yet, so reading begins anew with the next receive.
-            if message.words and not message.fetched:
+            # again: nothing was pulled yet, so reading begins anew with the next receive. So it
+            # does in shared memory.
+            if (message.words or message.reading) and not message.fetched:
                 message.body = message.pieces = None
             else:
                 self._make_private(message, target)
@@ -239,8 +244,15 @@ class Delivery:
                 places.queue(reads=True)
                 places.when_done(partial(self._fetched, message, target))
                 return
-            part = wire.WHOLE if target.has_foreign else wire.BODY
+            if message.reading is not None:
+                self._read(message, message.reading, target)
+                return
             message.fetched = True
+            if message.pushed and message.part == wire.BODY:
+                return
+            if target.has_foreign:
+                message.part = wire.WHOLE
+            part = message.part
         # Urgent: the sender of much data waits for this word alone, and it is not to stand in line
         # behind data that goes the other way.
         self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)
@@ -257,6 +269,18 @@ class Delivery:
         if not self.begin(message, receiving) and not message.gone:
             self._freed(message)
         self._wire.flush()
+
+    def _read(self, message: Message, reading: Reading, target: Incoming) -> None:
+        """Copy data from where it lies in shared memory, some in each turn of the loop."""
+        pieces = message.pieces
+        if message.body is not target or message.gone or pieces is None:
+            return
+        reading.copy(pieces)
+        if pieces.left:
+            self._loop.call_soon(self._read, message, reading, target)
+            return
+        message.fetched = True
+        self._wire.send(message.source, (wire.PULL, message.sid, wire.READ), urgent=True)
 
     def _fetched(self, message: Message, target: Incoming) -> None:
         """All was read that lay on the sender's device."""

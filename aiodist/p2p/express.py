@@ -64,11 +64,12 @@ class Form:
     for the tag that was used last; `price`: what such a message costs; `text`: what records say of
     it."""
 
-    __slots__ = ("_start", "head", "meta", "nbytes", "price", "spec", "tag", "text")
+    __slots__ = ("_start", "head", "meta", "nbytes", "plain", "price", "spec", "tag", "text")
 
     def __init__(self, context: bytes, spec: Spec) -> None:
         self._start = (kinds.P2P, context, wire.EAGER)
         self.spec = spec
+        self.plain = spec[1:]  # whatever kind of array it is
         self.text = arrays.shown(spec.name, spec.shape).encode()
         self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
         self.nbytes = len(self.meta) + spec.nbytes
@@ -91,6 +92,7 @@ class P2PExpress:
         self._p2p = context.p2p  # the ordinary way: its books are kept up here
         self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._progress = context.endpoint.progress  # looks for a frame within the call
+        self._moved = context.endpoint.moved  # counts what no link does
         self._records = context.records  # hear of what was done
         # Most bytes of a message that travels eagerly, metadata included.
         self._most = min(EAGER, context.max_message_bytes)
@@ -161,7 +163,7 @@ class P2PExpress:
             if due is None:
                 return None
             # A sender may have tensors where this rank has numpy arrays.
-            if form is None or form.spec[1:] != due.spec[1:]:
+            if form is None or form.plain != due.plain:
                 form = due
         expected = last_tag if key is None else key
         if expected is not form.tag:
@@ -170,7 +172,7 @@ class P2PExpress:
         if into is None:
             return None
         work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.spec.nbytes)
-        progress = self._progress
+        progress, head = self._progress, form.head
         found: bool | None = False
         for _ in range(TRIES):
             if not link.is_clear:
@@ -180,7 +182,9 @@ class P2PExpress:
             # by a receive that waits longer.
             if not p2p.is_free(src, expected, key) or progress.is_due():
                 return None
-            found = progress.look(link, form.head, into, crowded=self._crowded)
+            found = link.look_for(head, into)
+            if found is None:
+                found = progress.look(link, head, into, crowded=self._crowded)
             if found is not False:
                 break
         if not found:
@@ -192,7 +196,7 @@ class P2PExpress:
             link.close(error)
             return None
         # The link has counted the data alone.
-        self._context.endpoint.moved.received += len(form.meta)
+        self._moved.received += len(form.meta)
         if value is out and type(out) is not np.ndarray:
             tensors.mark_written(out)
         work.source = src

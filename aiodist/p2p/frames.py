@@ -6,9 +6,12 @@ After the kind and the context, the fields of a frame are
 EAGER  [0, tag, wanted, m]  a message; payload: `m` bytes of metadata, then its data
 RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payload: its metadata, or
                             nothing if this is over `INLINE` bytes. A last field, where there is
-                            one, says how to read those of its arrays that are on a device
+                            one, says how to read those of its arrays that are on a device, or
+                            where all of its data lies in shared memory
 PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
-                            have read on your device by now, or with all (2)
+                            have read on your device by now, or with all (2); or without any,
+                            and you have leave to push one message (3). Or nothing (4): I have
+                            read its data in shared memory
 DATA   [3, id]              payload: the next bytes of what was pulled
 FIN    [4, id]              all data is there, and is right
 WITHDRAW [5, id]            the message does not exist any more, whatever came of it
@@ -17,10 +20,12 @@ CREDIT [7, tag, amount, …]  these were consumed
 WANT   [8, tag]             I wait for this tag: see `aiodist.p2p.credit`
 UNWANT [9, tag]             I do not any more
 NOWANT [10, tag]            the want was taken back before it was answered
+PUSH   [11, tag, wanted, id, m, n]  as RTS, of at most `MOST_PUSHED` bytes of data, which follow
+                            without being pulled. Takes leave (3), which is for one such message
 ====== ==================== =====================================================================
 
-The sender of messages sends EAGER, RTS, DATA, FIN, WITHDRAW and NOWANT, all in order; the receiver
-sends the rest, urgent: these overtake its own messages, but not each other.
+The sender of messages sends EAGER, RTS, PUSH, DATA, FIN, WITHDRAW and NOWANT, all in order; the
+receiver sends the rest, urgent: these overtake its own messages, but not each other.
 """
 
 from __future__ import annotations
@@ -45,11 +50,18 @@ CREDIT: Final = 7
 WANT: Final = 8
 UNWANT: Final = 9
 NOWANT: Final = 10
+PUSH: Final = 11
 
 METADATA: Final = 0
 BODY: Final = 1
 WHOLE: Final = 2
-"""The parts of a message that are pulled."""
+LEAVE: Final = 3
+READ: Final = 4
+"""The parts of a message that are pulled. `LEAVE`: as `BODY`, with leave to push another one;
+`READ`: none, its data was read."""
+
+MOST_PUSHED: Final = 1024 * 1024
+"""Most bytes of data of a message that is pushed."""
 
 TOO_LARGE: Final = 0
 UNREADABLE: Final = 1
@@ -199,12 +211,15 @@ def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, in
     raise malformed(fields)
 
 
-def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int, int, int, bytes]:
-    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices)."""
+def read_rts(
+    fields: Sequence[Any], nbytes: int
+) -> tuple[MessageTag, bool, int, int, int, bytes | int]:
+    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices or a place), of a
+    PUSH too."""
     if len(fields) == 6:
         fields = [*fields, b""]
     if len(fields) == 7:
-        _, tag, wanted, sid, meta, data, words = fields
+        kind, tag, wanted, sid, meta, data, words = fields
         if (
             is_tag(tag)
             and type(wanted) is bool
@@ -213,7 +228,8 @@ def read_rts(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, int,
             and is_count(data)
             and meta > 0
             and nbytes == (meta if meta <= INLINE else 0)
-            and type(words) is bytes
+            and (type(words) is bytes or (is_count(words) and words and data))
+            and (kind == RTS or (0 < data <= MOST_PUSHED and nbytes and not words))
         ):
             return tag, wanted, sid, meta, data, words
     raise malformed(fields)

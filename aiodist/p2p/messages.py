@@ -11,8 +11,10 @@ from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import Incoming, parse
 from aiodist.devices.work import DeviceWork
 from aiodist.errors import ProtocolError
+from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import Key, MessageTag
 from aiodist.p2p.pieces import Pieces
+from aiodist.p2p.shared import Reading
 from aiodist.work import Work
 
 MOST_OF_ONE_ARRAY: Final = 1024
@@ -110,14 +112,18 @@ class Message:
     nbytes: int  # bytes of data
     sid: int | None  # None: eager
     words: bytes = b""  # how to read those of its arrays that are on a device
+    reading: Reading | None = None  # its data, where it lies in shared memory
+    pushed: bool = False  # its data follows without being pulled
     number: int = 0  # in the order of their coming; 0: its first frame is on the way
     receiving: Receiving | None = None  # what it was matched with
     memory: memoryview = EMPTY  # what the first frame brought, or the metadata pulled
     meta: memoryview | None = None  # None: not here yet
     pieces: Pieces | None = None  # of the part that was pulled last
     body: Incoming | None = None  # what the data is pulled into
+    part: int = wire.BODY  # of a message of arrays on the host: what to say when it is pulled
     fetched: bool = False
-    """Its sender has been asked for the data: all that lay on its device is here."""
+    """Its sender has been asked for the data, or pushed it: all that lay on its device is here, or
+    in shared memory."""
     complete: bool = False  # all of it is here
     gone: bool = False  # delivered, withdrawn or refused
 
@@ -132,5 +138,9 @@ class Origin:
     gone: bool = False  # nothing of it counts any more
     announced: dict[int, Message] = field(default_factory=dict)  # by id: those not complete
     last_sid: int = -1  # the id of the last one that it announced: ids ascend
+    may_push: bool = False  # it has leave to
+    stray: Message | None = None  # that it pushed last, where no receive was waiting for it
+    # Ids of those that were pushed and refused: their data is still to come, up to FIN or WITHDRAW.
+    skipped: set[int] = field(default_factory=set)
     last: tuple[MessageTag, bytes] = (0, b"")
     """Tag and metadata of its last message; b"" where that was long."""

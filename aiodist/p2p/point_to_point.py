@@ -11,6 +11,12 @@ pieces of at most 256 KiB, at most four of them in a link and in one turn of the
 several transfers alternate. The Work of the sender is complete when all data has left. A message
 to oneself takes the same way, without a link.
 
+A receive that waits has told the sender so: where the message before, of up to 1 MiB, found a
+receive waiting for it, the pull of that one gave leave to push another. Of that one the data
+follows the announcement at once, which saves the way there and back. If no receive waits for it
+after all, it is taken into memory of its own, as an eager one is, and there is no more leave until
+it was received.
+
 Messages with arrays on a device (`devices.values`) are announced, however small: the receiver reads
 these where they lie, and pulls the rest when it has them, so FIN says that they were right, too. If
 it cannot read them, it pulls all, and the sender copies them to the host.
@@ -28,7 +34,7 @@ that was matched later, as in MPI.
 * beyond these 4 MiB, one message (at most 67 KiB) for every tag that a receive or probe here names
   while it waits: an unreceived tag never blocks one that is waited for;
 * a message that was announced takes memory when a receive has matched it, and only up to
-  `max_message_bytes`, metadata included.
+  `max_message_bytes`, metadata included; but for one that was pushed, of at most 1 MiB.
 
 A sender has copied no more than that on its way. What may not be sent yet waits there in order, in
 the user's own memory. State of a tag goes when the last of its messages was consumed and its credit
@@ -60,6 +66,7 @@ from aiodist.p2p.frames import Channel
 from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
 from aiodist.p2p.sender import Sender, Sending
+from aiodist.p2p.shared import SharedArrays
 from aiodist.recorder import Records
 from aiodist.transports.base import Landing, deliver
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
@@ -76,6 +83,7 @@ class PointToPoint:
         records: Records | None = None,
         device_memory: DeviceMemory | None = None,
         way: int = 0,
+        shared: SharedArrays | None = None,
     ) -> None:
         """`way`: see `limits_for`; the same on all ranks."""
         self._channel = channel
@@ -90,9 +98,17 @@ class PointToPoint:
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
         self._wire = wire.Wire(channel, self._loop_back)  # frames to all ranks, and to this one
         limits = limits_for(way)
-        self._sender = Sender(self._wire, channel, loop, self._ended, limits)  # the sending half
+        # The sending half.
+        self._sender = Sender(self._wire, channel, loop, self._ended, limits, shared)
         self._receiver = Receiver(  # the receiving half
-            self._wire, channel, loop, self._ended, self._lost_for, device_memory, limits
+            self._wire,
+            channel,
+            loop,
+            self._ended,
+            self._lost_for,
+            device_memory,
+            limits,
+            shared,
         )
         # Who takes frames without data, by their kind.
         self._control: dict[int, Callable[[int, Sequence[Any], int], None]] = {
@@ -283,7 +299,7 @@ class PointToPoint:
     def _frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
         kind = fields[0] if fields else None
         if type(kind) is int:
-            if kind == wire.EAGER or kind == wire.DATA or kind == wire.RTS:
+            if kind in _OF_RECEIVER:
                 return self._receiver.frame(src, fields, nbytes)
             control = self._control.get(kind)
             if control is not None:
@@ -355,6 +371,10 @@ class PointToPoint:
 
     def _as_key(self, tag: MessageTag | AnyTag) -> Key:
         return None if tag is ANY_TAG else as_tag(tag)
+
+
+_OF_RECEIVER = frozenset([wire.EAGER, wire.RTS, wire.PUSH, wire.DATA])
+"""Kinds of frames that bring messages."""
 
 
 def as_tag(tag: Any) -> MessageTag:

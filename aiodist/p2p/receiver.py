@@ -27,6 +27,8 @@ from aiodist.p2p.messages import (
     Probing,
     Receiving,
 )
+from aiodist.p2p.pieces import Pieces
+from aiodist.p2p.shared import SharedArrays
 from aiodist.transports.base import Landing
 from aiodist.work import Work
 
@@ -44,8 +46,11 @@ class Receiver:
         lost: Callable[[Receiving], AiodistError | None],
         device_memory: DeviceMemory | None = None,
         limits: Limits | None = None,
+        shared: SharedArrays | None = None,
     ) -> None:
+        self._shared = shared  # arrays that the ranks see of each other; None: there are none
         self._wire = out  # takes frames for senders
+        self._max_message_bytes = channel.max_message_bytes
         self._ended = ended
         self._lost = lost
         # What is known of each sender, by rank.
@@ -57,8 +62,11 @@ class Receiver:
         self._waiting: tuple[Posted[Any], ...] = (self._receives, self._probes)
         # The credit of all senders.
         self._flow = Flow(out, loop, channel.size, self._waiting, limits or limits_for(0))
+        self.took = self._flow.passed  # an eager message went straight to its receive
         # Brings messages that were matched to their receives.
-        self._delivery = Delivery(out, channel, ended, self._consumed, self._offer, device_memory)
+        self._delivery = Delivery(
+            out, channel, ended, self._consumed, self._offer, device_memory, loop
+        )
         self._number = 0  # of the last message or receive, in the order in which they came to be
 
     @property
@@ -77,10 +85,6 @@ class Receiver:
     def is_free(self, src: int, tag: MessageTag, key: Key) -> bool:
         """Whether the next message of `src` and `tag` is for who receives `key` now."""
         return self._mailbox.find(src, key) is None and self._receives.first(src, tag) is None
-
-    def took(self, src: int, tag: MessageTag, price: int) -> None:
-        """An eager message went straight to its receive."""
-        self._flow.passed(src, tag, price)
 
     @property
     def has_several(self) -> bool:
@@ -190,8 +194,8 @@ class Receiver:
 
     # -- frames from senders ----------------------------------------------------------------------
 
-    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing:
-        """A frame of kind EAGER, RTS or DATA: where its payload goes."""
+    def frame(self, src: int, fields: Sequence[Any], nbytes: int) -> Landing | None:
+        """A frame of kind EAGER, RTS, PUSH or DATA: where its payload goes."""
         origin = self._origins[src]
         kind = fields[0]
         if kind == wire.DATA:
@@ -205,7 +209,17 @@ class Receiver:
             if sid <= origin.last_sid:
                 raise ProtocolError(f"rank {src} announced message {sid} after {origin.last_sid}")
             price = cost(tag, nbytes)
-            message = Message(self.came, src, tag, price, wanted, meta, data, sid, words)
+            message = Message(self.came, src, tag, price, wanted, meta, data, sid)
+            if isinstance(words, bytes):
+                message.words = words
+            elif self._shared is None:
+                raise ProtocolError(f"rank {src} names shared memory where there is none")
+            else:
+                message.reading = self._shared.open(src, words, data)
+            if kind == wire.PUSH:
+                if not origin.may_push:
+                    raise ProtocolError(f"rank {src} pushed message {sid} without leave")
+                origin.may_push, message.pushed = False, True
         # Before there is memory for it: whoever has no credit gets none.
         self._flow.charge(src, tag, price, wanted)
         if message.sid is not None:
@@ -227,14 +241,47 @@ class Receiver:
         else:
             origin.announced[message.sid] = message
             message.meta = message.memory if message.memory.nbytes else None
+            if self._gives_leave(origin, message):
+                message.part = wire.LEAVE
         if message.meta is not None and message.meta_nbytes <= REMEMBERED:
             origin.last = message.tag, bytes(message.meta)
         self._offer(message)
+        if message.part == wire.LEAVE:
+            origin.may_push = message.fetched
+            message.part = wire.BODY
+        if message.pushed and not (message.fetched or message.gone):
+            self._take_in(origin, message)
         self._flow.arrived(src, message.wanted)
         self._wire.flush()
 
-    def _piece(self, origin: Origin, fields: Sequence[Any], nbytes: int) -> Landing:
+    def _gives_leave(self, origin: Origin, message: Message) -> bool:
+        """Whether the sender of `message` may push the next one, if a receive waits for this one:
+        so it is likely that one will be waiting again."""
+        return (
+            not origin.may_push
+            and (origin.stray is None or origin.stray.gone)
+            and 0 < message.nbytes <= wire.MOST_PUSHED
+            and message.meta is not None
+            and not message.words
+            and message.reading is None
+            # So what is pushed never is too large to be taken.
+            and self._max_message_bytes >= wire.INLINE + wire.MOST_PUSHED
+        )
+
+    def _take_in(self, origin: Origin, message: Message) -> None:
+        """A message was pushed, and no receive was waiting that takes it."""
+        assert message.meta is not None
+        # From here on it is like an eager one, only that the rest of its bytes is to come.
+        message.memory = memoryview(bytearray(message.meta_nbytes + message.nbytes))
+        message.memory[: message.meta_nbytes] = message.meta
+        message.pieces = Pieces([message.memory[message.meta_nbytes :]])
+        message.fetched = True
+        origin.stray = message
+
+    def _piece(self, origin: Origin, fields: Sequence[Any], nbytes: int) -> Landing | None:
         (sid,) = wire.read_counts(fields, 1)
+        if sid in origin.skipped:
+            return None
         message = origin.announced.get(sid)
         pieces = None if message is None else message.pieces
         if pieces is None or not 0 < nbytes <= pieces.left:
@@ -244,12 +291,16 @@ class Receiver:
 
     def finished(self, src: int, fields: Sequence[Any], nbytes: int) -> None:
         (sid,) = wire.read_counts(fields, 1, nbytes)
-        message = self._origins[src].announced.get(sid)
+        origin = self._origins[src]
+        if sid in origin.skipped:
+            origin.skipped.remove(sid)
+            return
+        message = origin.announced.get(sid)
         if message is None or message.pieces is None or not message.fetched:
             raise ProtocolError(f"rank {src} finished message {sid}: it was not pulled")
         if message.pieces.left:
             raise ProtocolError(f"rank {src} finished message {sid} before all data was there")
-        del self._origins[src].announced[sid]
+        del origin.announced[sid]
         message.complete = True
         message.pieces = None
         if message.receiving is not None:
@@ -262,6 +313,7 @@ class Receiver:
             raise ProtocolError(f"rank {src} withdrew message {sid}: it was not announced")
         message = origin.announced.get(sid)
         if message is None:  # refused here while the frame travelled
+            origin.skipped.discard(sid)
             return
         # The receive that had it waits again, in its old place: its number says where. Nothing of
         # the message was given to the user, though bytes of it may have come to `out`.
@@ -269,6 +321,7 @@ class Receiver:
         if receiving is None:
             self._mailbox.remove(message)
         self._consumed(message)
+        origin.skipped.discard(sid)
         if receiving is not None:
             receiving.let_go()
             receiving.message = receiving.target = None
@@ -321,5 +374,8 @@ class Receiver:
     def _consumed(self, message: Message) -> None:
         message.gone = True
         if message.sid is not None:
-            self._origins[message.source].announced.pop(message.sid, None)
+            origin = self._origins[message.source]
+            origin.announced.pop(message.sid, None)
+            if message.pushed and not message.complete:
+                origin.skipped.add(message.sid)
         self._flow.consumed(message.source, message.tag, message.price)

@@ -17,6 +17,7 @@ from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, li
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import Line
 from aiodist.p2p.pieces import cut
+from aiodist.p2p.shared import SharedArrays
 from aiodist.work import Work
 
 BURST: Final = 4
@@ -38,10 +39,11 @@ class Sending:
     encoded: Encoded  # metadata, and views of the arrays
     price: int  # what it costs of the credit of its receiver
     is_eager: bool  # it goes as one frame, whether or not there is a receive
+    is_synchronous: bool  # a receive has to match it first
     sources: Sources | None
     """Its arrays that are on a device."""
     words: bytes = b""
-    """How the receiver was told to read them."""
+    """How the receiver was told to read these."""
     departure: Departure | None = None
     """How they come to the host, if they have to."""
     sid: int | None = None  # None: it waits here, nothing of it has travelled
@@ -50,6 +52,8 @@ class Sending:
     pieces: Iterator[list[memoryview]] = field(default_factory=lambda: iter(()))
     ahead: list[memoryview] | None = None  # the piece that is next to go
     in_link: int = 0  # pieces of it that the link holds
+    place: int = 0  # where all of it lies in shared memory; 0: elsewhere
+    pushed: bool = False  # its data goes without being pulled
     gone: bool = False  # it has ended: pieces that leave do not count any more
 
 
@@ -62,6 +66,7 @@ class Peer:
     waiting: dict[MessageTag, Line[Sending]] = field(default_factory=dict)
     announced: dict[int, Sending] = field(default_factory=dict)  # by id: what it may pull
     next_sid: int = 0  # the id of the next message that is announced
+    may_push: bool = False  # it has given leave to push one
     moving: deque[Sending] = field(default_factory=deque)  # with a piece to go, in turn
     in_link: int = 0  # pieces that the link holds, of all messages
     woken: bool = False  # `_resume` is about to be called
@@ -82,7 +87,9 @@ class Sender:
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
         limits: Limits | None = None,
+        shared: SharedArrays | None = None,
     ) -> None:
+        self._shared = shared  # arrays that the other ranks see; None: there are none
         self._wire = out  # takes frames for receivers
         self._channel = channel
         self._loop = loop
@@ -126,7 +133,7 @@ class Sender:
             work.finish(None)
             return None
         self._number += 1
-        sending = Sending(self._number, work, dst, tag, encoded, price, eager, sources)
+        sending = Sending(self._number, work, dst, tag, encoded, price, eager, synchronous, sources)
         if wanted is not None:
             self._announce(peer, sending, wanted)
         else:
@@ -134,7 +141,7 @@ class Sender:
             if line is None:
                 line = peer.waiting[tag] = Line()
             line.insert(sending.number, sending)
-        return sending
+        return None if work.done() else sending
 
     def pay(self, dst: int, tag: MessageTag, price: int) -> bool:
         """Pay for an eager message that goes out at once. False: it has to go by `send`."""
@@ -178,7 +185,16 @@ class Sender:
         sid, part = wire.read_counts(fields, 2, nbytes)
         peer = self._peers[src]
         sending = self._find(peer, sid)
-        if sending is None:
+        if part == wire.LEAVE:
+            # Of a message that was pushed it is all that is said, and that may be gone by now.
+            peer.may_push, part = True, wire.BODY
+        if sending is None or sending.pushed:
+            return
+        if part == wire.READ and sending.place and sending.next_part == wire.BODY:
+            assert self._shared is not None
+            self._shared.sent(sending.encoded.nbytes)
+            sending.next_part = NOTHING
+            self._all_left(peer, sending)
             return
         due = wire.METADATA if part == wire.METADATA else wire.BODY
         if due != sending.next_part or part > wire.WHOLE:
@@ -223,10 +239,13 @@ class Sender:
         sending = self._find(peer, sid)
         if sending is None:
             return
-        if sending.next_part == NOTHING:
+        if sending.next_part == NOTHING and not sending.pushed:
             raise ProtocolError(f"rank {src} refused message {sid} after it had pulled it")
         del peer.announced[sid]
         self._stop(peer, sending)
+        if sending.pushed:
+            # It waits for the rest, and now there is none: as after any message that ends early.
+            self._wire.send(src, (wire.WITHDRAW, sid))
         error: tuple[type[AiodistError], str]
         if why == wire.TOO_LARGE:
             size = len(sending.encoded.meta) + sending.encoded.nbytes + sending.encoded.elsewhere
@@ -291,16 +310,36 @@ class Sender:
         inline = len(meta) <= wire.INLINE
         sending.next_part = wire.BODY if inline else wire.METADATA
         nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
-        fields: tuple[Any, ...] = (wire.RTS, sending.tag, wanted, sid, len(meta), nbytes)
+        sending.pushed = self._pushes(peer, sending)
+        kind = wire.PUSH if sending.pushed else wire.RTS
+        fields: tuple[Any, ...] = (kind, sending.tag, wanted, sid, len(meta), nbytes)
         if sending.sources is not None:
             words = sending.sources.words(sending.dst)
             if 0 < len(words) <= wire.MAX_WORDS:
                 sending.words = words
                 fields += (words,)
+        elif self._shared is not None and kind == wire.RTS and sending.dst != self._wire.rank:
+            sending.place = self._shared.place_of(sending.encoded.buffers)
+            if sending.place:
+                fields += (sending.place,)
         self._wire.send(
             sending.dst,
             fields,
             (memoryview(meta),) if inline else (),
+        )
+        if sending.pushed:
+            peer.may_push = False
+            sending.next_part = NOTHING
+            self._move(peer, sending, sending.encoded.buffers)
+
+    def _pushes(self, peer: Peer, sending: Sending) -> bool:
+        """Whether the data goes right behind the announcement."""
+        return (
+            peer.may_push
+            and 0 < sending.encoded.nbytes <= wire.MOST_PUSHED
+            and len(sending.encoded.meta) <= wire.INLINE
+            and sending.sources is None
+            and not sending.is_synchronous
         )
 
     def _drain(self, peer: Peer, tags: Sequence[MessageTag]) -> None:

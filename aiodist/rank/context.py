@@ -25,6 +25,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
+from aiodist.p2p.shared import SharedArrays
 from aiodist.recorder import Records
 from aiodist.schedules.teams import spans_hosts
 from aiodist.shared_memory.heap import Heap
@@ -72,11 +73,14 @@ class Context(Party):
         self.express: Express[Any, Any] | None = None  # the fast path of small collectives
         self.post_express: PostExpress | None = None  # and of those with a tag
         self.device_memory = DeviceMemory(self)  # arrays on devices, and what peers have open
-        # Its messages.
-        self.p2p = PointToPoint(self, self.loop, self.records, self.device_memory, self.costs.way)
-        self.p2p_express = P2PExpress(self)  # the fast path of point to point
         # Arrays in memory that all ranks see.
         self.heap = Heap(self, shares=self.shares_memory)
+        # Its messages.
+        shared = SharedArrays(self.heap, endpoint.moved) if self.shares_memory else None
+        self.p2p = PointToPoint(
+            self, self.loop, self.records, self.device_memory, self.costs.way, shared
+        )
+        self.p2p_express = P2PExpress(self)  # the fast path of point to point
         arrivals = self.calls.arrivals
         self._takes: dict[int, Take] = {
             kinds.MESSAGE: arrivals.message,

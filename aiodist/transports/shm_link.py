@@ -133,6 +133,18 @@ class ShmLink(FramedLink):
     def _write(self, buffers: Sequence[bytes | memoryview]) -> int:
         return self._rings.write(buffers)
 
+    def post(self, start: bytes, rest: memoryview, nbytes: int) -> bool:
+        # All there is to it where there is room, and nothing to be kept or to go wrong.
+        if self._direct and len(rest) <= JOINED:
+            try:
+                if self._rings.put(b"".join((start, rest))):
+                    self._outbox.sent_bytes += nbytes
+                    return True
+            except ProtocolError as error:
+                self._failed(error)
+                return True
+        return super().post(start, rest, nbytes)
+
     def _arm(self) -> None:
         self._stay_awake()
 
@@ -197,17 +209,18 @@ class ShmLink(FramedLink):
         if self._asleep:
             self._stay_awake()
         rings = self._rings
-        if not rings.has_news():
-            return None
         start = 0
         try:
             have = rings.available()
+            if not have:
+                return None
             ring = rings.incoming
             start = rings.read - rings.origin & rings.size - 1
             middle = start + len(prefix)
             stop = middle + len(into)
             here = min(start + have, rings.size)
-            if stop <= rings.size and ring[start:middle] == prefix and middle <= here:
+            # As bytes, which are compared twice as fast as views.
+            if stop <= rings.size and ring[start:middle].tobytes() == prefix and middle <= here:
                 if stop > here:
                     return None
                 into[:] = ring[middle:stop]

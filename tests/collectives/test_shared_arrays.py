@@ -159,6 +159,29 @@ def test_what_is_moved_is_not_staged(run, groups, everyone, size, transport):
 
 
 @pytest.mark.parametrize("transport", ["shm"])
+def test_a_message_is_read_where_it_lies(run, groups, transport):
+    async def main():
+        async with groups(2) as (sender, receiver):
+            x = sender.empty((2, 1 << 20), np.float32)
+            x[...] = [[1], [2]]
+            out = receiver.empty(1 << 20, np.float32)
+            await shown((sender, receiver))
+            for part in (x[1], torch.from_numpy(x[1])):
+                before = receiver._context.endpoint.moved.received
+                sending = sender.send(part, 1)
+                receiving = receiver.recv(src=0, out=out)
+                await asyncio.gather(sending, receiving)
+                assert (out == 2).all()
+                assert receiver._context.endpoint.moved.received - before == out.nbytes
+            # Two parts that do not lie one behind the other are sent as others are.
+            receiving = receiver.recv(src=0)
+            await asyncio.gather(sender.send(x[:, : 1 << 19], 1), receiving)
+            assert (receiving.result() == [[1], [2]]).all()
+
+    run(main())
+
+
+@pytest.mark.parametrize("transport", ["shm"])
 def test_reading_goes_on_until_all_have_read(run, groups, transport):
     """A slow reader keeps the array: until it has read, the others are not done."""
 

@@ -288,6 +288,7 @@ def small_limits() -> Iterator[None]:
         patch.setattr(p2p_sender, "EAGER", 512)
         patch.setattr(p2p_frames, "MAX_EAGER", 512)
         patch.setattr(p2p_frames, "INLINE", 200)
+        patch.setattr(p2p_frames, "MOST_PUSHED", 2000)
         patch.setattr(pieces, "ALONE", 100)
         patch.setattr(p2p_sender, "cut", lambda buffers: pieces.cut(buffers, 300))
         yield

@@ -360,7 +360,7 @@ def test_the_simulation_reaches_every_kind_of_frame(make_net: Any, limited: Any)
     for seed in range(20):
         world = run(lambda: make_net(2, max_message_bytes=3000), seed, 300, CROWDED, limited)
         seen |= {fields[0] for _, _, fields in world.net.sent}
-    assert seen == set(range(11))
+    assert seen == set(range(12))
 
 
 @many

@@ -1,0 +1,227 @@
+"""Messages whose data lies in memory that both ranks see: over the simulated network, with a heap
+that is plain memory of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.errors import MismatchError, PeerLostError, ProtocolError
+from aiodist.links.moved import Moved
+from aiodist.p2p import frames as wire
+from aiodist.p2p import shared
+from aiodist.p2p.point_to_point import PointToPoint
+from aiodist.p2p.shared import SharedArrays
+from aiodist.shared_memory.heap import address_of
+
+MIB = 1024 * 1024
+
+
+class FakeHeap:
+    """The arrays of all ranks in one piece of memory, which all of them see."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(16 * MIB, np.uint8)
+
+    def place_of(self, parts: Any) -> int:
+        (part,) = parts
+        start = address_of(part) - address_of(self.memory)
+        return start + 1 if 0 <= start < len(self.memory) else 0
+
+    def find(self, peer: int, place: int, nbytes: int) -> Any:
+        if place + nbytes > len(self.memory):
+            raise ProtocolError(f"rank {peer} names shared memory that it does not share")
+        return self.memory[place - 1 : place - 1 + nbytes]
+
+
+@pytest.fixture
+def net(make_net: Any) -> Any:
+    net = make_net(2)
+    net.heap = FakeHeap()
+    net.moved = [Moved(), Moved()]
+    net.engines = [
+        PointToPoint(channel, net.loop, shared=SharedArrays(net.heap, moved))
+        for channel, moved in zip(net.channels, net.moved, strict=True)
+    ]
+    return net
+
+
+def ramp(net: Any, nbytes: int, first: int = 0) -> Any:
+    """An array in shared memory."""
+    array = net.heap.memory[4096 : 4096 + nbytes].view(np.int32)
+    array[:] = np.arange(first, first + nbytes // 4)
+    return array
+
+
+def receive(net: Any, nbytes: int, **options: Any) -> tuple[Any, Any]:
+    out = np.full(nbytes // 4, -1, np.int32)
+    return net.engines[1].recv(0, 0, out, **options), out
+
+
+def assert_idle(net: Any) -> None:
+    net.loop.advance(1)
+    net.settle()
+    assert all(engine.idle for engine in net.engines)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("nbytes", [100_000, 5 * MIB])
+def test_data_is_read_where_it_lies(net: Any, waits: bool, nbytes: int) -> None:
+    x = ramp(net, nbytes, 3)
+    if waits:
+        receiving, out = receive(net, nbytes)
+    sending = net.engines[0].send(x, 1)
+    if not waits:
+        net.settle()
+        assert not sending.done()
+        receiving, out = receive(net, nbytes)
+    net.settle()
+    assert sending.done() and receiving.result() is out and (out == x).all()
+    assert net.kinds(0, 1) == [wire.RTS, wire.FIN] and net.kinds(1, 0)[0] == wire.PULL
+    assert (net.moved[0].sent, net.moved[1].received) == (nbytes, nbytes)
+    assert_idle(net)
+
+
+def test_memory_that_others_do_not_see_is_sent(net: Any) -> None:
+    receiving, out = receive(net, MIB)
+    net.engines[0].send(np.arange(MIB // 4, dtype=np.int32), 1)
+    net.settle()
+    assert receiving.done() and out[-1] == MIB // 4 - 1
+    assert wire.DATA in net.kinds(0, 1)
+    assert net.moved[0].sent == 0
+
+
+def test_one_turn_copies_no_more_than_it_may(net: Any) -> None:
+    nbytes = 5 * MIB
+    x = ramp(net, nbytes, 1)
+    receiving, out = receive(net, nbytes)
+    net.engines[0].send(x, 1)
+    net.pipes[0, 1].flow()
+    for turn in range(1, 3):
+        assert (out != -1).sum() == turn * shared.AT_ONCE // 4
+        assert not net.pipes[1, 0].queued
+        net.loop.turn()
+    assert (out == x).all() and not receiving.done()
+    net.settle()
+    assert receiving.done()
+
+
+def test_without_an_out(net: Any) -> None:
+    receiving = net.engines[1].recv()
+    net.engines[0].send({"a": ramp(net, 3 * MIB, 2)}, 1)
+    net.settle()
+    assert (receiving.result()["a"] == ramp(net, 3 * MIB, 2)).all()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize("second_out", [True, False])
+def test_a_receive_cancelled_while_it_reads(net: Any, turns: int, second_out: bool) -> None:
+    nbytes = 5 * MIB
+    x = ramp(net, nbytes, 1)
+    receiving, out = receive(net, nbytes)
+    sending = net.engines[0].send(x, 1)
+    net.pipes[0, 1].flow()
+    for _ in range(turns):
+        net.loop.turn()
+    assert receiving.cancel()
+    out[:] = -5
+    net.settle()
+    assert (out == -5).all()
+    other = np.zeros(nbytes // 4, np.int32) if second_out else None
+    again = net.engines[1].recv(0, 0, other)
+    net.settle()
+    assert (again.result() == x).all() and sending.done()
+    assert_idle(net)
+
+
+def test_a_receive_takes_over_while_another_reads(net: Any) -> None:
+    nbytes = 5 * MIB
+    receiving, out = receive(net, nbytes)
+    other, kept = receive(net, nbytes)
+    net.engines[0].send(ramp(net, nbytes, 1), 1)
+    net.pipes[0, 1].flow()
+    receiving.cancel()
+    out[:] = -5
+    net.settle()
+    assert other.done() and (kept == ramp(net, nbytes, 1)).all() and (out == -5).all()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_send_cancelled_while_it_is_read(net: Any, turns: int) -> None:
+    nbytes = 5 * MIB
+    x = ramp(net, nbytes, 1)
+    receiving, out = receive(net, nbytes)
+    sending = net.engines[0].send(x, 1)
+    net.pipes[0, 1].flow()
+    for _ in range(turns):
+        net.loop.turn()
+    assert sending.cancel()
+    x[:] = -7  # the user's again, and read by the other side all the same
+    net.settle()
+    assert not receiving.done()
+    net.engines[0].send(np.full(nbytes // 4, 9, np.int32), 1)
+    net.settle()
+    assert receiving.result() is out and (out == 9).all()
+    assert_idle(net)
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_sender_lost_while_it_is_read(net: Any, turns: int) -> None:
+    receiving, out = receive(net, 5 * MIB)
+    net.engines[0].send(ramp(net, 5 * MIB, 1), 1)
+    net.pipes[0, 1].flow()
+    for _ in range(turns):
+        net.loop.turn()
+    net.lose(0)
+    out[:] = -5
+    net.settle()
+    with pytest.raises(PeerLostError, match="rank 0 is lost"):
+        receiving.result()
+    assert (out == -5).all()
+
+
+def test_an_out_that_does_not_fit(net: Any) -> None:
+    receiving, out = receive(net, 80)
+    net.engines[0].send(ramp(net, MIB), 1)
+    net.settle()
+    with pytest.raises(MismatchError):
+        receiving.result()
+    assert (out == -1).all()
+    net.engines[1].recv(0)
+    net.settle()
+    assert_idle(net)
+
+
+def test_what_one_sends_to_oneself_takes_the_ordinary_way(net: Any) -> None:
+    sending = net.engines[0].send(ramp(net, 5 * MIB), 0)
+    receiving = net.engines[0].recv(0)
+    net.settle()
+    assert sending.done() and (receiving.result() == ramp(net, 5 * MIB)).all()
+    assert net.moved[0].sent == 0
+
+
+# -- frames that nobody sends ---------------------------------------------------------------------
+
+
+def test_a_place_that_is_not_shared(net: Any) -> None:
+    with pytest.raises(ProtocolError, match="names shared memory that it does not share"):
+        net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, 1 << 40), 5)
+
+
+def test_a_place_where_nothing_is_shared(make_net: Any) -> None:
+    with pytest.raises(ProtocolError, match="names shared memory where there is none"):
+        make_net(2).engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, 1), 5)
+
+
+@pytest.mark.parametrize("place", [0, -1, 1 << 64, 1.5, True, "x"])
+def test_what_is_no_place(net: Any, place: Any) -> None:
+    with pytest.raises(ProtocolError, match="malformed"):
+        net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, place), 5)
+
+
+def test_nobody_has_read_what_lies_elsewhere(net: Any) -> None:
+    net.engines[0].send(np.zeros(MIB, np.uint8), 1)
+    with pytest.raises(ProtocolError, match="pulled part 4 of message 0: not due"):
+        net.engines[0].frame(1, (wire.PULL, 0, wire.READ), 0)
