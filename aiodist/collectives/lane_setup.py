@@ -29,6 +29,7 @@ from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Place, share
 from aiodist.schedules.teams import post
+from aiodist.shared_memory import futex
 from aiodist.shared_memory.board import SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Sharing
 from aiodist.transports.handover import Offer, take
@@ -124,7 +125,7 @@ class LaneSetup:
             )
             return None
         return Lane(
-            Board(context.rank, memory, others),
+            Board(context.rank, memory, others, dozes=futex.works()),
             context.loop,
             context.endpoint.progress,
             context.kick,

@@ -11,8 +11,9 @@ no common order, which a lane needs: what is small of them is posted there (`Pos
 **What there is.** Each rank has, for each group, a page of 64-bit words, three areas of staging
 memory and a ring of posts: 2.5 MiB in all, however large the arrays are. The *stamp*, one of the
 words, says how far a rank is. Whoever waits looks at the stamps of the others for some ten
-microseconds. Then it says that it sleeps, and lets the event loop go on. A rank that reaches the
-stamp that a sleeper waits for sends it a frame.
+microseconds. Then it says that it sleeps: at first within the call, where the kernel wakes it for a
+word in memory (`futex`); then it lets the event loop go on. Of the ranks that a sleeper needs, the
+last one to come wakes it: it rings, or sends a frame.
 
 **Nobody writes the memory of another rank.** So a rank that is cancelled, or fails, only has to say
 so by its *abort word* before it lets go of its buffers. A rank that has read from it looks at that

@@ -57,8 +57,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+
+from aiodist.shared_memory import futex
 
 PAGE: Final = 4096
 SMALL: Final = 256 * 1024
@@ -83,6 +85,7 @@ _ABORTED: Final = 3  # and 4, by parity: the number after that of an operation g
 _PLACE: Final = 5  # and 6, by parity: where the array of the operation lies in shared memory, or 0
 SLEEP: Final = 8
 WANTED: Final = 9
+_HOW: Final = 10  # how it sleeps, see `_how`
 _TEXT: Final = 1024  # bytes; and 1024 further, by parity: what was called, in words
 # What comes behind these, from byte 3072 on, is of `aiodist.shared_memory.posts`.
 _TEXT_ROOM: Final = 1016
@@ -107,10 +110,13 @@ def stamp_of(operation: int, phase: int = 0, publishes: int = 0) -> int:
 class Board:
     """The segments of all ranks, as seen by `rank`.
 
-    `own` is writable, `others` are by rank. `words` are the others' words.
+    `own` is writable, `others` are by rank. `words` are the others' words. `dozes`: ranks may sleep
+    within a call, see `doze`.
     """
 
-    def __init__(self, rank: int, own: memoryview, others: Mapping[int, memoryview]) -> None:
+    def __init__(
+        self, rank: int, own: memoryview, others: Mapping[int, memoryview], *, dozes: bool = False
+    ) -> None:
         self.rank = rank
         self.own = own[:PAGE].cast("Q")
         self.words = {peer: memory[:PAGE].cast("Q") for peer, memory in others.items()}
@@ -120,7 +126,11 @@ class Board:
         self._calls = [0, 0]  # by parity: the digest that is on the board
         self._places = [0, 0]  # by parity: the place that is on the board
         self._nap = 0  # how often this rank has slept
+        self._slept = 0  # how, as it is on the board
         self._kicked = dict.fromkeys(others, 0)  # by peer: the nap from which it was woken last
+        self.can_doze = dozes
+        # By rank: where its stamp lies, which is the first word.
+        self._stamps = {r: futex.address_of(m) for r, m in self._bytes.items()} if dozes else {}
 
     def area(self, rank: int, index: int) -> memoryview:
         """The bytes of an area of `rank`."""
@@ -134,6 +144,7 @@ class Board:
     def close(self) -> None:
         """Let go of all memory."""
         self._bytes.clear()
+        self._stamps.clear()
         self.words.clear()
         self._words.clear()
         self.own = self._own_bytes = memoryview(bytearray(PAGE)).cast("Q")
@@ -263,30 +274,82 @@ class Board:
                 return None
         return True
 
-    def sleep(self, wanted: int) -> None:
-        """From here on this rank wants to be woken by whoever reaches the stamp `wanted`. Look
-        once more whether they have reached it before you wait."""
+    def sleep(self, peers: Sequence[int], wanted: int, dozes: int = 0) -> None:
+        """From here on this rank wants to be woken once all of `peers` have reached the stamp
+        `wanted`. Look once more whether they have before you wait; and look again when woken.
+        `dozes`: see `_how`."""
         self._nap += 1
-        self.own[WANTED] = wanted
-        self.own[SLEEP] = self._nap
+        # Of some of the others it is the first that is missing: the look after that goes on.
+        everyone = len(peers) == len(self._words)
+        how = _how(0 if everyone else 1 + self._missing(peers, wanted), dozes)
+        own = self.own
+        own[WANTED] = wanted
+        if how != self._slept:
+            self._slept = own[_HOW] = how
+        own[SLEEP] = self._nap
         fence()
 
     def awake(self) -> None:
+        """Nobody need wake this rank."""
         self.own[SLEEP] = 0
 
+    def doze(self, peers: Sequence[int], stamp: int, seconds: float) -> bool:
+        """Sleep within the call, where `can_doze`, until all of `peers` have reached `stamp`, or
+        may have, but no longer than that: whether they have."""
+        missing = self._missing(peers, stamp)
+        if missing < 0:
+            return True
+        self.sleep(peers, stamp, 1 + missing)
+        seen = self.words[missing][STAMP]
+        if seen < stamp:
+            futex.wait(self._stamps[missing], seen, seconds)
+        self.awake()
+        return self.reached(peers, stamp)
+
     def reach(self, stamp: int) -> list[int]:
-        """Write the own stamp: what was to happen before has happened. Returns who is to be woken
-        by that; each is named once."""
+        """Write the own stamp: what was to happen before has happened. Wakes who dozes for that;
+        returns who else is to be woken. Each is woken once."""
         self.own[STAMP] = stamp
         _acquire()
         _release()
         woken: list[int] = []
+        rung = 0
         for peer, words in self._words:
             nap = words[SLEEP]
-            if nap and nap != self._kicked[peer] and words[WANTED] <= stamp:
+            if nap and nap != self._kicked[peer] and (wanted := words[WANTED]) <= stamp:
+                how = words[_HOW]
+                if not self._completes(peer, wanted, how >> 32):
+                    continue
                 self._kicked[peer] = nap
-                woken.append(peer)
+                dozes = how & 0xFFFF_FFFF
+                if not dozes:
+                    woken.append(peer)
+                elif dozes != rung and dozes - 1 in self._stamps:
+                    futex.ring(self._stamps[dozes - 1])
+                    rung = dozes  # mostly all who doze do so at one stamp
         return woken
+
+    def _missing(self, peers: Iterable[int], stamp: int) -> int:
+        """The first of `peers` that has not reached it; -1: all have."""
+        words = self.words
+        for peer in peers:
+            if words[peer][STAMP] < stamp:
+                return peer
+        return -1
+
+    def _completes(self, sleeper: int, wanted: int, needs: int) -> bool:
+        """Whether with this rank all is there that `sleeper` sleeps for: who is not the last one
+        leaves it to sleep on. Of two that get there at the same time, one sees the other."""
+        if needs:
+            return needs == self.rank + 1
+        return all(words[STAMP] >= wanted for peer, words in self._words if peer != sleeper)
+
+
+def _how(needs: int, dozes: int) -> int:
+    """How a rank sleeps, as one word. `needs`: 1 + the rank that has to get there, or 0 for all
+    others. `dozes`: 1 + the rank at whose stamp it sleeps; or 0 where it is a frame that wakes
+    it."""
+    return needs << 32 | dozes
 
 
 def digest_of(call: bytes) -> int:
@@ -313,6 +376,12 @@ def digest_of(call: bytes) -> int:
 #    sees the other: the sleeper does not wait, or it is woken (or both, which does no harm).
 #    `test_without_fences_wake_ups_would_be_lost` counts the interleavings in which it goes wrong.
 #    So `reach`, `sleep` and `abort` have a fence, and looks at words have none.
+#
+#    Who needs several is woken by the last of them alone: the others, who see that somebody is
+#    missing, leave it to sleep on. Of two that get there at once at least one sees the other, for
+#    the same reason. Who dozes does so at the stamp of one that was missing when it looked. If that
+#    changes before the kernel has put it to sleep, it does not sleep; so whoever comes last finds
+#    it asleep there, and rings at that stamp, whosesoever it is.
 # 3. Elsewhere (aarch64, say) even 1. does not hold, and no look could be trusted without fences on
 #    both sides of it. There is no shared memory on such machines: ranks of a host use sockets, see
 #    `aiodist.buffers.segment.unsupported_reason`.

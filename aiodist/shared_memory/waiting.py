@@ -4,7 +4,7 @@
 
     wait ──> are they there? ── yes ──────────────────────────────────────────────> go on
                   │ no
-                  ├──> poll for some microseconds (`Progress.watch`) ── there ────> go on
+                  ├──> poll for some microseconds, then doze (`Progress.watch`) ──> go on
                   ├──> is the loop due for a turn? ── yes ──> resumed with the next one
                   └──> say on the board: I sleep until they are at this stamp
                               └──> look once more ── there ── take it back ───────> go on
@@ -56,7 +56,7 @@ class Waiting:
             return True
         if self.gives_way():
             return False
-        board.sleep(stamp)
+        board.sleep(peers, stamp)
         if board.reached(peers, stamp):
             board.awake()
             return True

@@ -12,7 +12,13 @@ it goes on is a matter of who else needs the core:
   offered (`sched_yield`) before every look. Else only after `ALONE`, for looks are faster without.
 - **Neighbours.** A yield that took longer than `OTHERS` let somebody work: that was no waiting, and
   does not count. One that took longer than `HOGGED` was a whole time slice of a program that only
-  computes: then the poll ends, as sleeping costs less than that.
+  computes, and there will be more of them: the scheduler holds a yield against whoever yields, but
+  prefers who has slept to who has computed. So for `A_WHILE` nobody here yields: who waits for a
+  stamp dozes at once, who waits for a link sleeps soon.
+- **Dozing.** Who has polled for a stamp in vain sleeps within the call (`Stamps.doze`), where the
+  system can wake it for a word in memory: that takes a few microseconds, and a frame by way of two
+  event loops a hundred. It lasts for `DOZE` times as long as a poll, since it takes no processor
+  time; and gets shorter like that where it is in vain, since it holds up the loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
   it had no turn for `TURN`, it is due, and nothing is polled for before it.
 
@@ -43,6 +49,14 @@ class Stamps(Protocol):
         """True once all of `peers` have reached `stamp`; None as long as one of them has not."""
         ...
 
+    can_doze: bool
+    """Whether the system can wake who dozes."""
+
+    def doze(self, peers: Sequence[int], stamp: int, seconds: float) -> bool:
+        """Sleep, for so long at most, until they have reached it, or may have: whether they
+        have."""
+        ...
+
 
 TURN = 0.0007
 """Seconds after which the loop is due before anything else is polled for."""
@@ -58,6 +72,11 @@ ALONE = 10e-6
 """Seconds of polling after which a rank with a core of its own would have got what it waits for."""
 HOGGED = 2e-3
 """A yield that took longer than this was a whole time slice of somebody: stop polling."""
+A_WHILE = 1.0
+"""Seconds for which somebody is taken to compute on this core after that. A yield that finds out
+whether it still does so may take ten milliseconds."""
+DOZE = 5
+"""How many times as long as a poll a doze lasts."""
 
 SPINS = 8
 """Looks at shared memory between two looks at the clock."""
@@ -81,13 +100,37 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+class Neighbours:
+    """Whether other programs compute on the cores of this process: that goes for all its loops."""
+
+    __slots__ = ("seen",)
+
+    def __init__(self) -> None:
+        self.seen = 0.0  # when one was seen last; 0: never
+
+    def yielded(self, since: float, now: float) -> None:
+        """The core was offered to others at `since`; it is `now`."""
+        if now - since > HOGGED:
+            self.seen = now
+
+    def compute(self, now: float) -> bool:
+        """Whether one was seen a short while ago."""
+        return self.seen > 0 and 0 <= now - self.seen < A_WHILE
+
+
+_neighbours = Neighbours()
+
+
 def linger(until: float) -> bool:
-    """Whether it is not `until` yet, by `time.perf_counter`: then look again in the next turn of
-    the loop, rather than sleep. The core has been offered to the peer that is waited for."""
-    lingers = _clock() < until
-    if lingers:
-        _yield()
-    return lingers
+    """Whether it is not `until` yet, by `time.perf_counter`, and worth while: then look again in
+    the next turn of the loop, rather than sleep. The core has been offered to the peer that is
+    waited for."""
+    now = _clock()
+    if now >= until or _neighbours.compute(now):
+        return False
+    _yield()
+    _neighbours.yielded(now, _clock())
+    return True
 
 
 class Progress:
@@ -97,6 +140,7 @@ class Progress:
         self._loop = loop
         self._polls = not is_virtual(loop)
         self._in_vain = 0  # polls, one after the other
+        self._dozed_in_vain = 0  # the same of dozes
         self._due = math.inf  # when the loop is due for a turn; inf: nothing since the last one
 
     def _turned(self) -> None:
@@ -113,11 +157,10 @@ class Progress:
             return False
         return now >= self._due
 
-    def _patience(self) -> float:
-        """How long to poll now, in seconds. What has paid once may do so again: who is awake meets
-        others that are, and whoever sleeps has to be woken, which takes the others longer than a
-        short poll."""
-        tried = self._in_vain
+    def _patience(self, tried: int) -> float:
+        """How long to poll after so many polls in vain, in seconds. What has paid once may do so
+        again: who is awake meets others that are, and whoever sleeps has to be woken, which takes
+        the others longer than a short poll."""
         return _PATIENCE[tried] if tried < AGAIN else _LATER[tried % AGAIN]
 
     def _spin(
@@ -134,8 +177,10 @@ class Progress:
         # are compared after some looks, and not after each one: to read the clock takes longer.
         looks = range(spins)
         now = _clock()
-        limit = now + self._patience()
+        limit = now + self._patience(self._in_vain)
         alone = now if crowded else now + ALONE
+        if _neighbours.seen and _neighbours.compute(now):
+            alone, limit = math.inf, now + SHORTEST
         while now < self._due:
             if now >= alone:
                 _yield()
@@ -143,11 +188,14 @@ class Progress:
                 found = look(a, b)
                 if found is not None:
                     self._in_vain = 0
+                    if now >= alone:
+                        _neighbours.yielded(now, _clock())
                     return found
             before, now = now, _clock()
             away = now - before
             if away > OTHERS:
                 limit += away
+            _neighbours.yielded(before, now)
             if now > limit or away > HOGGED:
                 self._in_vain += 1
                 break
@@ -155,11 +203,27 @@ class Progress:
 
     def watch(self, board: Stamps, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
-        spins = 1 if crowded else SPINS
-        return (
-            not self.is_due()
-            and self._spin(board.met, peers, stamp, spins, crowded=crowded) is True
-        )
+        if self.is_due():
+            return False
+        dozes = board.can_doze and self._polls
+        if not (dozes and _neighbours.seen and _neighbours.compute(_clock())):
+            spins = 1 if crowded else SPINS
+            if self._spin(board.met, peers, stamp, spins, crowded=crowded):
+                return True
+        return dozes and self._doze(board, peers, stamp)
+
+    def _doze(self, board: Stamps, peers: Sequence[int], stamp: int) -> bool:
+        """Sleep within the call until all of `peers` have reached `stamp`: True; or the budget is
+        used up: False."""
+        now = _clock()
+        until = min(now + DOZE * self._patience(self._dozed_in_vain), self._due)
+        while now < until:
+            if board.doze(peers, stamp, until - now):
+                self._dozed_in_vain = 0
+                return True
+            now = _clock()
+        self._dozed_in_vain += 1
+        return False
 
     def until(self, look: Callable[[Any, None], bool | None], at: Any, *, crowded: bool) -> bool:
         """Poll until ``look(at, None)``: True; or the budget is used up: False."""

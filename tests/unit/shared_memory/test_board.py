@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from aiodist.shared_memory.board import (
     PAGE,
     POSTS,
     SEGMENT,
+    STAMP,
     Board,
     digest_of,
     stamp_of,
@@ -132,16 +134,43 @@ def test_who_passed_an_operation_over_called_nothing_else():
 def test_who_is_woken():
     one, two, three = boards(3)
     assert one.reach(stamp_of(0)) == []
-    two.sleep(stamp_of(0, 0, 1))
-    three.sleep(stamp_of(0, 0, 2))
+    two.sleep([0], stamp_of(0, 0, 1))
+    three.sleep([0], stamp_of(0, 0, 2))
     assert one.reach(stamp_of(0, 0, 1)) == [1]
     assert one.reach(stamp_of(0, 0, 2)) == [2]  # nobody is woken twice for one nap
     two.awake()
     assert one.reach(stamp_of(1)) == []
-    two.sleep(stamp_of(1))
-    assert one.reach(stamp_of(1)) == [1]
-    two.sleep(stamp_of(1))  # another nap
-    assert one.reach(stamp_of(1)) == [1]
+    two.sleep([0], stamp_of(2))
+    assert one.reach(stamp_of(2)) == [1]
+    two.sleep([0], stamp_of(3))  # another nap
+    assert one.reach(stamp_of(3)) == [1]
+
+
+def test_the_last_one_wakes_who_needs_all():
+    one, two, three, four = boards(4)
+    stamp = stamp_of(0, 0, 1)
+    four.sleep([0, 1, 2], stamp)
+    assert two.reach(stamp) == []
+    assert one.reach(stamp_of(0)) == []  # not as far as that
+    assert three.reach(stamp) == []
+    assert one.reach(stamp) == [3]
+
+
+def test_who_needs_one_is_woken_by_that_one():
+    one, two, three = boards(3)
+    stamp = stamp_of(0, 0, 1)
+    two.sleep([2], stamp)
+    assert one.reach(stamp) == []
+    assert three.reach(stamp) == [1]
+
+
+def test_who_needs_some_is_woken_by_the_first_that_is_missing():
+    one, two, three, four = boards(4)
+    stamp = stamp_of(0, 0, 1)
+    one.reach(stamp)
+    four.sleep([0, 2], stamp)
+    assert two.reach(stamp) == []
+    assert three.reach(stamp) == [3]
 
 
 def test_reached():
@@ -195,6 +224,9 @@ class View:
     def cast(self, _: str) -> View:
         return self
 
+    def owner(self, machine: Machine) -> int:
+        return machine.segments.index(self._segment)
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return View(
@@ -246,6 +278,8 @@ class Machine:
         self._running = -1
         self._fresh = False
         self._stopped = False
+        self.dozing: dict[int, int] = {}  # by rank: at whose stamp
+        self.rings: list[int] = []  # at whose stamps
         self.errors: list[BaseException] = []
         for lock in (*self._go, self._back):
             lock.acquire()
@@ -253,12 +287,32 @@ class Machine:
             threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in self.ranks
         ]
 
-    def board(self, rank: int) -> Board:
+    def board(self, rank: int, *, dozes: bool = False) -> Board:
         views: dict[int, Any] = {
             r: View(self, rank, segment, 0) for r, segment in enumerate(self.segments)
         }
         own = views.pop(rank)
-        return Board(rank, own, views)
+        return Board(rank, own, views, dozes=dozes)
+
+    # What the kernel does, to which every rank's stamp has the number of the rank as its address.
+
+    def address_of(self, view: View) -> int:
+        return view.owner(self)
+
+    def wait(self, address: int, seen: int, seconds: float) -> None:
+        """The look and the falling asleep are one step. Nobody sleeps for `seconds` alone."""
+        rank = self._running
+        self.fence()  # as every system call is
+        self.pause(rank)
+        if self.segments[address].words.get(STAMP, 0) == seen:
+            self.dozing[rank] = address
+            self.pause(rank)
+
+    def ring(self, address: int) -> None:
+        self.pause(self._running)
+        self.rings.append(address)
+        for rank in [rank for rank, at in self.dozing.items() if at == address]:
+            del self.dozing[rank]
 
     def fence(self) -> None:
         """Of the processor that is running: all its stores are seen before it goes on."""
@@ -298,6 +352,8 @@ class Machine:
         while not self.errors:
             options: list[tuple[int, Any]] = []
             for rank in self.ranks:
+                if rank in self.dozing:
+                    continue
                 if self._actions[rank] is not None:
                     options.append((rank, None))
                 else:
@@ -332,6 +388,7 @@ def machine_of(size: int, chooser: Any, *, fences: bool = True) -> Iterator[Mach
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(board_module, "_acquire", machine.fence)
         patch.setattr(board_module, "_release", lambda: None)
+        patch.setattr(board_module, "futex", machine)
         for thread in machine.threads:
             thread.start()
         try:
@@ -355,7 +412,7 @@ def lost_wake_ups(*, fences: bool) -> tuple[int, int]:
             kicked: list[int] = []
 
             def sleep(board: Board = sleeper, asleep: list[bool] = asleep) -> None:
-                board.sleep(stamp_of(0, 0, 1))
+                board.sleep([1], stamp_of(0, 0, 1))
                 asleep.append(not board.reached([1], stamp_of(0, 0, 1)))
 
             def publish(board: Board = publisher, kicked: list[int] = kicked) -> None:
@@ -378,6 +435,43 @@ def test_without_fences_wake_ups_would_be_lost():
     """What the test above is worth."""
     _, lost = lost_wake_ups(fences=False)
     assert lost
+
+
+def slept_on(chooser: Any, publishers: int, *, fences: bool = True) -> tuple[bool, int]:
+    """Lets one doze until so many others have published: whether nobody woke it, and how many have
+    rung."""
+    stamp = stamp_of(0, 0, 1)
+    with machine_of(publishers + 1, chooser, fences=fences) as machine:
+        sleeper, *others = [machine.board(rank, dozes=True) for rank in machine.ranks]
+        peers = range(1, publishers + 1)
+
+        def doze() -> None:
+            while not sleeper.doze(peers, stamp, 1.0):
+                pass
+
+        todo: list[list[Callable[[], None]]] = [[doze]]
+        todo += [[partial(_reach, board, stamp)] for board in others]
+        machine.run(lambda rank: [todo[rank]])
+        return bool(machine.dozing), len(machine.rings)
+
+
+def _reach(board: Board, stamp: int) -> None:
+    assert board.reach(stamp) == []  # nobody is sent a frame who dozes
+
+
+def test_without_fences_one_would_doze_on():
+    """What the test below is worth."""
+    assert any(slept_on(random.Random(seed), 1, fences=False)[0] for seed in range(400))
+
+
+@pytest.mark.parametrize("publishers", [1, 2, 3])
+def test_nobody_dozes_on(publishers: int):
+    rings = set()
+    for seed in range(400):
+        lost, rung = slept_on(random.Random(seed), publishers)
+        assert not lost, seed
+        rings.add(rung)
+    assert {0, 1} <= rings
 
 
 # -- lanes, word by word --------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Quiet:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(progress, "_clock", made)
+    monkeypatch.setattr(progress, "_neighbours", progress.Neighbours())
     return made
 
 
@@ -142,6 +143,113 @@ async def test_the_loop_gets_its_turn_though_more_and_more_comes(clock: Clock) -
     polling = Progress(asyncio.get_running_loop())
     polling._turned()
     assert inline(polling, Busy(1), math.inf) == pytest.approx(progress.TURN / STEP, abs=3)
+
+
+class Peer:
+    """A rank that is there once it was looked at, or dozed for, so often."""
+
+    def __init__(self, clock: Clock, looks: float, dozes: float = math.inf) -> None:
+        self.can_doze = True
+        self._clock = clock
+        self._left = looks
+        self._naps = dozes
+        self.looks = 0
+        self.dozed: list[float] = []
+        self.wakes = False  # whether each doze ends at once
+
+    def met(self, peers: Any, stamp: int) -> bool | None:
+        self.looks += 1
+        return True if self.looks > self._left else None
+
+    def doze(self, peers: Any, stamp: int, seconds: float) -> bool:
+        self.dozed.append(seconds)
+        if not self.wakes:
+            self._clock.now += seconds
+        return len(self.dozed) > self._naps
+
+
+def watch(polling: Progress, peer: Peer) -> bool:
+    polling._turned()
+    return polling.watch(peer, [1], 1, crowded=False)
+
+
+async def test_who_polled_in_vain_dozes(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    peer = Peer(clock, math.inf, dozes=0)
+    assert watch(polling, peer)
+    assert peer.looks >= LONGEST / STEP / 2
+    assert peer.dozed == [pytest.approx(progress.DOZE * LONGEST, rel=0.1)]
+    soon = Peer(clock, 3)
+    assert watch(polling, soon)
+    assert not soon.dozed
+
+
+async def test_dozing_in_vain_gets_shorter(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    dozed = []
+    for _ in range(3):
+        peer = Peer(clock, math.inf)
+        assert not watch(polling, peer)
+        dozed += peer.dozed
+    assert dozed == [pytest.approx(progress.DOZE * LONGEST / 2**k, rel=0.1) for k in range(3)]
+
+
+async def test_a_doze_ends_when_the_loop_is_due(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    peer = Peer(clock, math.inf)
+    peer.wakes = True  # again and again, for nothing
+    polling._turned()
+    assert not polling.is_due()
+    due = clock.now + progress.TURN
+    clock.now = due - 50 * STEP
+    assert not polling.watch(peer, [1], 1, crowded=False)
+    assert max(peer.dozed, default=0.0) <= 50 * STEP
+    assert clock.now == pytest.approx(due, abs=5 * STEP)
+
+
+async def test_where_the_system_wakes_nobody_there_is_no_doze(clock: Clock) -> None:
+    peer = Peer(clock, math.inf)
+    peer.can_doze = False
+    assert not watch(Progress(asyncio.get_running_loop()), peer)
+    assert not peer.dozed
+
+
+async def test_beside_who_computes_nobody_polls(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A yield that took a whole time slice says that there is somebody; for a while."""
+
+    def long_yield() -> None:
+        clock.now += 2 * progress.HOGGED
+
+    monkeypatch.setattr(progress, "_yield", long_yield)
+    polling = Progress(asyncio.get_running_loop())
+    found = Peer(clock, 0)  # by a look after a yield
+    assert polling.watch(found, [1], 1, crowded=True)
+    assert not found.dozed
+    peer = Peer(clock, math.inf, dozes=0)
+    assert watch(polling, peer)
+    assert not peer.looks
+    assert len(peer.dozed) == 1
+    clock.now += progress.A_WHILE
+    monkeypatch.setattr(progress, "_yield", lambda: None)
+    later = Peer(clock, 3)
+    assert watch(polling, later)
+    assert not later.dozed
+
+
+async def test_beside_who_computes_a_link_is_polled_briefly(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    assert look(polling, Quiet())[1] == pytest.approx(LONGEST / STEP, abs=3)
+    progress._neighbours.yielded(clock.now - 2 * progress.HOGGED, clock.now)
+    yields: list[float] = []
+    monkeypatch.setattr(progress, "_yield", lambda: yields.append(clock.now))
+    polling._in_vain = 0
+    assert look(polling, Quiet())[1] == pytest.approx(SHORTEST / STEP, abs=3)
+    assert not progress.linger(clock.now + 100 * STEP)
+    assert not yields
 
 
 async def test_lingering_offers_the_core(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
