@@ -66,6 +66,7 @@ from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Call, Place
+from aiodist.schedules.script import written_down
 from aiodist.shared_memory.board import ON_DEVICE, digest_of
 from aiodist.types import ReduceOp
 from aiodist.work import Work
@@ -93,8 +94,8 @@ class Recipe:
         self.vector = vector  # the array of the user, in the memory of that phase
         vector.lend(None)
         self.nbytes = vector.nbytes  # bytes of the array
-        # What it counts of `KEPT`: the steps of its plan.
-        self.weight = len(phase.prepared.plan.steps)
+        # What it counts of `KEPT`: the steps of its plan that are in memory.
+        self.weight = written_down(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
         self.returns = True  # whether this rank has a result
 

@@ -15,7 +15,7 @@ A frame whose phase has not begun here is kept aside until it does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -98,7 +98,7 @@ class Exchange(Generic[Op]):
         self._allowed = [0] * size  # this rank takes the peer's with slots below
         self._early: dict[int, deque[memoryview]] = {}  # payloads for a later phase
         # Of the phase that runs:
-        self._receives: dict[int, list[Spans]] = {}  # where the frames of a peer go, in order
+        self._receives: dict[int, Sequence[Recv]] = {}  # where the frames of a peer go, in order
         self._memory: Any = None  # what these spans mean
         self._eager = True  # nobody has to be granted a frame
         # Eager frames overtake bulk ones, but never those of their own operation.
@@ -119,7 +119,7 @@ class Exchange(Generic[Op]):
             # Slots are counted over the whole operation, and so are grants.
             self._allowed = [max(a, b) for a, b in zip(self._allowed, self._base, strict=True)]
 
-    def catch_up(self, steps: Sequence[Step]) -> None:
+    def catch_up(self, steps: Iterable[Step]) -> None:
         """These first steps of the phase were done before there was an operation."""
         op = self._op
         assert op is not None
@@ -292,7 +292,7 @@ class Exchange(Generic[Op]):
         index = slot - self._base[src]
         if receives is None or index >= len(receives):
             return None
-        return receives[index]
+        return receives[index].spans
 
     def _deliver(self, spans: Spans, data: memoryview) -> None:
         view = self._memory.incoming(spans, len(data))

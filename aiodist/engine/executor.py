@@ -11,10 +11,12 @@ when what it needs may be there: by whoever brings a frame, or by the lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from aiodist.engine.phase import Phase, Spans
 from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Send, Step
+from aiodist.schedules.script import ahead
 from aiodist.shared_memory.board import A_PHASE, AREAS
 from aiodist.shared_memory.lane import Lane
 
@@ -214,9 +216,9 @@ class Executor:
         self.waiting_for = None
 
     @property
-    def done(self) -> Sequence[Step]:
+    def done(self) -> Iterator[Step]:
         """The steps that are done."""
-        return self.phase.prepared.plan.steps[: self._pc]
+        return islice(self.phase.prepared.plan.steps, self._pc)
 
     def sent(self) -> Iterator[tuple[int, int]]:
         """The frames that have been sent: to whom, and how many bytes."""
@@ -230,11 +232,11 @@ class Executor:
         if self._area is not None and len(lane.others) + 1 == plan.size:
             return True  # all share one host, and each step is for all of them
         receives = 0
-        for step in plan.steps[self._pc :]:
+        for step, times in ahead(plan.steps, self._pc):
             if isinstance(step, Send) and step.peer == peer:
                 return True
             if isinstance(step, Recv) and step.peer == peer:
-                receives += 1
+                receives += times
             if (
                 isinstance(step, Await)
                 and peer in step.peers

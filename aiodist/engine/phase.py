@@ -13,6 +13,7 @@ from aiodist.buffers.vector import Vector
 from aiodist.engine.kept import PLANS, kept
 from aiodist.schedules.plan import Plan, Recv, Span
 from aiodist.schedules.pull import moved
+from aiodist.schedules.script import receives_of, written_down
 from aiodist.shared_memory.lane import Lane
 
 Spans = tuple[Span, ...]
@@ -52,28 +53,24 @@ class SharedMemory(Protocol):
 class Prepared(NamedTuple):
     """A plan, with what is worked out of it once.
 
-    `receives` are the spans of its receives by peer, in their order. `shown` and `taken` are the
+    `receives` are its receives by peer, in their order. `shown` and `taken` are the
     units that this rank shows to others in shared memory, and takes from them.
     """
 
     plan: Plan
-    receives: dict[int, list[Spans]]
+    receives: dict[int, Sequence[Recv]]
     shown: int
     taken: int
 
     def weight(self) -> int:
-        return 1 + len(self.plan.steps)
+        return 1 + written_down(self.plan.steps)
 
 
 @kept(PLANS, Prepared.weight)
 def prepared(algorithm: Callable[..., Plan], *args: Any) -> Prepared:
     """The plan ``algorithm(*args)``, kept: the same shapes tend to come again and again."""
     plan = algorithm(*args)
-    receives: dict[int, list[Spans]] = {}
-    for step in plan.steps:
-        if type(step) is Recv:
-            receives.setdefault(step.peer, []).append(step.spans)
-    return Prepared(plan, receives, *moved(plan))
+    return Prepared(plan, receives_of(plan.steps), *moved(plan))
 
 
 class Phase(NamedTuple):

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from aiodist.schedules.frames import granted, packed, sends, swap
 from aiodist.schedules.parts import parts_of
-from aiodist.schedules.plan import OUT, TMP, Plan, Span, Step, X
+from aiodist.schedules.plan import OUT, TMP, Plan, Span, X
+from aiodist.schedules.script import Script
 
 
 def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Plan:
@@ -24,7 +25,7 @@ def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Pl
     Scratch: none.
     """
     parts = parts_of(rank, lengths, OUT, own=X)
-    steps: list[Step] = []
+    steps = Script()
     have = 1
     while have < size:
         count = min(have, size - have)
@@ -33,7 +34,7 @@ def all_gather(rank: int, size: int, lengths: Sequence[int], segment: int) -> Pl
         to, source = (rank - have) % size, (rank + have) % size
         steps += swap(to, sends(to, outgoing), source, incoming)
         have += count
-    return Plan("bruck.all_gather", rank, size, tuple(granted(steps)), eager=False)
+    return Plan("bruck.all_gather", rank, size, granted(steps).steps(), eager=False)
 
 
 def all_to_all(rank: int, size: int, length: int, segment: int) -> Plan:
@@ -49,7 +50,7 @@ def all_to_all(rank: int, size: int, length: int, segment: int) -> Plan:
     lengths = (length,) * size
     going, coming = parts_of(rank, lengths, X), parts_of(rank, lengths, OUT)
     held = {d: going.around(rank + d, 1) for d in range(1, size)}  # by distance yet to go, and gone
-    steps: list[Step] = []
+    steps = Script()
     scratch = 0
     bit = 1
     while bit < size:
@@ -65,5 +66,5 @@ def all_to_all(rank: int, size: int, length: int, segment: int) -> Plan:
         to, source = (rank + bit) % size, (rank - bit) % size
         steps += swap(to, sends(to, outgoing), source, incoming)
         bit *= 2
-    plan = tuple(granted(steps))
+    plan = granted(steps).steps()
     return Plan("bruck.all_to_all", rank, size, plan, eager=False, scratch=scratch)

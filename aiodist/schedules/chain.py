@@ -17,8 +17,11 @@ A tree would have fewer rounds, but its inner ranks would send everything twice.
 
 from __future__ import annotations
 
-from aiodist.schedules.cuts import WINDOW, Cut, pieces
+from math import lcm
+
+from aiodist.schedules.cuts import WINDOW, Cut, mapped, pieces
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+from aiodist.schedules.script import Script
 
 
 def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
@@ -33,16 +36,17 @@ def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Pla
     cuts = pieces(0, length, segment)
     first, last = rank == root, (rank + 1) % size == root
     before, after = (rank - 1) % size, (rank + 1) % size
-    steps: list[Step] = []
+
+    def hop(k: int) -> list[Step]:
+        spans = (Span(X if first else OUT, *cuts[k]),)
+        received: list[Step] = [] if first else [Recv(before, spans)]
+        return received if last else [*received, Send(after, spans)]
+
+    steps = Script()
     if cuts and not first:
         steps.append(Grant(before, len(cuts)))
-    for cut in cuts:
-        span = Span(X if first else OUT, *cut)
-        if not first:
-            steps.append(Recv(before, (span,)))
-        if not last:
-            steps.append(Send(after, (span,)))
-    return Plan("chain.broadcast", rank, size, tuple(steps), eager=False)
+    steps.repeat(len(cuts), hop)
+    return Plan("chain.broadcast", rank, size, steps.steps(), eager=False)
 
 
 def scan(
@@ -68,29 +72,28 @@ def scan(
     if window < 1:
         raise ValueError(f"the window has at least one segment, not {window}")
     chunks = pieces(0, length, max(1, length) if whole else segment)
-    frames = [pieces(0, stop - start, segment) for start, stop in chunks]
+    frames = mapped(chunks, lambda chunk: pieces(0, chunk[1] - chunk[0], segment))
     width = chunks[0][1] if chunks else 0
     first, last = rank == 0, rank == size - 1
     slots = 0 if first else min(window, len(chunks))
     # The grant for chunk m is given after chunk m - window was received; but chunk m is written
     # before it is sent, when only that for m - 1 is known: hence one slot more than the window.
     out_slots = 0 if last else min(window + 1, len(chunks))
-    steps: list[Step] = []
-    if slots:
-        steps.append(Grant(rank - 1, sum(map(len, frames[:slots]))))
-    for k, (start, stop) in enumerate(chunks):
+
+    def hop(k: int) -> Script:
+        steps, (start, stop), parts = Script(), chunks[k], frames[k]
         own, result = Span(X, start, stop), Span(OUT, start, stop)
         prefix: tuple[Span, ...] = ()
         if not first:
-            at = (k % slots) * width
-            steps += [Recv(rank - 1, (_part(at, cut),)) for cut in frames[k]]
-            prefix = (Span(TMP, at, at + stop - start),)
+            here = (k % slots) * width
+            steps.repeat(len(parts), lambda at: [Recv(rank - 1, (_part(here, parts[at]),))])
+            prefix = (Span(TMP, here, here + stop - start),)
         total = (*prefix, own)
         if not last:
-            at = (slots + k % out_slots) * width
-            going = Span(TMP, at, at + stop - start)
+            there = (slots + k % out_slots) * width
+            going = Span(TMP, there, there + stop - start)
             steps.append(Copy(going, own) if first else Reduce(going, total, final=False))
-            steps += [Send(rank + 1, (_part(at, cut),)) for cut in frames[k]]
+            steps.repeat(len(parts), lambda at: [Send(rank + 1, (_part(there, parts[at]),))])
             total = (going,)
         if not exclusive:
             steps.append(Reduce(result, total))
@@ -98,8 +101,18 @@ def scan(
             steps.append(Copy(result, own) if first else Reduce(result, prefix))
         if slots and k + slots < len(chunks):
             steps.append(Grant(rank - 1, len(frames[k + slots])))
+        return steps
+
+    steps = Script()
+    if slots:
+        steps.append(Grant(rank - 1, sum(map(len, frames[:slots]))))
+    if whole:
+        for k in range(len(chunks)):  # there is one, of many frames
+            steps += hop(k)
+    else:
+        steps.repeat(len(chunks), hop, (), window + 1, lcm(max(1, slots), max(1, out_slots)))
     scratch = (slots + out_slots) * width
-    return Plan("chain.scan", rank, size, tuple(steps), eager=False, scratch=scratch)
+    return Plan("chain.scan", rank, size, steps.steps(), eager=False, scratch=scratch)
 
 
 def _part(at: int, cut: Cut) -> Span:

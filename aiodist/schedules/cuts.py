@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar, overload
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 Cut = tuple[int, int]
 """Units `start` to `stop`."""
@@ -16,6 +20,40 @@ AHEAD = 4
 straight to their place, and ranks are near each other."""
 
 
+class Series(Sequence[T]):
+    """``item(k)`` for each k below `length`, made when it is asked for: a huge array has as many
+    pieces as it has, and nobody needs all of them at once.
+
+    From each item to the next it is the same way, but where one of the `edges` is, or the end.
+    """
+
+    def __init__(self, length: int, item: Callable[[int], T], edges: Iterable[int] = ()) -> None:
+        self._numbers = range(length)
+        self._item = item
+        self.edges = (*edges, length)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        numbers = self._numbers[index]
+        return self._item(numbers) if isinstance(numbers, int) else [*map(self._item, numbers)]
+
+
+def edges_of(items: Sequence[object]) -> Iterable[int]:
+    """Where something begins or ends in `items`: of a list that may be anywhere."""
+    return items.edges if isinstance(items, Series) else range(len(items) + 1)
+
+
+def mapped(items: Sequence[U], make: Callable[[U], T]) -> Series[T]:
+    """What `make` makes of each item."""
+    return Series(len(items), lambda k: make(items[k]), edges_of(items))
+
+
 def even_bounds(length: int, size: int) -> tuple[int, ...]:
     """`size + 1` offsets that cut `length` units as `numpy.array_split` does: the first
     ``length % size`` slices are one unit longer."""
@@ -23,27 +61,34 @@ def even_bounds(length: int, size: int) -> tuple[int, ...]:
     return tuple(rank * base + min(rank, longer) for rank in range(size + 1))
 
 
-def pieces(start: int, stop: int, segment: int) -> list[Cut]:
+def pieces(start: int, stop: int, segment: int) -> Series[Cut]:
     """Cut units `start` to `stop` into pieces of `segment` units; the last may be shorter."""
     if segment < 1:
         raise ValueError(f"a segment has at least one unit, not {segment}")
-    return [(at, min(at + segment, stop)) for at in range(start, stop, segment)]
+    starts = range(start, stop, segment)
+    return Series(len(starts), lambda k: (starts[k], min(starts[k] + segment, stop)))
 
 
-def blocks_of(length: int, block: int, cut: Callable[[int], Iterable[int]]) -> list[list[Cut]]:
+def blocks_of(length: int, block: int, cut: Callable[[int], Iterable[int]]) -> Series[list[Cut]]:
     """The slices of each block of `block` units, by rank; the last block may be shorter. `cut`
     gives the offsets that cut a block of so many units."""
-    return [
-        [(start + low, start + high) for low, high in pairwise(cut(stop - start))]
-        for start, stop in pieces(0, length, block)
-    ]
+    blocks = pieces(0, length, block)
+
+    def slices(k: int) -> list[Cut]:
+        start, stop = blocks[k]
+        return [(start + low, start + high) for low, high in pairwise(cut(stop - start))]
+
+    return Series(len(blocks), slices)
 
 
-def rounds_of(bounds: Sequence[int], piece: int) -> list[list[Cut]]:
+def rounds_of(bounds: Sequence[int], piece: int) -> Series[list[Cut]]:
     """The next `piece` units of each slice, by rank, round by round until the longest is done."""
     slices = list(pairwise(bounds))
-    longest = max(stop - start for start, stop in slices)
-    return [
-        [(min(start + low, stop), min(start + high, stop)) for start, stop in slices]
-        for low, high in pieces(0, longest, piece)
-    ]
+    lengths = [stop - start for start, stop in slices]
+    rounds = pieces(0, max(lengths), piece)
+
+    def row(k: int) -> list[Cut]:
+        low, high = rounds[k]
+        return [(min(start + low, stop), min(start + high, stop)) for start, stop in slices]
+
+    return Series(len(rounds), row, (length // piece for length in lengths))

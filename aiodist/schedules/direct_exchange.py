@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.schedules.cuts import AHEAD, pieces
+from aiodist.schedules.cuts import AHEAD, mapped, pieces
 from aiodist.schedules.parts import parts_of
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+from aiodist.schedules.script import Script
 
 ALL_REDUCE = "direct_exchange.all_reduce"
 SHARE = "direct_exchange.share"
@@ -25,24 +26,22 @@ def exchange(
     outgoing: Sequence[Sequence[Span]],
     incoming: Sequence[Sequence[Span]],
     ahead: int = AHEAD,
-) -> list[Step]:
+) -> Script:
     """The steps that send ``outgoing[p]``, a frame a span, to each rank p, and receive
     ``incoming[p]`` from it. What is `outgoing` and `incoming` at `rank` itself is copied.
 
     All that comes is granted at once: the memory of `incoming` must be free from the start.
     """
-    steps: list[Step] = []
     distances = range(1, size)
-    for distance in distances:
-        source = (rank - distance) % size
-        if incoming[source]:
-            steps.append(Grant(source, len(incoming[source])))
     longest = max(map(len, (*outgoing, *incoming)))
+
     # Segment by segment to all, not message by message: so all links are busy from the start, and
     # no peer waits until those before it have everything. Segment k is waited for only once segment
     # k + ahead was sent, so that both ways of a link are busy.
     ahead = min(ahead, longest)
-    for k in range(longest + ahead):
+
+    def turn(k: int) -> list[Step]:
+        steps: list[Step] = []
         for distance in distances:
             target = (rank + distance) % size
             if k < len(outgoing[target]):
@@ -53,12 +52,22 @@ def exchange(
             source = (rank - distance) % size
             if 0 <= k - ahead < len(incoming[source]):
                 steps.append(Recv(source, (incoming[source][k - ahead],)))
-    return steps
+        return steps
+
+    script = Script()
+    for distance in distances:
+        source = (rank - distance) % size
+        if incoming[source]:
+            script.append(Grant(source, len(incoming[source])))
+    edges = [len(message) for message in outgoing]
+    edges += [len(message) + ahead for message in ((), *incoming)]
+    script.repeat(longest + ahead, turn, edges)
+    return script
 
 
-def spans(buffer: int, start: int, stop: int, segment: int) -> list[Span]:
+def spans(buffer: int, start: int, stop: int, segment: int) -> Sequence[Span]:
     """Units `start` to `stop` of `buffer`, in segments."""
-    return [Span(buffer, *cut) for cut in pieces(start, stop, segment)]
+    return mapped(pieces(start, stop, segment), lambda cut: Span(buffer, *cut))
 
 
 def all_reduce(rank: int, size: int) -> Plan:
@@ -123,8 +132,8 @@ def all_to_all(
     """
     outgoing = [spans(X, send_bounds[p], send_bounds[p + 1], segment) for p in range(size)]
     incoming = [spans(OUT, recv_bounds[p], recv_bounds[p + 1], segment) for p in range(size)]
-    steps = exchange(rank, size, outgoing, incoming, ahead)
-    return Plan("direct_exchange.all_to_all", rank, size, tuple(steps), eager=False)
+    steps = exchange(rank, size, outgoing, incoming, ahead).steps()
+    return Plan("direct_exchange.all_to_all", rank, size, steps, eager=False)
 
 
 def all_gather(
@@ -182,7 +191,7 @@ def _with_root(
 ) -> Plan:
     """A part of each rank goes to `root`, or comes from there: the two differ in the direction."""
     name, whole, part = ("gather", OUT, X) if gathers else ("scatter", X, OUT)
-    none: list[list[Span]] = [[] for _ in range(size)]
+    none: list[Sequence[Span]] = [() for _ in range(size)]
     ours = [*none]
     if rank == root:
         parts = parts_of(rank, lengths, whole)
@@ -193,19 +202,20 @@ def _with_root(
     return _plan(f"direct_exchange.{name}", rank, size, outgoing, incoming)
 
 
-def _cut(parts: Sequence[Span], segment: int) -> list[Span]:
-    return [piece for part in parts for piece in spans(*part, segment)]
+def _cut(parts: Sequence[Span], segment: int) -> Sequence[Span]:
+    """The part of one rank, which is one span, or empty."""
+    return spans(*parts[0], segment) if parts else ()
 
 
 def _plan(
     name: str,
     rank: int,
     size: int,
-    outgoing: list[list[Span]],
-    incoming: list[list[Span]],
+    outgoing: list[Sequence[Span]],
+    incoming: list[Sequence[Span]],
     ahead: int = AHEAD,
 ) -> Plan:
     """An exchange in which nothing stays at this rank."""
-    outgoing[rank] = incoming[rank] = []
-    steps = tuple(exchange(rank, size, outgoing, incoming, ahead))
+    outgoing[rank] = incoming[rank] = ()
+    steps = exchange(rank, size, outgoing, incoming, ahead).steps()
     return Plan(name, rank, size, steps, eager=False)

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
-from aiodist.schedules.cuts import AHEAD
+from aiodist.schedules.cuts import AHEAD, Series, edges_of, mapped
 from aiodist.schedules.plan import Grant, Recv, Send, Span, Step
+from aiodist.schedules.script import Script, ahead
 
 Frame = tuple[Span, ...]
 
 
-def packed(spans: Iterable[Span], segment: int) -> list[Frame]:
+def packed(spans: Iterable[Span], segment: int) -> Series[Frame]:
     """The spans in as few frames as hold them: small ones share a frame, and what is longer than
     `segment` units is cut. Both ends must pack equally long spans in the same order."""
-    frames: list[Frame] = []
-    frame: list[Span] = []
-    room = segment
-    for buffer, start, end in spans:
-        while start < end:
-            stop = min(start + room, end)
-            frame.append(Span(buffer, start, stop))
-            room -= stop - start
-            start = stop
-            if not room:
-                frames.append(tuple(frame))
-                frame, room = [], segment
-    return [*frames, tuple(frame)] if frame else frames
+    listed = [span for span in spans if span.length]
+    ends = [*accumulate(span.length for span in listed)]
+    total = ends[-1] if ends else 0
+
+    def frame(k: int) -> Frame:
+        first, stop = k * segment, min((k + 1) * segment, total)
+        found: list[Span] = []
+        for at in range(bisect_right(ends, first), len(ends)):
+            if first == stop:
+                break
+            upto = min(stop, ends[at])
+            shift = listed[at].stop - ends[at]
+            found.append(Span(listed[at].buffer, first + shift, upto + shift))
+            first = upto
+        return tuple(found)
+
+    return Series(-(-total // segment), frame, (end // segment for end in ends))
 
 
-def alone(spans: Iterable[Span]) -> list[Frame]:
+def alone(spans: Sequence[Span]) -> Series[Frame]:
     """Each span in a frame of its own."""
-    return [(span,) for span in spans]
+    return mapped(spans, lambda span: (span,))
 
 
 def swap(
@@ -39,35 +46,55 @@ def swap(
     source: int,
     incoming: Sequence[Frame],
     then: Callable[[int], Sequence[Step]] = lambda at: (),
-) -> list[Step]:
+    ahead: int = AHEAD,
+) -> Script:
     """Send to one rank and receive from another, which may be the same, at the same time.
 
     ``outgoing[k]`` is what comes before the k-th frame to `to` with that frame's Send at its end;
-    ``then(k)`` follows the k-th Recv. AHEAD frames leave before the first that comes is waited for:
-    so the wire is not idle while a rank works on what has come.
+    ``then(k)`` follows the k-th Recv. `ahead` frames leave before the first that comes is waited
+    for: so the wire is not idle while a rank works on what has come.
     """
-    steps: list[Step] = []
-    for k in range(max(len(outgoing), len(incoming) + AHEAD)):
-        if k < len(outgoing):
-            steps += outgoing[k]
-        if 0 <= k - AHEAD < len(incoming):
-            steps.append(Recv(source, incoming[k - AHEAD]))
-            steps += then(k - AHEAD)
-    return steps
+
+    def turn(k: int) -> list[Step]:
+        steps: list[Step] = [*outgoing[k]] if k < len(outgoing) else []
+        if 0 <= k - ahead < len(incoming):
+            steps += [Recv(source, incoming[k - ahead]), *then(k - ahead)]
+        return steps
+
+    script = Script()
+    edges = [*edges_of(outgoing), *(edge + ahead for edge in (0, *edges_of(incoming)))]
+    script.repeat(max(len(outgoing), len(incoming) + ahead), turn, edges)
+    return script
 
 
-def sends(to: int, frames: Iterable[Frame]) -> list[Sequence[Step]]:
+def sends(to: int, frames: Sequence[Frame]) -> Series[Sequence[Step]]:
     """Frames to one rank, as `swap` takes them."""
-    return [(Send(to, frame),) for frame in frames]
+    return mapped(frames, lambda frame: (Send(to, frame),))
 
 
-def granted(steps: Sequence[Step]) -> list[Step]:
+def sent(to: int, frames: Sequence[Frame]) -> Script:
+    """Send all frames to one rank."""
+    script = Script()
+    script.repeat(len(frames), lambda k: (Send(to, frames[k]),), edges_of(frames))
+    return script
+
+
+def received(source: int, frames: Sequence[Frame]) -> Script:
+    """Receive all frames from one rank."""
+    script = Script()
+    script.repeat(len(frames), lambda k: (Recv(source, frames[k]),), edges_of(frames))
+    return script
+
+
+def granted(steps: Script) -> Script:
     """The steps, after a grant to each peer for all that is received from it.
 
     For plans that receive into memory that is free from the start and not written again.
     """
     due: dict[int, int] = {}
-    for step in steps:
+    for step, times in ahead(steps.steps()):
         if isinstance(step, Recv):
-            due[step.peer] = due.get(step.peer, 0) + 1
-    return [*(Grant(peer, count) for peer, count in due.items()), *steps]
+            due[step.peer] = due.get(step.peer, 0) + times
+    script = Script(Grant(peer, count) for peer, count in due.items())
+    script += steps
+    return script

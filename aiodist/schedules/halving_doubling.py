@@ -22,13 +22,14 @@ it. Where results go to one rank alone, empty frames say what results say else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aiodist.schedules.cuts import Cut, pieces
 from aiodist.schedules.frames import Frame, alone, granted, sends, swap
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
 from aiodist.schedules.recursive_doubling import ranks_of, role_of
+from aiodist.schedules.script import Script
 
 
 def all_reduce(rank: int, size: int, length: int, segment: int, block: int) -> Plan:
@@ -77,8 +78,8 @@ def reduce_scatter(rank: int, size: int, bounds: Sequence[int], segment: int) ->
     if size == 1:
         return _alone(name, bounds[-1])
     block = _Slices(rank, size, bounds, segment)
-    steps = tuple(granted([step for part in block.parts for step in part.steps]))
-    return Plan(name, rank, size, steps, eager=False, scratch=block.scratch)
+    steps = granted(Script(step for part in block.parts for step in part.steps))
+    return Plan(name, rank, size, steps.steps(), eager=False, scratch=block.scratch)
 
 
 def _alone(name: str, length: int) -> Plan:
@@ -92,20 +93,25 @@ def _in_blocks(
     if size == 1:
         return _alone(name, length)
     cuts = pieces(0, length, block) or [(0, 0)]
-    blocks: list[_Block] = [
-        _Everywhere(rank, size, cut, segment, cuts[0][1])
-        if root is None
-        else _ToRoot(rank, size, cut, segment, cuts[0][1], root, last=cut == cuts[-1])
-        for cut in cuts
-    ]
-    steps: list[Step] = [Grant(peer, count) for peer, count in blocks[0].due().items()]
-    for here, after in zip(blocks, [*blocks[1:], None], strict=True):
-        due = after.due() if after is not None else {}
-        for part in here.parts:
+    width, last = cuts[0][1], len(cuts) - 1
+
+    def block_of(k: int) -> _Block:
+        if root is None:
+            return _Everywhere(rank, size, cuts[k], segment, width)
+        return _ToRoot(rank, size, cuts[k], segment, width, root, last=k == last)
+
+    def reduction(k: int) -> list[Step]:
+        steps: list[Step] = []
+        due = block_of(k + 1).due() if k < last else {}
+        for part in block_of(k).parts:
             steps += part.steps
             steps += [Grant(peer, due[peer]) for peer in part.frees if peer in due]
-    scratch = blocks[0].scratch
-    return Plan(name, rank, size, tuple(steps), eager=False, scratch=scratch)
+        return steps
+
+    first = block_of(0)
+    script = Script(Grant(peer, count) for peer, count in first.due().items())
+    script.repeat(len(cuts), reduction, margin=2)
+    return Plan(name, rank, size, script.steps(), eager=False, scratch=first.scratch)
 
 
 def _edges(length: int, parts: int) -> list[int]:
@@ -117,7 +123,7 @@ def _edges(length: int, parts: int) -> list[int]:
 class _Part(NamedTuple):
     """Steps, and the peers whose frames of the next block have a place once these are done."""
 
-    steps: Sequence[Step]
+    steps: Iterable[Step]
     frees: tuple[int, ...] = ()
 
 
@@ -174,7 +180,7 @@ class _Block:
         self.scratch += count
         return Span(TMP, base, self.scratch)
 
-    def load(self, to: int, part: Cut) -> list[Sequence[Step]]:
+    def load(self, to: int, part: Cut) -> Sequence[Sequence[Step]]:
         """Units of X to a peer, through scratch: what travels are partial results."""
         pairs = zip(self.cut(self.loaded, part), self.cut(self.x, part), strict=True)
         return [(Copy(copy, source), Send(to, (copy,))) for copy, source in pairs]
@@ -217,7 +223,7 @@ class _Block:
         self.parts.append(_Part(steps))
         return self.loaded
 
-    def _swapped(self, held: _Held, partial: Span, coming: Span, into: Span) -> list[Step]:
+    def _swapped(self, held: _Held, partial: Span, coming: Span, into: Span) -> Script:
         """Swap halves of a partial result with a partner, and reduce."""
         partner, given, kept = held
         if partial.buffer == X:
@@ -251,8 +257,8 @@ class _Everywhere(_Block):
         partners = [held.partner for held in self.held]
         for k, (partner, given, kept) in reversed([*enumerate(self.held)]):
             outgoing = sends(partner, alone(self.cut(self.out, kept)))
-            steps = swap(partner, outgoing, partner, alone(self.cut(self.out, given)))
-            self.parts.append(_Part(steps, tuple(partners[k - 1 : k])))
+            swapped = swap(partner, outgoing, partner, alone(self.cut(self.out, given)))
+            self.parts.append(_Part(swapped, tuple(partners[k - 1 : k])))
         if role.takes_from is not None:
             steps = [Send(role.takes_from, frame) for frame in everything]
             self.parts.append(_Part(steps, (role.takes_from,)))
@@ -268,7 +274,7 @@ class _ToRoot(_Block):
         super().__init__(rank, size, cut, segment, width)
         self._root = root
         # For the block that follows: all that was sent has come. Nothing follows the last one.
-        self._signal: list[Frame] = [] if last else [()]
+        self._signal: Sequence[Frame] = [] if last else [()]
         role = self.role
         if role.gives_to is not None:
             self._stand_aside(role.gives_to)

@@ -37,6 +37,7 @@ that `TMP` may be of a wider type than `X` and `OUT`; each such docstring says s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,7 +122,8 @@ class Plan(NamedTuple):
     name: str
     rank: int
     size: int
-    steps: tuple[Step, ...]
+    steps: Sequence[Step]
+    """A tuple, or for huge arrays what `aiodist.schedules.script` makes."""
     eager: bool
     scratch: int = 0
     shared: int = 0

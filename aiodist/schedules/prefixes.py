@@ -8,7 +8,8 @@ what the 2^(k + 1) ranks up to itself have, in rank order: operators need not co
 from __future__ import annotations
 
 from aiodist.schedules.frames import granted, packed, sends, swap
-from aiodist.schedules.plan import OUT, TMP, Copy, Plan, Reduce, Span, Step, X
+from aiodist.schedules.plan import OUT, TMP, Copy, Plan, Reduce, Span, X
+from aiodist.schedules.script import Script
 
 
 def scan(rank: int, size: int, length: int, segment: int, exclusive: bool) -> Plan:
@@ -27,7 +28,7 @@ def scan(rank: int, size: int, length: int, segment: int, exclusive: bool) -> Pl
     used = 1
     partial = places[0]  # reduced with the own array
     before: Span | None = None  # and without it
-    steps: list[Step] = [Copy(partial, own)]
+    steps = Script([Copy(partial, own)])
     distance = 1
     while distance < size:
         to, source = rank + distance, rank - distance
@@ -49,5 +50,5 @@ def scan(rank: int, size: int, length: int, segment: int, exclusive: bool) -> Pl
         steps.append(Reduce(result, (partial,)))
     else:
         steps.append(Copy(result, own) if before is None else Reduce(result, (before,)))
-    plan = tuple(granted(steps))
+    plan = granted(steps).steps()
     return Plan("prefixes.scan", rank, size, plan, eager=False, scratch=used * length)

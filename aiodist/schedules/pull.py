@@ -10,9 +10,10 @@ them what it proves of the others: there is no data race, whatever the timing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from aiodist.schedules.plan import SHARED, Await, Copy, Plan, Publish, Reduce, Step
+from aiodist.schedules.script import Script, ahead
 
 Part = Callable[[int], list[Step]]
 """The steps of one part of a round, given the round."""
@@ -43,13 +44,12 @@ def moved(plan: Plan) -> tuple[int, int]:
     """Units that a rank shows to the others, and units that it takes from them."""
     own = SHARED + plan.rank
     shown = taken = 0
-    for step in plan.steps:
+    for step, times in ahead(plan.steps):
         if isinstance(step, Copy | Reduce):
             sources = step.operands if isinstance(step, Reduce) else (step.source,)
-            taken += sum(
-                span.length for span in sources if span.buffer >= SHARED and span.buffer != own
-            )
-            shown += step.into.length * (step.into.buffer == own)
+            seen = (span for span in sources if span.buffer >= SHARED and span.buffer != own)
+            taken += times * sum(span.length for span in seen)
+            shown += times * step.into.length * (step.into.buffer == own)
     return shown, taken
 
 
@@ -64,12 +64,15 @@ def pipeline(
     stage: Part,
     use: Part,
     collect: Part | None = None,
+    edges: Iterable[int] = (),
+    then: Sequence[Step] = (),
 ) -> Plan:
     """A plan of `rounds`, of which round k works on buffer ``k % depth`` of everybody's memory.
 
     ``stage(k)`` writes what others use into the own buffer; ``use(k)`` reads what all have staged;
     ``collect(k)`` reads what all have written into their buffers in ``use(k)`` (None: nobody does,
     and `use` writes none). What `use` writes there has a place of its own, the same in all rounds.
+    At `edges` these begin to be others, see `Script.repeat`. `then` comes last.
 
     With ``lag = depth // 2``, a rank in its round n uses block n, stages block n + lag and collects
     block n - lag, once all have published their rounds up to n - lag. So all that it reads has been
@@ -84,9 +87,9 @@ def pipeline(
     peers = others(rank, size)
     # The last rounds are awaited only by those who collect.
     publishes = max(1, rounds + 1 - (0 if collect else lag))
-    steps: list[Step] = [step for k in range(min(lag, rounds)) for step in stage(k)]
-    steps += [Publish(), Await(peers, 1)]
-    for k in range(rounds + lag):
+
+    def turn(k: int) -> list[Step]:
+        steps: list[Step] = []
         staged = stage(k + lag) if k + lag < rounds else []
         used = use(k) if k < rounds else []
         if collect:
@@ -97,6 +100,12 @@ def pipeline(
             steps.append(Await(peers, k + 2 - lag))
         steps += made
         published = [Publish()] if k + 2 <= publishes else []
-        steps += [*published, *read] if depth % 2 else [*read, *published]
+        return [*steps, *published, *read] if depth % 2 else [*steps, *read, *published]
+
+    script = Script(step for k in range(min(lag, rounds)) for step in stage(k))
+    script += [Publish(), Await(peers, 1)]
+    script.repeat(rounds + lag, turn, (*edges, rounds), lag + 2, depth)
+    script += then
     shared = min(depth, rounds) * buffer
-    return Plan(name, rank, size, joined(steps), eager=False, shared=shared, publishes=publishes)
+    steps = script.steps(joined)
+    return Plan(name, rank, size, steps, eager=False, shared=shared, publishes=publishes)

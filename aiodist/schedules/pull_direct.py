@@ -9,10 +9,12 @@ long arrays are read at one go, plans await nothing between their pieces: there 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from aiodist.schedules.cuts import even_bounds, pieces
+from aiodist.schedules.cuts import Cut, Series, blocks_of, even_bounds, mapped, pieces
 from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step
 from aiodist.schedules.pull import joined, others
+from aiodist.schedules.script import Script
 
 
 def all_reduce(rank: int, size: int, length: int, piece: int) -> Plan:
@@ -27,33 +29,31 @@ def all_reduce(rank: int, size: int, length: int, piece: int) -> Plan:
     `length`.
     """
     peers = others(rank, size)
-    blocks: list[tuple[int, ...]] = []
-    for start, stop in pieces(0, length, size * piece):
-        blocks.append(tuple(start + at for at in even_bounds(stop - start, size)))
+    blocks = blocks_of(length, size * piece, lambda units: even_bounds(units, size))
 
-    def slice_of(owner: int, block: tuple[int, ...], q: int) -> Span:
-        return Span(SHARED + owner, block[q], block[q + 1])
+    def slice_of(owner: int, block: Sequence[Cut], q: int) -> Span:
+        return Span(SHARED + owner, *block[q])
 
-    def collect(block: tuple[int, ...]) -> tuple[Step, ...]:
+    def collect(block: Sequence[Cut]) -> tuple[Step, ...]:
         return joined(Copy(slice_of(rank, block, q), slice_of(q, block, q)) for q in peers)
 
-    # The n-th Publish says that n - 1 blocks are reduced; the last one, that all is collected.
-    steps: list[Step] = [Publish()]
-    for k, block in enumerate(blocks):
+    def turn(k: int) -> list[Step]:
         # All have entered, or reduced the block before.
-        steps.append(Await(peers, k + 1))
-        into = slice_of(rank, block, rank)
+        steps: list[Step] = [Await(peers, k + 1)]
+        into = slice_of(rank, blocks[k], rank)
         if into.length:
-            operands = tuple(slice_of(q, block, rank) for q in range(size))
+            operands = tuple(slice_of(q, blocks[k], rank) for q in range(size))
             steps.append(Reduce(into, operands))
-        steps.append(Publish())
-        if k:
-            steps += collect(blocks[k - 1])
+        return [*steps, Publish(), *(collect(blocks[k - 1]) if k else ())]
+
+    # The n-th Publish says that n - 1 blocks are reduced; the last one, that all is collected.
+    steps = Script([Publish()])
+    steps.repeat(len(blocks), turn)
     if blocks:
         steps += [Await(peers, len(blocks) + 1), *collect(blocks[-1])]
     steps += [Publish(), Await(peers, len(blocks) + 2)]
     return Plan(
-        "pull_direct.all_reduce", rank, size, tuple(steps), False,
+        "pull_direct.all_reduce", rank, size, steps.steps(), False,
         shared=length, publishes=len(blocks) + 2,
     )  # fmt: skip
 
@@ -67,11 +67,13 @@ def reduce_scatter(rank: int, size: int, bounds: Sequence[int], piece: int) -> P
     Rounds: 1. Copied per rank: nothing; reduced: P times the own slice.
     """
     start = bounds[rank]
-    reductions: list[Step] = [
-        Reduce(Span(OUT, a - start, b - start), tuple(Span(SHARED + q, a, b) for q in range(size)))
-        for a, b in pieces(start, bounds[rank + 1], piece)
-    ]
-    return _reading("pull_direct.reduce_scatter", rank, size, reductions, bounds[-1])
+
+    def reduction(cut: Cut) -> Step:
+        into = Span(OUT, cut[0] - start, cut[1] - start)
+        return Reduce(into, tuple(Span(SHARED + q, *cut) for q in range(size)))
+
+    reductions = mapped(pieces(start, bounds[rank + 1], piece), reduction)
+    return _reading("pull_direct.reduce_scatter", rank, size, [reductions], bounds[-1])
 
 
 def take(
@@ -89,18 +91,31 @@ def take(
 
     Rounds: 1. Copied per rank: OUT.
     """
-    copies: list[Step] = []
-    for q in others(rank, size):
+
+    def copies_of(q: int) -> Series[Step]:
         shift = starts[q] - receives[q]
-        copies += [
-            Copy(Span(OUT, a, b), Span(SHARED + q, a + shift, b + shift))
-            for a, b in pieces(receives[q], receives[q + 1], piece)
-        ]
+        return mapped(
+            pieces(receives[q], receives[q + 1], piece),
+            lambda cut: Copy(Span(OUT, *cut), Span(SHARED + q, cut[0] + shift, cut[1] + shift)),
+        )
+
+    copies = [copies_of(q) for q in others(rank, size)]
     return _reading("pull_direct.take", rank, size, copies, shared)
 
 
-def _reading(name: str, rank: int, size: int, reads: Sequence[Step], shared: int) -> Plan:
-    """A plan of `reads`, between any two of which it may pause."""
-    steps = [step for read in reads for step in (read, Await((), 1))][:-1]
-    ends: list[Step] = [Publish(), Await(others(rank, size), 1)]
-    return Plan(name, rank, size, (*steps, *ends), False, shared=shared, publishes=1)
+def _reading(name: str, rank: int, size: int, reads: Sequence[Series[Step]], shared: int) -> Plan:
+    """A plan of all `reads`, between any two of which it may pause."""
+    script = Script()
+    last: Step | None = None
+    for some in filter(len, reads):
+        if last is not None:
+            script += (last, Await((), 1))
+        script.repeat(len(some) - 1, partial(_pausing, some))
+        last = some[-1]
+    script += [Publish()] if last is None else [last, Publish()]
+    script.append(Await(others(rank, size), 1))
+    return Plan(name, rank, size, script.steps(), False, shared=shared, publishes=1)
+
+
+def _pausing(reads: Sequence[Step], k: int) -> tuple[Step, ...]:
+    return (reads[k], Await((), 1))

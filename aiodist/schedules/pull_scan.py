@@ -9,6 +9,7 @@ from __future__ import annotations
 from aiodist.schedules.cuts import pieces
 from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step, X
 from aiodist.schedules.pull import others
+from aiodist.schedules.script import Script
 
 
 def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: int) -> Plan:
@@ -28,9 +29,10 @@ def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: 
     cuts = pieces(0, length, piece)
     width = cuts[0][1] if cuts else 0
     first, last = rank == 0, rank == size - 1
-    # The n-th Publish says that n - 1 prefixes are here, and as many of the rank before are read.
-    steps: list[Step] = [Publish()]
-    for k, (start, stop) in enumerate(cuts):
+
+    def turn(k: int) -> list[Step]:
+        steps: list[Step] = []
+        start, stop = cuts[k]
         own, result = Span(X, start, stop), Span(OUT, start, stop)
         at = (k % depth) * width
         going = Span(SHARED + rank, at, at + stop - start)
@@ -48,10 +50,13 @@ def scan(rank: int, size: int, length: int, exclusive: bool, piece: int, depth: 
             steps.append(Reduce(result, total))
         else:
             steps.append(Copy(result, own) if first else Reduce(result, prefix))
-        steps.append(Publish())
+        return [*steps, Publish()]
+
+    # The n-th Publish says that n - 1 prefixes are here, and as many of the rank before are read.
+    steps = Script([Publish()])
+    steps.repeat(len(cuts), turn, (), depth + 1, depth)
     steps.append(Await(others(rank, size), 1))
     shared = min(depth, len(cuts)) * width
     publishes = 1 + len(cuts)
-    return Plan(
-        "pull_scan.scan", rank, size, tuple(steps), eager=False, shared=shared, publishes=publishes
-    )
+    done = steps.steps()
+    return Plan("pull_scan.scan", rank, size, done, False, shared=shared, publishes=publishes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-from aiodist.schedules.cuts import Cut, blocks_of, even_bounds, rounds_of
+from aiodist.schedules.cuts import Cut, Series, blocks_of, even_bounds, rounds_of
 from aiodist.schedules.plan import OUT, SHARED, Copy, Plan, Reduce, Span, Step, X
 from aiodist.schedules.pull import others, pipeline
 
@@ -58,7 +58,7 @@ def _slices(
     name: str,
     rank: int,
     size: int,
-    blocks: Sequence[Sequence[Cut]],
+    blocks: Series[list[Cut]],
     depth: int,
     readers: Collection[int],
     origin: int,
@@ -69,17 +69,16 @@ def _slices(
     the place that they have in X, less `origin`.
     """
     peers = others(rank, size)
-    slot = max((stop - start for block in blocks for start, stop in block), default=0)
+    slot = max(stop - start for start, stop in blocks[0]) if blocks else 0
     kept = slot if readers else 0
     buffer = (size - 1) * slot + kept
     keeps = rank in readers or not readers
     shows = any(reader != rank for reader in readers)
-    edges = [tuple(accumulate((b - a for a, b in block), initial=0)) for block in blocks]
 
     def place(owner: int, k: int, q: int) -> Span:
         """Where slice q of block k lies in the memory of `owner`: before and after its own, which
         stays where it is however short the slices are, without gaps."""
-        edge = edges[k]
+        edge = [*accumulate((b - a for a, b in blocks[k]), initial=0)]
         at = (k % depth) * buffer + owner * slot
         if q < owner:
             at -= edge[owner] - edge[q]
@@ -108,5 +107,5 @@ def _slices(
 
     return pipeline(
         name, rank, size, len(blocks), buffer, depth,
-        stage=stage, use=use, collect=collect if readers else None,
+        stage=stage, use=use, collect=collect if readers else None, edges=blocks.edges,
     )  # fmt: skip

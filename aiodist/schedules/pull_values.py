@@ -12,7 +12,8 @@ from itertools import accumulate
 
 from aiodist.schedules.cuts import pieces
 from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Span, Step, X
-from aiodist.schedules.pull import joined, others, pipeline
+from aiodist.schedules.pull import others, pipeline
+from aiodist.schedules.script import Script
 
 
 def broadcast(rank: int, size: int, root: int, length: int, piece: int, depth: int) -> Plan:
@@ -30,11 +31,10 @@ def broadcast(rank: int, size: int, root: int, length: int, piece: int, depth: i
     publishes = max(1, len(cuts))
     peers = others(rank, size)
     width = cuts[0][1] if cuts else 0
-    steps: list[Step] = []
-    # The n-th Publish: of the root, that n pieces are staged; of others, that n - 1 are read.
-    if rank != root:
-        steps.append(Publish())
-    for k, (start, stop) in enumerate(cuts):
+
+    def turn(k: int) -> list[Step]:
+        steps: list[Step] = []
+        start, stop = cuts[k]
         at = (k % depth) * width
         staged = Span(SHARED + root, at, at + stop - start)
         if rank != root:
@@ -45,6 +45,11 @@ def broadcast(rank: int, size: int, root: int, length: int, piece: int, depth: i
             steps.append(Copy(staged, Span(X, start, stop)))
         if rank == root or k + 1 < publishes:
             steps.append(Publish())
+        return steps
+
+    # The n-th Publish: of the root, that n pieces are staged; of others, that n - 1 are read.
+    steps = Script([] if rank == root else [Publish()])
+    steps.repeat(len(cuts), turn, (), depth + 1, depth)
     if rank == root and not cuts:
         steps.append(Publish())
     if len(cuts) <= depth:  # else the root has waited for all, and the others then for the root
@@ -54,7 +59,7 @@ def broadcast(rank: int, size: int, root: int, length: int, piece: int, depth: i
         "pull_values.broadcast",
         rank,
         size,
-        tuple(steps),
+        steps.steps(),
         eager=False,
         shared=shared,
         publishes=publishes,
@@ -91,8 +96,9 @@ def all_gather(rank: int, size: int, lengths: Sequence[int], piece: int, depth: 
 
     rounds = max(map(len, cuts))
     return pipeline(
-        "pull_values.all_gather", rank, size, rounds, width, depth, stage=stage, use=use
-    )
+        "pull_values.all_gather", rank, size, rounds, width, depth,
+        stage=stage, use=use, edges=map(len, cuts),
+    )  # fmt: skip
 
 
 def exchange(
@@ -143,6 +149,8 @@ def exchange(
             for q, (start, stop) in coming
         ]
 
-    plan = pipeline("pull_values.exchange", rank, size, rounds, buffer, depth, stage=stage, use=use)
     own = Copy(Span(OUT, receives[rank], receives[rank + 1]), Span(X, sends[rank], sends[rank + 1]))
-    return plan._replace(steps=joined((*plan.steps, own)))
+    return pipeline(
+        "pull_values.exchange", rank, size, rounds, buffer, depth,
+        stage=stage, use=use, edges=map(len, (*outgoing, *incoming)), then=(own,),
+    )  # fmt: skip

@@ -20,10 +20,13 @@ The other way, with all ranks folded to one and a broadcast after it, takes twic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from aiodist.schedules.cuts import AHEAD, pieces
+from aiodist.schedules.cuts import AHEAD, Cut, mapped, pieces
+from aiodist.schedules.frames import Frame, received, sends, sent, swap
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+from aiodist.schedules.script import Script
 
 
 class Role(NamedTuple):
@@ -123,27 +126,24 @@ def all_reduce_whole(rank: int, size: int, length: int, segment: int, ahead: int
     if size == 1:
         return Plan(name, rank, size, (Reduce(result, (Span(X, 0, length),)),), eager=False)
     cuts = pieces(0, length, segment)
+    own, results, others = (_frames(buffer, cuts) for buffer in (X, OUT, TMP))
     role = role_of(rank, size)
-    steps: list[Step] = []
+    steps = Script()
     if role.gives_to is not None:
         to = role.gives_to
         steps += _grants(to, len(cuts))
-        steps += [Send(to, (Span(X, *cut),)) for cut in cuts]
-        steps += [Recv(to, (Span(OUT, *cut),)) for cut in cuts]
-        return Plan(name, rank, size, tuple(steps), eager=False)
+        steps += sent(to, own)
+        steps += received(to, results)
+        return Plan(name, rank, size, steps.steps(), eager=False)
     if role.takes_from is not None:
         steps += _grants(role.takes_from, len(cuts))
-    steps += [Copy(Span(OUT, *cut), Span(X, *cut)) for cut in cuts]
+    steps.repeat(len(cuts), lambda k: (Copy(*results[k], *own[k]),))
     if role.takes_from is not None:
-        steps += [Recv(role.takes_from, (Span(TMP, *cut),)) for cut in cuts]
+        steps += received(role.takes_from, others)
         steps.append(Reduce(result, (result, other), final=False))
     for partner in role.partners:
         steps.append(Grant(partner, len(cuts) + 1))
-        for k in range(len(cuts) + ahead):
-            if k < len(cuts):
-                steps.append(Send(partner, (Span(OUT, *cuts[k]),)))
-            if k >= ahead:
-                steps.append(Recv(partner, (Span(TMP, *cuts[k - ahead]),)))
+        steps += swap(partner, sends(partner, results), partner, others, ahead=ahead)
         operands = (result, other) if rank < partner else (other, result)
         steps += [
             Send(partner, ()),
@@ -151,8 +151,12 @@ def all_reduce_whole(rank: int, size: int, length: int, segment: int, ahead: int
             Reduce(result, operands, final=partner == role.partners[-1]),
         ]
     if role.takes_from is not None:
-        steps += [Send(role.takes_from, (Span(OUT, *cut),)) for cut in cuts]
-    return Plan(name, rank, size, tuple(steps), eager=False, scratch=length)
+        steps += sent(role.takes_from, results)
+    return Plan(name, rank, size, steps.steps(), eager=False, scratch=length)
+
+
+def _frames(buffer: int, cuts: Sequence[Cut]) -> Sequence[Frame]:
+    return mapped(cuts, lambda cut: (Span(buffer, *cut),))
 
 
 def _grants(peer: int, count: int) -> list[Step]:

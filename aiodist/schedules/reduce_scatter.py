@@ -46,10 +46,11 @@ def whole(rank: int, size: int, bounds: Sequence[int], segment: int, ahead: int 
     places = [(peer if peer < rank else peer - 1) * length for peer in range(size)]
     outgoing = [spans(X, bounds[p], bounds[p + 1], segment) for p in range(size)]
     incoming = [spans(TMP, at, at + length, segment) for at in places]
-    outgoing[rank] = incoming[rank] = []
+    outgoing[rank] = incoming[rank] = ()
     operands = [Span(TMP, at, at + length) for at in places]
     operands[rank] = Span(X, bounds[rank], bounds[rank + 1])
     reduction = Reduce(Span(OUT, 0, length), tuple(operands))
-    steps = (*exchange(rank, size, outgoing, incoming, ahead), reduction)
+    steps = exchange(rank, size, outgoing, incoming, ahead)
+    steps.append(reduction)
     scratch = (size - 1) * length
-    return Plan("reduce_scatter.whole", rank, size, steps, eager=False, scratch=scratch)
+    return Plan("reduce_scatter.whole", rank, size, steps.steps(), eager=False, scratch=scratch)

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import gcd
 
-from aiodist.schedules.cuts import Cut, even_bounds, pieces
+from aiodist.schedules.cuts import Cut, Series, even_bounds, pieces
 from aiodist.schedules.plan import OUT, TMP, Copy, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+from aiodist.schedules.script import Script
 
 DEPTH = 2
 """Segments of each slice that are on their way at the same time."""
@@ -41,10 +43,14 @@ def all_reduce(rank: int, size: int, length: int, segment: int, depth: int = DEP
     Rounds: 2 (P - 1), pipelined by segments. On the wire per rank: 2 (P - 1) / P of `length`, which
     is the least possible. Connections: 2. Scratch: 4 `depth` + 1 segments.
     """
-    rows: list[Row] = []
-    for start, stop in pieces(0, length, segment * size) or [(0, 0)]:
+    cuts = pieces(0, length, segment * size)
+
+    def row(k: int) -> Row:
+        start, stop = cuts[k] if cuts else (0, 0)
         bounds = [start + at for at in even_bounds(stop - start, size)]
-        rows.append(list(pairwise(bounds)))
+        return list(pairwise(bounds))
+
+    rows = Series(len(cuts) or 1, row)
     return _around("ring.all_reduce", rank, size, rows, depth, 0, gather=True)
 
 
@@ -64,49 +70,67 @@ def reduce_scatter(
     return _around("ring.reduce_scatter", rank, size, rows, depth, bounds[rank], gather=False)
 
 
-def _rows(bounds: Sequence[int], segment: int) -> list[Row]:
+def _rows(bounds: Sequence[int], segment: int) -> Series[Row]:
     slices = list(pairwise(bounds))
     cuts = [pieces(*cut, segment) for cut in slices]
-    return [
-        [
+    lengths = [len(cut) for cut in cuts]
+
+    def row(k: int) -> Row:
+        return [
             cut[k] if k < len(cut) else (stop, stop)
             for cut, (_, stop) in zip(cuts, slices, strict=True)
         ]
-        for k in range(max(1, *map(len, cuts)))
-    ]
+
+    return Series(max(1, *lengths), row, lengths)
 
 
 def _around(
-    name: str, rank: int, size: int, rows: Sequence[Row], depth: int, origin: int, *, gather: bool
+    name: str, rank: int, size: int, rows: Series[Row], depth: int, origin: int, *, gather: bool
 ) -> Plan:
     """The plan that reduces all rows, and with `gather` shows the results to all. In OUT they have
     the place that they have in X, less `origin`."""
     if depth < 1:
         raise ValueError(f"at least one segment is on its way, not {depth}")
+    steps = Script()
     if size == 1:
-        steps = [Reduce(Span(OUT, *row[0]), (Span(X, *row[0]),)) for row in rows]
-        return Plan(name, rank, size, tuple(steps), eager=False)
-    stream = _Stream(rank, size, depth, max(b - a for row in rows for a, b in row))
-    for at in range(0, len(rows), depth):
-        stream.reduce(rows[at : at + depth], origin)
+        for ((start, stop),) in rows:
+            steps.append(Reduce(Span(OUT, start, stop), (Span(X, start, stop),)))
+        return Plan(name, rank, size, steps.steps(), eager=False)
+    width = max(b - a for a, b in rows[0])
+    blocks = -(-len(rows) // depth)
+    reduced = depth * (size - 1)  # partial results that a block receives, and sends
+    frames = 1 + gather  # of each of these, one is received
+    window = 2 * depth
+
+    def block(k: int) -> Iterator[Step]:
+        here = rows[k * depth : (k + 1) * depth]
+        stream = _Stream(rank, size, depth, width, k * reduced)
+        stream.reduce(here, origin)
         if gather:
-            stream.gather(rows[at : at + depth])
-    scratch = stream.scratch
-    return Plan(name, rank, size, (*stream.granted(),), eager=False, scratch=scratch)
+            stream.gather(here)
+        return stream.granted(k * reduced * frames, len(rows) * (size - 1) * frames)
+
+    # Scratch is used as before once so many partial results have been around.
+    places = window * (window + 1)
+    period = places // gcd(places, reduced)
+    steps.append(Grant((rank - 1) % size, min(window, len(rows) * (size - 1) * frames)))
+    steps.repeat(blocks, block, (edge // depth for edge in rows.edges), 3, period)
+    scratch = (2 * window + 1) * width
+    return Plan(name, rank, size, steps.steps(), eager=False, scratch=scratch)
 
 
 class _Stream:
-    """All frames that come to a rank, and all that go, in their order."""
+    """The frames of a block that come to a rank, and those that go, in their order."""
 
-    def __init__(self, rank: int, size: int, depth: int, width: int) -> None:
+    def __init__(self, rank: int, size: int, depth: int, width: int, before: int) -> None:
+        """`before`: how many partial results came, and went, for the blocks before."""
         self.rank = rank
         self.size = size
         self.width = width
         self.window = 2 * depth  # frames that may be on their way to a rank
-        self.scratch = (2 * self.window + 1) * width
         self.steps: list[Step] = []
-        self._coming = 0  # how many partial results have come: each to the next place
-        self._going = 0
+        self._coming = before  # how many partial results have come: each to the next place
+        self._going = before
 
     def reduce(self, rows: Sequence[Row], origin: int) -> None:
         """Each slice once around, to its owner. It is reduced into OUT there."""
@@ -136,23 +160,19 @@ class _Stream:
                 if behind < self.size - 1:
                     self.steps.append(self._send(span))
 
-    def granted(self) -> Iterator[Step]:
-        """The steps, with grants: `window` frames at first, then half as many at a time, once as
-        many have been used up. With a batch of more all would wait for each other's grants."""
-        total = sum(isinstance(step, Recv) for step in self.steps)
+    def granted(self, used: int, total: int) -> Iterator[Step]:
+        """The steps, with grants: half of `window` frames at a time, once as many of those that
+        were granted at first have been used up. With a batch of more all would wait for each
+        other's grants. `used`: frames of the blocks before, of `total`."""
         batch = self.window // 2
-        before = (self.rank - 1) % self.size
-        allowed = min(self.window, total)
-        yield Grant(before, allowed)
-        used, fresh = 0, False
+        fresh = used > 0
         for step in self.steps:
             # What comes is used up by the step after its Recv, if not by the Recv itself.
             if fresh and isinstance(step, Recv | Send):
                 fresh = False
+                allowed = used + self.window - batch
                 if used % batch == 0 and allowed < total:
-                    count = min(batch, total - allowed)
-                    allowed += count
-                    yield Grant(before, count)
+                    yield Grant((self.rank - 1) % self.size, min(batch, total - allowed))
             yield step
             if isinstance(step, Recv):
                 used, fresh = used + 1, True

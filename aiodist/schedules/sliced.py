@@ -15,9 +15,11 @@ and r takes in the k-th pair in its iteration k + ahead. A peer may send what be
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import lcm
 
 from aiodist.schedules.cuts import Cut, pieces
 from aiodist.schedules.plan import OUT, TMP, Grant, Plan, Recv, Reduce, Send, Span, Step, X
+from aiodist.schedules.script import Script
 
 
 def reduce_slices(
@@ -52,10 +54,8 @@ def reduce_slices(
         due = {peer: slices.due(first, stop, peer, reading) for peer in peers}
         return [Grant(peer, count) for peer, count in due.items() if count]
 
-    steps = grants(0, window)
-    for k in range(ahead):
-        steps += slices.contribute(k)
-    for k in range(max(map(len, cuts)) + (ahead if readers else 0)):
+    def iteration(k: int) -> list[Step]:
+        steps: list[Step] = []
         results: list[Step] = []
         if reading and k >= ahead:
             steps += slices.collect(k - ahead)
@@ -65,8 +65,16 @@ def reduce_slices(
             results = [Send(peer, (result.into,)) for peer in targets]
         if (k + 1) % batch == 0:
             steps += grants(k + 1 + window - batch, k + 1 + window)
-        steps += [*results, *slices.contribute(k + ahead)]
-    return Plan(name, rank, size, tuple(steps), eager=False, scratch=slices.scratch)
+        return [*steps, *results, *slices.contribute(k + ahead)]
+
+    steps = Script(grants(0, window))
+    for k in range(ahead):
+        steps += slices.contribute(k)
+    lengths = [len(cut) for cut in cuts]
+    count = max(lengths) + (ahead if readers else 0)
+    # A place in scratch is used again after `window` iterations, or 2 * `ahead`.
+    steps.repeat(count, iteration, lengths, window + 1, lcm(window, 2 * ahead, batch))
+    return Plan(name, rank, size, steps.steps(), eager=False, scratch=slices.scratch)
 
 
 class _Slices:

@@ -9,8 +9,9 @@ chain.
 from __future__ import annotations
 
 from aiodist.schedules.cuts import even_bounds
-from aiodist.schedules.frames import granted, packed, sends, swap
-from aiodist.schedules.plan import OUT, Plan, Recv, Send, Span, Step, X
+from aiodist.schedules.frames import granted, packed, received, sends, sent, swap
+from aiodist.schedules.plan import OUT, Plan, Span, X
+from aiodist.schedules.script import Script
 from aiodist.schedules.tree import below, children, parent
 
 
@@ -33,13 +34,13 @@ def tree(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
         runs = [(bounds[a], bounds[b]) for a, b in turns if a < b]
         return [Span(OUT if v else X, *run) for run in runs if run[0] < run[1]]
 
-    steps: list[Step] = []
+    steps = Script()
     if v:
         frames = packed(slices(v, v + below(v, size)), segment)
-        steps += [Recv((parent(v) + root) % size, frame) for frame in frames]
+        steps += received((parent(v) + root) % size, frames)
     for child in children(v, size):
         frames = packed(slices(child, child + below(child, size)), segment)
-        steps += [Send((child + root) % size, frame) for frame in frames]
+        steps += sent((child + root) % size, frames)
     have = 1
     while have < size:
         count = min(have, size - have)
@@ -53,4 +54,4 @@ def tree(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
         incoming = packed(fresh(v), segment)
         steps += swap(to, sends(to, packed(fresh(target), segment)), start, incoming)
         have += count
-    return Plan("spread.tree", rank, size, tuple(granted(steps)), eager=False)
+    return Plan("spread.tree", rank, size, granted(steps).steps(), eager=False)

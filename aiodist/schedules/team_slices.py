@@ -25,8 +25,9 @@ ranks that publish it then, and overwritten in round n + 2.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import lcm
 
-from aiodist.schedules.cuts import Cut, blocks_of, rounds_of
+from aiodist.schedules.cuts import Cut, Series, blocks_of, rounds_of
 from aiodist.schedules.plan import (
     OUT,
     SHARED,
@@ -44,6 +45,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined
+from aiodist.schedules.script import Script
 from aiodist.schedules.teams import Post, Teams, post
 
 LAG = 2
@@ -97,7 +99,7 @@ def reduce_scatter(
     return _slices("team_slices.reduce_scatter", rank, teams, blocks, lag, (), bounds[rank])
 
 
-def _blocks(length: int, shares: Sequence[int]) -> list[list[Cut]]:
+def _blocks(length: int, shares: Sequence[int]) -> Series[list[Cut]]:
     """A full block has ``shares[-1]`` units, of which rank q has those from ``shares[q]`` on; the
     last one is cut likewise."""
     block = shares[-1]
@@ -108,7 +110,7 @@ def _slices(
     name: str,
     rank: int,
     teams: Teams,
-    blocks: Sequence[Sequence[Cut]],
+    blocks: Series[list[Cut]],
     lag: int,
     readers: Collection[int],
     origin: int,
@@ -121,13 +123,13 @@ def _slices(
     if lag < 1:
         raise ValueError(f"a partial result takes at least one round, not {lag}")
     here = post(teams, rank)
-    places = _Places(here, blocks or [[(0, 0)] * here.size], lag, origin)
+    places = _Places(here, blocks or Series(1, lambda k: [(0, 0)] * here.size), lag, origin)
     program = _Program(here, places, lag, readers)
     return Plan(
         name,
         rank,
         here.size,
-        joined(program.steps()),
+        program.script().steps(joined),
         eager=False,
         scratch=places.scratch,
         shared=2 * here.size * places.width,
@@ -138,10 +140,10 @@ def _slices(
 class _Places:
     """Where slices lie while they are reduced: in X and OUT, in scratch, and in shared memory."""
 
-    def __init__(self, here: Post, blocks: Sequence[Sequence[Cut]], lag: int, origin: int) -> None:
+    def __init__(self, here: Post, blocks: Series[list[Cut]], lag: int, origin: int) -> None:
         self.rank, self.size = here.rank, here.size
         self.blocks = blocks
-        self.width = max(stop - start for block in blocks for start, stop in block)
+        self.width = max(stop - start for start, stop in blocks[0])
         # The agents of this rank on other hosts, and the others whose agent it is on its own.
         self.sources = [here.agent(host, here.rank) for host in here.abroad()]
         others = {*here.duties(here.rank)} - {here.rank}
@@ -150,6 +152,8 @@ class _Places:
         # Scratch: rings of cells for partial results that go, for those that come, and for the own.
         window = 2 * lag
         self._going, self._coming, self._own = window + 1, window, lag + 1
+        # Blocks after which all cells, and both buffers, are used as before.
+        self.period = lcm(self._going, self._coming, self._own, 2)
         self._first_coming = len(self.away) * self._going
         self._first_own = self._first_coming + len(self.sources) * self._coming
         self.scratch = (self._first_own + self._own) * self.width
@@ -214,13 +218,14 @@ class _Program:
         self._rounds = finished + (1 if readers else 0)
         self.awaited = self._rounds if readers else count
 
-    def steps(self) -> list[Step]:
+    def script(self) -> Script:
         count, lag = len(self._places.blocks), self._lag
         # One grant covers `batch` blocks; see `sliced.reduce_slices`.
         batch, window = lag, 2 * lag
         iterations = count + (lag if self._crosses else 0)
-        steps: list[Step] = [*self._grants(0, window), *self._stage(0), Publish()]
-        for n in range(self._rounds):
+
+        def turn(n: int) -> list[Step]:
+            steps: list[Step] = []
             if self._here.mates and n < self.awaited:
                 steps.append(Await(self._here.mates, n + 1))
             if n < count:
@@ -239,7 +244,12 @@ class _Program:
                 steps += self._grants(k + 1 + window - batch, k + 1 + window)
             if n + 1 < self.awaited:
                 steps.append(Publish())
-        return steps
+            return steps
+
+        script = Script([*self._grants(0, window), *self._stage(0), Publish()])
+        edges = self._places.blocks.edges
+        script.repeat(self._rounds, turn, edges, 2 * lag + 3, self._places.period)
+        return script
 
     def _stage(self, k: int) -> list[Step]:
         """Show the team what the others of it reduce."""

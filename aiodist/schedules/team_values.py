@@ -7,7 +7,7 @@ between hosts a pipelined chain (broadcast) and direct exchange (all-gather).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from aiodist.schedules.cuts import Cut, even_bounds, pieces
@@ -26,6 +26,7 @@ from aiodist.schedules.plan import (
     X,
 )
 from aiodist.schedules.pull import joined
+from aiodist.schedules.script import Script
 from aiodist.schedules.teams import Post, Teams, post
 
 LAG = 2
@@ -43,16 +44,16 @@ def broadcast(rank: int, teams: Teams, root: int, length: int, piece: int) -> Pl
     """
     program = _Broadcast(post(teams, rank), post(teams, root), length, piece)
     if rank == root:
-        steps = program.begin()
+        script = program.begin()
     elif program.hops:
-        steps = program.pass_on()
+        script = program.pass_on()
     else:
-        steps = program.follow()
+        script = program.follow()
     return Plan(
         "team_values.broadcast",
         rank,
         program.here.size,
-        joined(steps),
+        script.steps(joined),
         eager=False,
         shared=2 * program.width,
         publishes=len(program.cuts),
@@ -74,30 +75,49 @@ class _Broadcast:
         self._after = here.teams[(here.host + 1) % hosts] if self.hops + 1 < hosts else None
         self._source = X if here.rank == root.rank else OUT
 
-    def begin(self) -> list[Step]:
+    def begin(self) -> Script:
         """At the root. The n-th Publish of others says that n blocks are read."""
-        steps: list[Step] = []
-        for k in range(len(self.cuts)):
-            steps += [*self._wait(k - 1), *self._show(k), Publish(), *self._forward(k)]
-        return steps
+        return self._for_each_block(
+            lambda k: [*self._wait(k - 1), *self._show(k), Publish(), *self._forward(k)]
+        )
 
-    def follow(self) -> list[Step]:
+    def follow(self) -> Script:
         """On the host of the root."""
-        steps: list[Step] = []
-        for k, cut in enumerate(self.cuts):
-            taken = Copy(Span(OUT, *cut), self._shown(self._root, k, *cut))
-            steps += [Await((self._root,), k + 1), taken, Publish(), *self._forward(k)]
-        return steps
 
-    def pass_on(self) -> list[Step]:
+        def turn(k: int) -> list[Step]:
+            cut = self.cuts[k]
+            taken = Copy(Span(OUT, *cut), self._shown(self._root, k, *cut))
+            return [Await((self._root,), k + 1), taken, Publish(), *self._forward(k)]
+
+        return self._for_each_block(turn)
+
+    def pass_on(self) -> Script:
         """On the other hosts."""
         count = len(self.cuts)
-        frames = sum(a < b for a, b in map(self._mine, range(count)))
-        steps: list[Step] = [Grant(self._before[self._place], frames)] if frames else []
-        for k in range(count):
-            steps += [*self._receive(k), *self._forward(k), *self._wait(k)]
-            steps += [*(self._collect(k - 1) if k else ()), *self._show(k), Publish()]
-        return [*steps, *self._wait(count), *self._collect(count - 1)] if count else steps
+
+        def turn(k: int) -> list[Step]:
+            steps = [*self._receive(k), *self._forward(k), *self._wait(k)]
+            return [*steps, *(self._collect(k - 1) if k else ()), *self._show(k), Publish()]
+
+        script = Script()
+        # What this rank carries of the blocks before the last one is as much as of the first.
+        frames = (count - 1) * self._carries(0) + self._carries(count - 1) if count else 0
+        if frames:
+            script.append(Grant(self._before[self._place], frames))
+        script += self._for_each_block(turn)
+        if count:
+            script += [*self._wait(count), *self._collect(count - 1)]
+        return script
+
+    def _for_each_block(self, turn: Callable[[int], list[Step]]) -> Script:
+        script = Script()
+        script.repeat(len(self.cuts), turn, margin=2, period=2)
+        return script
+
+    def _carries(self, k: int) -> bool:
+        """Whether this rank carries anything of block k."""
+        start, stop = self._mine(k)
+        return start < stop
 
     def _mine(self, k: int) -> Cut:
         """What this rank carries of block k."""
@@ -183,9 +203,10 @@ def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag:
             if 0 <= k < len(cuts[owner]) and (owner != mate) is crossed
         ]
 
-    steps: list[Step] = [Grant(owner, len(cuts[owner])) for owner in away if cuts[owner]]
     rounds = count + lag + 1
-    for n in range(rounds):
+
+    def turn(n: int) -> list[Step]:
+        steps: list[Step] = []
         if n and here.mates:
             steps.append(Await(here.mates, n))
         if n < len(cuts[rank]):
@@ -197,11 +218,15 @@ def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag:
                 steps += [Recv(owner, (part(owner, n - lag),)), *show(owner, n - lag)]
         if n + 1 < rounds:
             steps.append(Publish())
+        return steps
+
+    script = Script(Grant(owner, len(cuts[owner])) for owner in away if cuts[owner])
+    script.repeat(rounds, turn, map(len, cuts), lag + 3, 2)
     return Plan(
         "team_values.all_gather",
         rank,
         here.size,
-        joined(steps),
+        script.steps(joined),
         eager=False,
         shared=2 * slots * width,
         publishes=rounds - 1,

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.schedules.frames import granted, packed
+from aiodist.schedules.frames import granted, packed, received, sent
 from aiodist.schedules.parts import parts_of
 from aiodist.schedules.plan import OUT, TMP, Plan, Recv, Send, Span, Step, X
+from aiodist.schedules.script import Script
 
 
 def below(v: int, size: int) -> int:
@@ -39,12 +40,17 @@ def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Pla
     Connections: at most log2 P. Scratch: none.
     """
     v = (rank - root) % size
-    steps: list[Step] = []
-    for frame in packed([Span(OUT if v else X, 0, length)], segment):
-        if v:
-            steps.append(Recv((parent(v) + root) % size, frame))
-        steps += [Send((child + root) % size, frame) for child in children(v, size)]
-    return Plan("tree.broadcast", rank, size, tuple(granted(steps)), eager=False)
+    frames = packed([Span(OUT if v else X, 0, length)], segment)
+    below_v = children(v, size)
+
+    def pass_on(k: int) -> list[Step]:
+        frame = frames[k]
+        received: list[Step] = [Recv((parent(v) + root) % size, frame)] if v else []
+        return [*received, *(Send((child + root) % size, frame) for child in below_v)]
+
+    steps = Script()
+    steps.repeat(len(frames), pass_on)
+    return Plan("tree.broadcast", rank, size, granted(steps).steps(), eager=False)
 
 
 def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:
@@ -57,14 +63,14 @@ def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int
     Scratch: these parts, but for the own one.
     """
     subtree = _Subtree(rank, size, root, lengths, X, OUT)
-    steps: list[Step] = []
+    steps = Script()
     for child in reversed(children(subtree.v, size)):
         frames = packed(subtree.spans(child, below(child, size)), segment)
-        steps += [Recv((child + root) % size, frame) for frame in frames]
+        steps += received((child + root) % size, frames)
     if rank != root:
         up = (parent(subtree.v) + root) % size
         own = subtree.spans(subtree.v, below(subtree.v, size))
-        steps += [Send(up, frame) for frame in packed(own, segment)]
+        steps += sent(up, packed(own, segment))
     return subtree.plan("tree.gather", steps)
 
 
@@ -77,14 +83,14 @@ def scatter(rank: int, size: int, root: int, lengths: Sequence[int], segment: in
     Rounds, connections, and what is on the wire, are those of `gather`, and so is the scratch.
     """
     subtree = _Subtree(rank, size, root, lengths, OUT, X)
-    steps: list[Step] = []
+    steps = Script()
     if rank != root:
         up = (parent(subtree.v) + root) % size
         own = subtree.spans(subtree.v, below(subtree.v, size))
-        steps += [Recv(up, frame) for frame in packed(own, segment)]
+        steps += received(up, packed(own, segment))
     for child in children(subtree.v, size):
         frames = packed(subtree.spans(child, below(child, size)), segment)
-        steps += [Send((child + root) % size, frame) for frame in frames]
+        steps += sent((child + root) % size, frames)
     return subtree.plan("tree.scatter", steps)
 
 
@@ -113,7 +119,7 @@ class _Subtree:
         others = Span(TMP, self._ends[start], self._ends[start + count - skipped])
         return [Span(self._own, 0, self._length), others] if skipped else [others]
 
-    def plan(self, name: str, steps: Sequence[Step]) -> Plan:
+    def plan(self, name: str, steps: Script) -> Plan:
         scratch = 0 if self._all is not None else self._ends[-1]
-        done = tuple(granted(steps))
+        done = granted(steps).steps()
         return Plan(name, self.rank, self.size, done, eager=False, scratch=scratch)

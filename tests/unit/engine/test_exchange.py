@@ -30,7 +30,7 @@ class Receiving:
         made = prepared(reduce_scatter_all_gather.all_reduce, 0, 2, len(x), 1)
         vector = Vector.of(x)
         self.phase = Phase(made, Regions(vector, vector, made.plan.scratch))
-        (self.spans, *_) = made.receives[1]
+        self.spans = made.receives[1][0].spans
         self.nbytes = sum(span.length for span in self.spans) * x.itemsize
 
     def advance(self) -> None:

@@ -22,7 +22,7 @@ def test_slices_are_those_of_numpy(length: int, size: int) -> None:
 
 @given(st.integers(0, 20), st.integers(0, 60), st.integers(1, 30))
 def test_pieces_cover_it_in_order(start: int, length: int, segment: int) -> None:
-    found = pieces(start, start + length, segment)
+    found = [*pieces(start, start + length, segment)]
     assert [unit for cut in found for unit in range(*cut)] == list(range(start, start + length))
     assert all(stop - at == segment for at, stop in found[:-1])
     assert all(0 < stop - at <= segment for at, stop in found)
