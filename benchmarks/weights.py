@@ -2,7 +2,10 @@
 
 All processes run on this host, on the same cores. Those of one host map the publisher's memory.
 Hosts are network namespaces (which needs root), and beside them, in the same run, Gloo broadcasts
-as much to as many. A process that is killed shows what is sent again.
+as much to as many. A process that is killed shows what is sent again. Each row is printed when it
+is there.
+
+Figures are medians of versions after the first two, which touch their memory for the first time.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +35,13 @@ from aiodist_cli.bench_worker import Library
 from benchmarks.namespaces import namespaces
 
 CHANNEL = "benchmark"
-TIMES = 5
+TIMES = 6
+ROUNDS = 3
+"""Of these versions, and of Gloo's broadcasts, in turns."""
+
+COLD = 2
+"""The first versions, whose memory is new: the publisher keeps one, and memory for the next."""
+
 LAYERS = 32
 """Arrays of a version."""
 
@@ -45,6 +55,8 @@ PATIENCE = 30.0
 """Seconds: where all share the cores of a busy host, a chunk may be long in coming."""
 
 Process = asyncio.subprocess.Process
+
+say = partial(print, flush=True)
 
 
 async def subscribe(address: str, transports: str, killed: bool, waits: bool) -> None:
@@ -71,7 +83,8 @@ async def subscribe(address: str, transports: str, killed: bool, waits: bool) ->
                     os.kill(os.getpid(), signal.SIGKILL)
         async for version, _ in weights:
             at = time.monotonic()
-            print(json.dumps({"version": version, "at": at, "maps": mapped()}), flush=True)
+            has = {"version": version, "at": at, "cpu": time.process_time(), "maps": mapped()}
+            print(json.dumps(has), flush=True)
 
 
 def mapped() -> list[str]:
@@ -126,38 +139,92 @@ class Ticker:
     """How late the event loop is, meanwhile."""
 
     def __init__(self) -> None:
-        self.late: list[float] = []
+        self._late: list[float] = []
         self._task = asyncio.ensure_future(self._tick())
 
     async def _tick(self) -> None:
         while True:
             due = time.perf_counter() + 0.001
             await asyncio.sleep(0.001)
-            self.late.append(time.perf_counter() - due)
+            self._late.append(time.perf_counter() - due)
 
-    def p99(self) -> float:
+    def end(self) -> list[float]:
         self._task.cancel()
-        return float(np.quantile(self.late, 0.99))
+        return self._late
+
+
+def p99(late: Sequence[float]) -> float:
+    return float(np.quantile(late, 0.99))
 
 
 def params_of(mib: int) -> dict[str, np.ndarray[Any, Any]]:
     return {f"layer {at}": np.ones((mib << 20) // (4 * LAYERS), np.float32) for at in range(LAYERS)}
 
 
-async def measure(
+class Spread(NamedTuple):
+    """What became of one version. Seconds from when `publish` was called until it returned, and
+    until all had the version; how late the loop was until it returned; the bytes that the publisher
+    sent, in sizes of a version; the processor time of all, in seconds; copies in shared memory."""
+
+    publish: float
+    had: float
+    late: list[float]
+    sent: float
+    cpu: float
+    copies: int
+
+
+class Publishing:
+    """A publisher here, and subscribers that are processes."""
+
+    def __init__(self, out: aiodist.Publisher, processes: list[Process], mib: int) -> None:
+        self._out = out
+        self._processes = processes
+        self._params = params_of(mib)
+        self._nbytes = mib << 20
+        self._version = 0
+        self._cpu = 0.0
+
+    async def rest(self) -> float:
+        """How late the loop is where nothing is to be done (p99)."""
+        ticker = Ticker()
+        await asyncio.sleep(0.5)
+        return p99(ticker.end())
+
+    async def spread(self, *, watched: bool = False) -> Spread:
+        """Publish a version, and wait until all have it. `watched`: look how late the loop is
+        meanwhile, which takes processor time."""
+        before = self._out.bytes_sent
+        ticker = Ticker() if watched else None
+        begin = time.monotonic()
+        await self._out.publish(self._params, version=self._version)
+        published = time.monotonic()
+        late = ticker.end() if ticker is not None else []
+        answers = await asyncio.gather(*(said(one, self._version) for one in self._processes))
+        await asyncio.sleep(0.2)  # transfers are counted when they have ended
+        self._version += 1
+        cpu = time.process_time() + sum(answer["cpu"] for answer in answers)
+        spent, self._cpu = cpu - self._cpu, cpu
+        return Spread(
+            published - begin,
+            max((answer["at"] for answer in answers), default=published) - begin,
+            late,
+            (self._out.bytes_sent - before) / self._nbytes,
+            spent,
+            len({inode for answer in answers for inode in answer["maps"]}),
+        )
+
+
+@asynccontextmanager
+async def publishing(
     count: int,
     mib: int,
     transports: str,
-    times: int,
     host: str = "127.0.0.1",
     prefixes: Sequence[Sequence[str]] = (),
-) -> dict[str, float]:
-    """Medians: seconds of `publish`, and from its end until all have it; by how much later the loop
-    is meanwhile than at rest (p99); the bytes that the publisher sent, in sizes of a version;
-    copies in shared memory."""
-    params = params_of(mib)
+) -> AsyncIterator[Publishing]:
+    """To so many; the versions whose memory is new have been published."""
     only = transports.split(",") if transports else None
-    publishing, spreading, sent, copies = [], [], [], 0
     async with (
         aiodist.Coordinator(f"tcp://{host}:0") as coordinator,
         aiodist.publisher(
@@ -165,31 +232,32 @@ async def measure(
         ) as out,
         subscribers(coordinator.address, count, transports, prefixes) as started,
     ):
-        ticker = Ticker()
-        await asyncio.sleep(0.5)
-        rest, late = ticker.p99(), 0.0
-        for version in range(1 + times):
-            before = out.bytes_sent
-            ticker = Ticker()
-            begin = time.monotonic()
-            await out.publish(params, version=version)
-            published = time.monotonic()
-            late = max(late, ticker.p99() if version else 0.0)
-            answers = await asyncio.gather(*(said(process, version) for process in started))
-            await asyncio.sleep(0.2)  # transfers are counted when they have ended
-            publishing.append(published - begin)
-            spreading.append(
-                max((answer["at"] for answer in answers), default=published) - published
-            )
-            sent.append((out.bytes_sent - before) / (mib << 20))
-            copies = len({inode for answer in answers for inode in answer["maps"]})
-    return {
-        "publish": statistics.median(publishing[1:]),
-        "spread": statistics.median(spreading[1:]),
-        "late": late - rest,
-        "sent": max(sent[1:]),
-        "copies": copies,
-    }
+        made = Publishing(out, started, mib)
+        for _ in range(COLD):
+            await made.spread()
+        yield made
+
+
+async def to_one_host(mib: int, counts: Sequence[int], times: int) -> None:
+    """Subscribers of the publisher's host."""
+    say(f"{mib} MiB on one host; medians of {times} versions")
+    row = "{:<12}{:>10}{:>10}{:>16}{:>10}{:>17}{:>13}{:>8}"
+    heads = ("publish", "of first", "until all have", "of one's", "loop later, p99", "sent, sizes")
+    say(row.format("subscribers", *heads, "copies"))
+    first = ones = math.nan
+    for count in counts:
+        async with publishing(count, mib, "") as made:
+            rest = await made.rest()
+            found = [await made.spread(watched=True) for _ in range(times)]
+        publish = statistics.median(one.publish for one in found)
+        had = statistics.median(one.had for one in found)
+        first = publish if math.isnan(first) else first
+        ones = had if count == 1 else ones
+        later = p99([late for one in found for late in one.late]) - rest
+        cells = (f"{publish * 1e3:.0f} ms", f"{publish / first:.2f}")
+        cells += (f"{had * 1e3:.0f} ms", f"{had / ones:.2f}") if count else ("", "")
+        cells += (f"{later * 1e3:.1f} ms", f"{max(one.sent for one in found):.2f}")
+        say(row.format(count, *cells, found[-1].copies))
 
 
 async def resent(mib: int, transports: str) -> float:
@@ -218,48 +286,83 @@ async def resent(mib: int, transports: str) -> float:
         return out.bytes_sent / (mib << 20)
 
 
-async def hosts_beside_gloo(mib: int, counts: Sequence[int], times: int) -> None:
-    """So many hosts, and one of the publisher."""
-    print(f"{mib} MiB to hosts; medians of {times} versions")
-    row = "{:<12}{:>16}{:>14}{:>12}{:>8}{:>14}"
-    print(row.format("hosts", "until all have", "sent, sizes", "Gloo", "ratio", "of one host's"))
+async def to_hosts(mib: int, counts: Sequence[int], times: int) -> None:
+    """So many hosts, and one of the publisher, beside Gloo's broadcast."""
+    each = -(-times // ROUNDS)
+    say(f"{mib} MiB to hosts, on {os.cpu_count()} cores; medians of {ROUNDS * each} versions")
+    row = "{:<7}{:>16}{:>10}{:>12}{:>13}{:>11}{:>8}{:>20}{:>12}"
+    heads = ("until all have", "of one's", "cores allow", "sent, sizes", "Gloo", "ratio")
+    say(row.format("hosts", *heads, "cpu, ms of a copy", "Gloo's"))
     (gloo,), _ = find_peers(["gloo"], [])
-    first = 0.0
+    ones = math.nan
     for count in counts:
-        own, theirs, sent = [], [], 0.0
+        own: list[dict[str, float]] = []
+        theirs: list[tuple[float, float]] = []
         with namespaces(count + 1) as sites:
-            async with teams([gloo], sites) as (team,):
-                # In turns, half of the versions each.
-                for _ in range(2):
-                    answer = await _inside(sites, mib, -(-times // 2))
-                    # What `publish` takes is part of it: Gloo sends from where the arrays are.
-                    own.append(answer["publish"] + answer["spread"])
-                    sent = max(sent, answer["sent"])
+            async with teams([gloo], sites) as (team,), inside(sites, mib) as versions:
+                for _ in range(ROUNDS):
+                    own += await versions(each)
                     with suppress(TeamError, OrderError):  # it shows below as none
-                        runs = await team.order(
-                            "benchmarks.weights:broadcast", mib=mib, times=-(-times // 2)
-                        )
-                        each = (answer["seconds"] for answer in runs)
-                        theirs += [max(one) for one in zip(*each, strict=True)]
-        mine, other = statistics.median(own), statistics.median(theirs or [math.nan])
-        first = first or mine
-        cells = (f"{mine * 1e3:.0f} ms", f"{sent:.2f}", f"{other * 1e3:.0f} ms")
-        print(row.format(count, *cells, f"{other / mine:.2f}", f"{mine / first:.2f}"), flush=True)
+                        runs = await team.order("benchmarks.weights:broadcast", mib=mib, times=each)
+                        theirs += [
+                            (max(one["seconds"] for one in ranks), sum(one["cpu"] for one in ranks))
+                            for ranks in zip(*(answer["runs"] for answer in runs), strict=True)
+                        ]
+        # What `publish` takes is part of it: Gloo sends from where the arrays are.
+        had, cpu = (statistics.median(one[what] for one in own) for what in ("had", "cpu"))
+        theirs = theirs or [(math.nan, math.nan)]
+        other, spent = (statistics.median(one) for one in zip(*theirs, strict=True))
+        ones = had if count == 1 else ones
+        cells = (f"{had * 1e3:.0f} ms", f"{had / ones:.2f}", f"{allowed(count):.1f}")
+        cells += (f"{max(one['sent'] for one in own):.2f}", f"{other * 1e3:.0f} ms")
+        cells += (f"{other / had:.2f}", f"{cpu / count * 1e3:.0f}", f"{spent / count * 1e3:.0f}")
+        say(row.format(count, *cells))
 
 
-async def _inside(sites: Sequence[Site], mib: int, times: int) -> dict[str, float]:
-    """What `measure` finds, with the publisher at the first site."""
+def allowed(count: int) -> float:
+    """How many times as long as to one host it takes to so many, if the cores are always busy: for
+    each copy one process sends and another one receives."""
+    cores = os.cpu_count() or 1
+    return max(1.0, 2 * count / cores) / max(1.0, 2 / cores)
+
+
+@asynccontextmanager
+async def inside(
+    sites: Sequence[Site], mib: int
+) -> AsyncIterator[Callable[[int], Awaitable[list[dict[str, float]]]]]:
+    """What `publish_to_order` finds at the first site, for as many versions as asked for."""
     prefixes = [site.prefix for site in sites[1:]]
-    words = json.dumps([len(prefixes), mib, "tcp", times, sites[0].host, prefixes])
+    words = json.dumps([len(prefixes), mib, "tcp", sites[0].host, prefixes])
     process = await asyncio.create_subprocess_exec(
         *(*sites[0].prefix, sys.executable, "-m", "benchmarks.weights", "--inside", words),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    out, _ = await process.communicate()
-    if process.returncode:
-        raise RuntimeError("the publisher failed")
-    found: dict[str, float] = json.loads(out)
-    return found
+
+    async def versions(times: int) -> list[dict[str, float]]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"%d\n" % times)
+        line = await process.stdout.readline()
+        if not line:
+            raise RuntimeError("the publisher failed")
+        found: list[dict[str, float]] = json.loads(line)
+        return found
+
+    try:
+        yield versions
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # it ends with its orders
+        await process.communicate()
+
+
+async def publish_to_order(count: int, mib: int, transports: str, *where: Any) -> None:
+    """Publish as many versions as each line of stdin says, and print what came of them."""
+    async with publishing(count, mib, transports, *where) as made:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            found = [await made.spread() for _ in range(int(line))]
+            say(json.dumps([{"had": one.had, "cpu": one.cpu, "sent": one.sent} for one in found]))
 
 
 def broadcast(library: Library, mib: int, times: int) -> dict[str, Any]:
@@ -267,46 +370,42 @@ def broadcast(library: Library, mib: int, times: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    x, seconds = torch.ones(mib << 18), []
+    x, runs = torch.ones(mib << 18), []
     for _ in range(1 + times):
         dist.barrier()
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         dist.broadcast(x, 0)
-        seconds.append(time.perf_counter() - begin)
-    return {"seconds": seconds[1:]}
+        seconds = time.perf_counter() - begin
+        runs.append({"seconds": seconds, "cpu": time.process_time() - cpu})
+    return {"runs": runs[1:]}
 
 
-async def main(mib: int, local: Sequence[int], hosts: Sequence[int], times: int) -> None:
-    print(f"{mib} MiB on one host; medians of {times} versions")
-    row = "{:<12}{:>12}{:>16}{:>18}{:>14}{:>10}"
-    print(row.format("", "publish", "until all have", "loop later, p99", "sent, sizes", "copies"))
-    for count in local:
-        found = await measure(count, mib, "", times)
-        print(
-            row.format(
-                count,
-                f"{found['publish'] * 1e3:.0f} ms",
-                f"{found['spread'] * 1e3:.0f} ms",
-                f"{found['late'] * 1e3:.1f} ms",
-                f"{found['sent']:.2f}",
-                f"{found['copies']}",
-            ),
-            flush=True,
-        )
+async def after_kills(mib: int) -> None:
     for name, transports in (("his host", ""), ("another host", "tcp")):
         sizes = await resent(mib, transports)
-        print(f"killed at {KILLED_AT:.0%}, another one on {name} goes on: {sizes:.3f} sizes sent")
-    try:
-        await hosts_beside_gloo(mib, hosts, times)
-    except PeerMissing as error:
-        print(f"no hosts: {error}")
+        say(f"killed at {KILLED_AT:.0%}, another one on {name} goes on: {sizes:.3f} sizes sent")
+
+
+async def main(options: argparse.Namespace) -> None:
+    asked = options.local is not None or options.hosts is not None or options.kills
+    local, hosts = (None, None) if asked else ([0, 1, 4, 16], [1, 2, 4, 8])
+    if counts := options.local or local:
+        await to_one_host(options.mib or 1024, counts, options.times)
+    if counts := options.hosts or hosts:
+        try:
+            await to_hosts(options.mib or 256, counts, options.times)
+        except PeerMissing as error:
+            say(f"no hosts: {error}")
+    if options.kills or not asked:
+        await after_kills(options.mib or 256)
 
 
 def run() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.weights", description=__doc__)
-    parser.add_argument("--mib", type=int, default=256, help="size of a version")
-    parser.add_argument("--local", type=int, nargs="*", default=[0, 1, 4, 16])
-    parser.add_argument("--hosts", type=int, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--mib", type=int, help="size of a version: 256, and 1024 on one host")
+    parser.add_argument("--local", type=int, nargs="+", help="these numbers of subscribers, alone")
+    parser.add_argument("--hosts", type=int, nargs="+", help="these numbers of hosts, alone")
+    parser.add_argument("--kills", action="store_true", help="what is sent again, alone")
     parser.add_argument("--times", type=int, default=TIMES, help="versions of each kind")
     parser.add_argument("--subscribe", help=argparse.SUPPRESS)
     parser.add_argument("--transports", default="", help=argparse.SUPPRESS)
@@ -314,14 +413,13 @@ def run() -> None:
     parser.add_argument("--waits", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    logging.getLogger("aiodist").setLevel(logging.ERROR)  # those who are killed are lost
     if options.subscribe:
         asyncio.run(subscribe(options.subscribe, options.transports, options.killed, options.waits))
     elif options.inside:
-        logging.getLogger("aiodist").setLevel(logging.ERROR)
-        print(json.dumps(asyncio.run(measure(*options.inside))))
+        asyncio.run(publish_to_order(*options.inside))
     else:
-        logging.getLogger("aiodist").setLevel(logging.ERROR)  # those who are killed are lost
-        asyncio.run(main(options.mib, options.local, options.hosts, options.times))
+        asyncio.run(main(options))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import Memory
 from aiodist.channels.participant import GONE, PATIENCE, Participant
 from aiodist.channels.trees import unwrapped
-from aiodist.errors import CollectiveTimeoutError, JoinError
+from aiodist.errors import AiodistError, JoinError
 from aiodist.types import ChannelOptions
 
 
@@ -193,10 +193,14 @@ class Publisher:
             participant.holdings.pop(old).retire()
         dropped = {one.version for one in participant.releases if one.version not in kept}
         participant.releases = known
+        # Published it is: whoever has called is not to wait for this.
+        participant.adopt(asyncio.ensure_future(self._forget_lines(dropped)))
+
+    async def _forget_lines(self, dropped: set[int]) -> None:
         for version in dropped:
-            # Published it is: a line that is left is a few bytes.
-            with suppress(CollectiveTimeoutError):
-                await participant.delete(directory.line(version))
+            # A line that is left is a few bytes.
+            with suppress(AiodistError):
+                await self._participant.delete(directory.line(version))
 
     async def _take_place(self) -> None:
         """Be the one who publishes: there may have been another, who died."""
