@@ -41,7 +41,7 @@ Where = int | list[Any]
 def is_where(value: Any, nbytes: int) -> bool:
     """Whether a peer can have meant this for where `nbytes` bytes of data lie."""
     if type(value) is int:
-        return 0 < value <= MAX_ADDRESS
+        return 0 < value <= MAX_ADDRESS and nbytes > 0
     if type(value) is not list or not 4 <= len(value) <= 2 + 2 * MOST_BUFFERS or len(value) % 2:
         return False
     address, proof, *numbers = value

@@ -297,6 +297,11 @@ def test_what_says_nowhere(net: Any, where: Any) -> None:
         net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, where), 5)
 
 
+def test_a_place_of_nothing(net: Any) -> None:
+    with pytest.raises(ProtocolError, match="malformed"):
+        net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 0, 1), 5)
+
+
 def test_nobody_has_read_what_lies_elsewhere(net: Any) -> None:
     net.engines[0]._sender._shared = None
     net.engines[0].send(np.zeros(MIB, np.uint8), 1)
