@@ -309,14 +309,16 @@ class Sender:
         sending.next_part = wire.BODY if inline else wire.METADATA
         nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
         sending.pushed = self._pushes(peer, sending)
-        kind = wire.PUSH if sending.pushed else wire.RTS
-        fields: tuple[Any, ...] = (kind, sending.tag, wanted, sid, len(meta), nbytes)
-        if sending.sources is not None:
+        about = (sending.tag, wanted, sid, len(meta), nbytes)
+        fields: tuple[Any, ...] = (wire.RTS, *about)
+        if sending.pushed:
+            fields = (wire.PUSH, *about)
+        elif sending.sources is not None:
             words = sending.sources.words(sending.dst)
             if 0 < len(words) <= wire.MAX_WORDS:
                 sending.words = words
                 fields += (words,)
-        elif self._shared is not None and kind == wire.RTS and sending.dst != self._wire.rank:
+        elif self._shared is not None and sending.dst != self._wire.rank:
             where = self._shared.where(sending.dst, sending.encoded.buffers)
             if where is not None:
                 sending.shown = True
