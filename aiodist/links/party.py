@@ -15,6 +15,7 @@ from aiodist.errors import AiodistError, PeerLostError
 from aiodist.links.endpoint import Endpoint
 from aiodist.links.peer import Peer
 from aiodist.transports.base import Done, Link
+from aiodist.transports.shm_link import ShmLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import pack_fields
 
@@ -86,6 +87,11 @@ class Party:
     def link(self, peer: int) -> Link | None:
         """The link to a rank, if there is one."""
         return self.peers[peer].link
+
+    def process_of(self, peer: int) -> int:
+        """The process of a rank of this host, as the system knows it; 0: it is not known."""
+        link = self.peers[peer].link
+        return link.pid if isinstance(link, ShmLink) else 0
 
     # -- who is gone ------------------------------------------------------------------------------
 

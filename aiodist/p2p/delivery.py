@@ -21,6 +21,7 @@ with the message has it copied from there.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,6 +37,8 @@ from aiodist.p2p.messages import Message, Receiving
 from aiodist.p2p.pieces import Pieces
 from aiodist.p2p.shared import Reading
 from aiodist.work import Work
+
+log = logging.getLogger("aiodist.group")
 
 
 class Delivery:
@@ -271,16 +274,23 @@ class Delivery:
         self._wire.flush()
 
     def _read(self, message: Message, reading: Reading, target: Incoming) -> None:
-        """Copy data from where it lies in shared memory, some in each turn of the loop."""
+        """Copy data from where it lies, some in each turn of the loop."""
         pieces = message.pieces
         if message.body is not target or message.gone or pieces is None:
             return
-        reading.copy(pieces)
-        if pieces.left:
-            self._loop.call_soon(self._read, message, reading, target)
-            return
+        part = wire.READ
+        try:
+            reading.copy(pieces)
+        except OSError as error:
+            log.debug("rank %d: %s: its messages are pulled", message.source, error)
+            message.reading, message.pieces = None, Pieces(target.buffers)
+            part = wire.BODY
+        else:
+            if pieces.left:
+                self._loop.call_soon(self._read, message, reading, target)
+                return
         message.fetched = True
-        self._wire.send(message.source, (wire.PULL, message.sid, wire.READ), urgent=True)
+        self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)
 
     def _fetched(self, message: Message, target: Incoming) -> None:
         """All was read that lay on the sender's device."""

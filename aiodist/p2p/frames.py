@@ -7,11 +7,11 @@ EAGER  [0, tag, wanted, m]  a message; payload: `m` bytes of metadata, then its 
 RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payload: its metadata, or
                             nothing if this is over `INLINE` bytes. A last field, where there is
                             one, says how to read those of its arrays that are on a device, or
-                            where all of its data lies in shared memory
+                            where all of its data may be read (`aiodist.p2p.shared`)
 PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
                             have read on your device by now, or with all (2); or without any,
                             and you have leave to push one message (3). Or nothing (4): I have
-                            read its data in shared memory
+                            read its data where it lies
 DATA   [3, id]              payload: the next bytes of what was pulled
 FIN    [4, id]              all data is there, and is right
 WITHDRAW [5, id]            the message does not exist any more, whatever came of it
@@ -37,6 +37,7 @@ from typing import Any, Final, Protocol
 from aiodist.errors import AiodistError, ProtocolError
 from aiodist.p2p.credit import EAGER as MAX_EAGER
 from aiodist.p2p.credit import MAX_TAG, MessageTag
+from aiodist.p2p.shared import Where, is_where
 from aiodist.transports.base import Done
 
 EAGER: Final = 0
@@ -213,9 +214,9 @@ def read_eager(fields: Sequence[Any], nbytes: int) -> tuple[MessageTag, bool, in
 
 def read_rts(
     fields: Sequence[Any], nbytes: int
-) -> tuple[MessageTag, bool, int, int, int, bytes | int]:
-    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices or a place), of a
-    PUSH too."""
+) -> tuple[MessageTag, bool, int, int, int, bytes | Where]:
+    """(tag, wanted, id, bytes of metadata, bytes of data, words about devices or where it is),
+    of a PUSH too."""
     if len(fields) == 6:
         fields = [*fields, b""]
     if len(fields) == 7:
@@ -228,7 +229,7 @@ def read_rts(
             and is_count(data)
             and meta > 0
             and nbytes == (meta if meta <= INLINE else 0)
-            and (type(words) is bytes or (is_count(words) and words and data))
+            and (type(words) is bytes or is_where(words, data))
             and (kind == RTS or (0 < data <= MOST_PUSHED and nbytes and not words))
         ):
             return tag, wanted, sid, meta, data, words

@@ -112,7 +112,7 @@ class Message:
     nbytes: int  # bytes of data
     sid: int | None  # None: eager
     words: bytes = b""  # how to read those of its arrays that are on a device
-    reading: Reading | None = None  # its data, where it lies in shared memory
+    reading: Reading | None = None  # its data, where it lies
     pushed: bool = False  # its data follows without being pulled
     number: int = 0  # in the order of their coming; 0: its first frame is on the way
     receiving: Receiving | None = None  # what it was matched with

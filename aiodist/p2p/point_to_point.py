@@ -11,6 +11,9 @@ pieces of at most 256 KiB, at most four of them in a link and in one turn of the
 several transfers alternate. The Work of the sender is complete when all data has left. A message
 to oneself takes the same way, without a link.
 
+Where both are on one host, the receiver may be able to copy the data itself (`shared`): then its
+pull says that it has.
+
 A receive that waits has told the sender so: where the message before, of up to 1 MiB, found a
 receive waiting for it, the pull of that one gave leave to push another. Of that one the data
 follows the announcement at once, which saves the way there and back. If no receive waits for it
@@ -66,7 +69,7 @@ from aiodist.p2p.frames import Channel
 from aiodist.p2p.messages import Envelope, Receiving
 from aiodist.p2p.receiver import Receiver
 from aiodist.p2p.sender import Sender, Sending
-from aiodist.p2p.shared import SharedArrays
+from aiodist.p2p.shared import SharedMemory
 from aiodist.recorder import Records
 from aiodist.transports.base import Landing, deliver
 from aiodist.types import ANY_SOURCE, ANY_TAG, AnySource, AnyTag
@@ -83,7 +86,7 @@ class PointToPoint:
         records: Records | None = None,
         device_memory: DeviceMemory | None = None,
         way: int = 0,
-        shared: SharedArrays | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
         """`way`: see `limits_for`; the same on all ranks."""
         self._channel = channel

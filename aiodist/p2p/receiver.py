@@ -28,7 +28,7 @@ from aiodist.p2p.messages import (
     Receiving,
 )
 from aiodist.p2p.pieces import Pieces
-from aiodist.p2p.shared import SharedArrays
+from aiodist.p2p.shared import SharedMemory
 from aiodist.transports.base import Landing
 from aiodist.work import Work
 
@@ -46,9 +46,9 @@ class Receiver:
         lost: Callable[[Receiving], AiodistError | None],
         device_memory: DeviceMemory | None = None,
         limits: Limits | None = None,
-        shared: SharedArrays | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
-        self._shared = shared  # arrays that the ranks see of each other; None: there are none
+        self._shared = shared  # memory of the other ranks; None: there is none to be read
         self._wire = out  # takes frames for senders
         self._max_message_bytes = channel.max_message_bytes
         self._ended = ended
@@ -212,9 +212,7 @@ class Receiver:
             message = Message(self.came, src, tag, price, wanted, meta, data, sid)
             if isinstance(words, bytes):
                 message.words = words
-            elif self._shared is None:
-                raise ProtocolError(f"rank {src} names shared memory where there is none")
-            else:
+            elif self._shared is not None:
                 message.reading = self._shared.open(src, words, data)
             if kind == wire.PUSH:
                 if not origin.may_push:

@@ -17,7 +17,7 @@ from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, li
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import Line
 from aiodist.p2p.pieces import cut
-from aiodist.p2p.shared import SharedArrays
+from aiodist.p2p.shared import SharedMemory
 from aiodist.work import Work
 
 BURST: Final = 4
@@ -52,7 +52,7 @@ class Sending:
     pieces: Iterator[list[memoryview]] = field(default_factory=lambda: iter(()))
     ahead: list[memoryview] | None = None  # the piece that is next to go
     in_link: int = 0  # pieces of it that the link holds
-    place: int = 0  # where all of it lies in shared memory; 0: elsewhere
+    shown: bool = False  # the receiver knows where all of it lies, and may read it there
     pushed: bool = False  # its data goes without being pulled
     gone: bool = False  # it has ended: pieces that leave do not count any more
 
@@ -87,9 +87,9 @@ class Sender:
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Work[Any]], None],
         limits: Limits | None = None,
-        shared: SharedArrays | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
-        self._shared = shared  # arrays that the other ranks see; None: there are none
+        self._shared = shared  # memory that the other ranks read; None: there is none
         self._wire = out  # takes frames for receivers
         self._channel = channel
         self._loop = loop
@@ -190,7 +190,7 @@ class Sender:
             peer.may_push, part = True, wire.BODY
         if sending is None or sending.pushed:
             return
-        if part == wire.READ and sending.place and sending.next_part == wire.BODY:
+        if part == wire.READ and sending.shown and sending.next_part == wire.BODY:
             assert self._shared is not None
             self._shared.sent(sending.encoded.nbytes)
             sending.next_part = NOTHING
@@ -311,17 +311,20 @@ class Sender:
         sending.next_part = wire.BODY if inline else wire.METADATA
         nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
         sending.pushed = self._pushes(peer, sending)
-        kind = wire.PUSH if sending.pushed else wire.RTS
-        fields: tuple[Any, ...] = (kind, sending.tag, wanted, sid, len(meta), nbytes)
-        if sending.sources is not None:
+        about = (sending.tag, wanted, sid, len(meta), nbytes)
+        fields: tuple[Any, ...] = (wire.RTS, *about)
+        if sending.pushed:
+            fields = (wire.PUSH, *about)
+        elif sending.sources is not None:
             words = sending.sources.words(sending.dst)
             if 0 < len(words) <= wire.MAX_WORDS:
                 sending.words = words
                 fields += (words,)
-        elif self._shared is not None and kind == wire.RTS and sending.dst != self._wire.rank:
-            sending.place = self._shared.place_of(sending.encoded.buffers)
-            if sending.place:
-                fields += (sending.place,)
+        elif self._shared is not None and sending.dst != self._wire.rank:
+            where = self._shared.where(sending.dst, sending.encoded.buffers)
+            if where is not None:
+                sending.shown = True
+                fields += (where,)
         self._wire.send(
             sending.dst,
             fields,

@@ -1,47 +1,107 @@
-"""Messages whose data the receiver reads where it lies: in arrays of `Group.empty`.
+"""Messages whose data the receiver reads where it lies: copied once, by one side alone.
 
 The sender says with the announcement where the data is, the receiver copies it from there to where
 it goes, and says so. Then the sender, whose memory it is, says that all of it was right (FIN), or
 has withdrawn the message: so what it wrote there after a cancel is never taken for the message.
+
+Data may lie in arrays of `Group.empty`, which are mapped here: a place. Or in any other memory of
+the sender's process, which the system reads (`aiodist.transports.remote`): addresses. Where it does
+not let us, the data is pulled as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from aiodist.links.moved import Moved
 from aiodist.p2p.pieces import Pieces
 from aiodist.shared_memory.heap import Heap
+from aiodist.transports import remote
 
 AT_ONCE: Final = 2 * 1024 * 1024
 """Most bytes that one turn of the loop copies: less than a millisecond, mostly."""
 
+WORTH_IT: Final = 1024 * 1024
+"""Bytes above which the system is asked for memory of another process: it takes longer for each
+page than a copy does, but there is one copy less, and no core is needed at the other side. Up to
+that, messages are pushed."""
 
-class SharedArrays:
-    """The memory that ranks of a group share, for messages."""
+MOST_BUFFERS: Final = 16
+"""Most buffers whose addresses are told: they are to stay a small part of a frame."""
 
-    def __init__(self, heap: Heap, moved: Moved) -> None:
+MAX_ADDRESS: Final = 2**63 - 1
+
+Where = int | list[Any]
+"""A place, or a proof with addresses: ``[proof's address, proof, address, bytes, …]``."""
+
+
+def is_where(value: Any, nbytes: int) -> bool:
+    """Whether a peer can have meant this for where `nbytes` bytes of data lie."""
+    if type(value) is int:
+        return 0 < value <= MAX_ADDRESS and nbytes > 0
+    if type(value) is not list or not 4 <= len(value) <= 2 + 2 * MOST_BUFFERS or len(value) % 2:
+        return False
+    address, proof, *numbers = value
+    if type(proof) is not bytes or len(proof) != remote.PROOF:
+        return False
+    if not all(type(number) is int and 0 < number <= MAX_ADDRESS for number in (address, *numbers)):
+        return False
+    return sum(numbers[1::2]) == nbytes
+
+
+class SharedMemory:
+    """The memory that ranks read of each other, for messages. `process` gives the process of a rank
+    of this host, as the system knows it (0: it is not known)."""
+
+    def __init__(self, heap: Heap, moved: Moved, process: Callable[[int], int]) -> None:
         self._heap = heap
         self._moved = moved  # counts what no link does
+        self._process = process
+        self._refused: set[int] = set()  # processes that could not be read
 
-    def place_of(self, buffers: Sequence[memoryview]) -> int:
-        """Where these bytes lie one behind the other in memory that all ranks see; 0: elsewhere."""
-        return self._heap.place_of(np.frombuffer(buffer, np.uint8) for buffer in buffers)
+    def where(self, dst: int, buffers: Sequence[memoryview]) -> Where | None:
+        """Where rank `dst` may read these bytes; None: nowhere."""
+        place = self._heap.place_of(np.frombuffer(buffer, np.uint8) for buffer in buffers)
+        if place:
+            return place
+        if not 0 < len(buffers) <= MOST_BUFFERS or not self._process(dst):
+            return None
+        proof = remote.offered()
+        if proof is None or sum([buffer.nbytes for buffer in buffers]) <= WORTH_IT:
+            return None
+        where: list[Any] = [*proof]
+        for buffer in buffers:
+            where += remote.address_of(buffer), buffer.nbytes
+        return where
 
-    def open(self, src: int, place: int, nbytes: int) -> Reading:
-        """The bytes of a message of `src`, to be read. Raises ProtocolError."""
-        return Reading(self._heap.find(src, place, nbytes).data, self._moved)
+    def open(self, src: int, where: Where, nbytes: int) -> Reading | None:
+        """The bytes of a message of `src`, to be read; None: they have to be pulled. Raises
+        ProtocolError for a place that is not shared."""
+        if isinstance(where, int):
+            return Mapped(self._heap.find(src, where, nbytes).data, self._moved)
+        process = self._process(src)
+        if not process or process in self._refused:
+            return None
+        return Remote(process, where, self._moved, self._refused)
 
     def sent(self, nbytes: int) -> None:
         """Another rank has read a message."""
         self._moved.sent += nbytes
 
 
-class Reading:
+class Reading(Protocol):
     """Data in memory of another rank."""
+
+    def copy(self, pieces: Pieces) -> None:
+        """Copy what comes next to where it goes, at most `AT_ONCE` bytes. Raises OSError where it
+        cannot be read."""
+
+
+class Mapped:
+    """Data that is mapped here."""
 
     __slots__ = ("_data", "_moved")
 
@@ -50,7 +110,6 @@ class Reading:
         self._moved = moved
 
     def copy(self, pieces: Pieces) -> None:
-        """Copy what comes next to where it goes, at most `AT_ONCE` bytes."""
         start = self._data.nbytes - pieces.left
         part = self._data[start : start + AT_ONCE]
         pieces.place(part.nbytes)
@@ -58,3 +117,38 @@ class Reading:
         pieces.memory[:] = part
         pieces.landed()
         self._moved.received += part.nbytes
+
+
+class Remote:
+    """Data in memory of another process."""
+
+    __slots__ = ("_moved", "_pid", "_proof", "_refused", "_spans")
+
+    def __init__(self, pid: int, where: list[Any], moved: Moved, refused: set[int]) -> None:
+        self._pid = pid
+        self._proof, addresses = where[:2], where[2:]
+        self._spans = list(zip(addresses[::2], addresses[1::2], strict=True))
+        self._moved = moved
+        self._refused = refused  # hears of a process that cannot be read
+
+    def copy(self, pieces: Pieces) -> None:
+        address, count = self._next(pieces.left)
+        pieces.place(count)
+        assert pieces.memory is not None
+        try:
+            remote.check(self._pid, self._proof)
+            remote.read(self._pid, address, pieces.memory)
+        except OSError:
+            self._refused.add(self._pid)
+            raise
+        pieces.landed()
+        self._moved.received += count
+
+    def _next(self, left: int) -> tuple[int, int]:
+        """Where the last `left` bytes begin, and how many of them to copy."""
+        end = 0
+        for address, nbytes in reversed(self._spans):
+            end += nbytes
+            if left <= end:
+                return address + end - left, min(AT_ONCE, nbytes - (end - left))
+        raise ValueError(f"{left} bytes are left of {end}")

@@ -25,7 +25,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.links.party import Party
 from aiodist.p2p.express import P2PExpress
 from aiodist.p2p.point_to_point import PointToPoint
-from aiodist.p2p.shared import SharedArrays
+from aiodist.p2p.shared import SharedMemory
 from aiodist.recorder import Records
 from aiodist.schedules.teams import spans_hosts
 from aiodist.shared_memory.heap import Heap
@@ -76,7 +76,7 @@ class Context(Party):
         # Arrays in memory that all ranks see.
         self.heap = Heap(self, shares=self.shares_memory)
         # Its messages.
-        shared = SharedArrays(self.heap, endpoint.moved) if self.shares_memory else None
+        shared = SharedMemory(self.heap, endpoint.moved, self.process_of)
         self.p2p = PointToPoint(
             self, self.loop, self.records, self.device_memory, self.costs.way, shared
         )

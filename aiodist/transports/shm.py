@@ -109,4 +109,4 @@ def _link(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, pid: int, own: Segment, peer: Segment
 ) -> ShmLink:
     """A link, which keeps what it needs of the segments: they may be closed."""
-    return ShmLink(loop, sock, own.memory, peer.memory, peer_name=f"shm:pid {pid}")
+    return ShmLink(loop, sock, own.memory, peer.memory, peer_name=f"shm:pid {pid}", pid=pid)

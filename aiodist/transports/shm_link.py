@@ -39,7 +39,7 @@ class ShmLink(FramedLink):
     """A link over the segments `own` and `peer`, and a connected, non-blocking Unix socket, all of
     which it owns from now on."""
 
-    __slots__ = ("_asleep", "_bedtime", "_due", "_moved", "_reading", "_rings", "_socket")
+    __slots__ = ("_asleep", "_bedtime", "_due", "_moved", "_reading", "_rings", "_socket", "pid")
 
     def __init__(
         self,
@@ -50,8 +50,11 @@ class ShmLink(FramedLink):
         *,
         peer_name: str,
         receiver: Receiver | None = None,
+        pid: int = 0,
     ) -> None:
+        """`pid`: the process at the other end, as the system knows it; 0: it is not known."""
         super().__init__(loop, "shm", peer_name, receiver)
+        self.pid = pid
         self._socket = sock  # carries bells, and tells by its end that the peer is gone
         self._rings = Rings(own, peer, self._ring)  # carry the frames
         self._reading = False  # the loop watches the socket

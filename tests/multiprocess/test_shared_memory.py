@@ -343,3 +343,86 @@ def test_a_child_of_fork_leaves_it_alone(run):
 def test_nothing_is_in_a_directory():
     assert not [name for name in os.listdir("/dev/shm") if "aiodist" in name]
     assert not list(Path("/tmp").glob("aiodist-mem*"))
+
+
+MESSAGES = """
+from aiodist.transports import remote
+
+if os.environ.get("FORBIDDEN"):
+    def forbidden(*_):
+        raise PermissionError("no memory of other processes today")
+    remote.read = forbidden
+
+async def program(group):
+    left, right = (group.rank - 1) % group.size, (group.rank + 1) % group.size
+    out = np.zeros(700_000)
+    for number in range(3):
+        x = np.arange(700_000.0) + group.rank + number
+        value = await group.sendrecv([x, np.ones(2)], right, src=left)
+        np.testing.assert_array_equal(value[0], x - group.rank + left)
+        await group.sendrecv(x, right, src=left, out=out)
+        np.testing.assert_array_equal(out, value[0])
+    # The first one went before there was a link, which tells the process at its other end.
+    say(group._context.endpoint.moved.received > 3 * out.nbytes)
+"""
+
+
+def may_read_each_other():
+    """Whether processes of one user may read each other's memory here, as far as Yama knows."""
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    return not scope.exists() or scope.read_text(encoding="utf-8").strip() == "0"
+
+
+@pytest.mark.parametrize("forbidden", [(), (1,), (0, 1, 2)])
+def test_large_messages_are_read_where_that_is_allowed(run, forbidden):
+    async def main():
+        env = {rank: {"FORBIDDEN": "1"} for rank in forbidden}
+        async with ranks_of(MESSAGES, 3, env=env) as ranks:
+            for rank, process in enumerate(ranks):
+                assert await heard(process) is (may_read_each_other() and rank not in forbidden)
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
+
+
+KILLED = """
+import signal
+from aiodist.transports import remote
+
+reads = 0
+
+def read_of_the_dead(pid, address, into, real=remote.read):
+    global reads
+    reads += 1
+    if reads == 4:  # a proof and data, twice each
+        os.kill(sender, signal.SIGKILL)
+    real(pid, address, into)
+
+async def program(group):
+    global sender
+    sender = group.members[0].pid
+    await group.barrier()
+    if group.rank == 0:
+        await group.send(np.full(3_000_000, 1.0), 1)
+        return
+    remote.read = read_of_the_dead
+    out = np.zeros(3_000_000)
+    try:
+        await group.recv(src=0, out=out)
+    except aiodist.PeerLostError as error:
+        out[:] = 7
+        for _ in range(100):
+            await asyncio.sleep(0)
+        say([error.ranks, bool((out == 7).all())])
+    group.abort("seen enough")
+"""
+
+
+def test_a_sender_that_dies_while_it_is_read(run):
+    async def main():
+        async with ranks_of(KILLED, 2) as (_, receiver):
+            if may_read_each_other():
+                assert await heard(receiver) == [[0], True]
+
+    run(main())

@@ -1,8 +1,10 @@
-"""Messages whose data lies in memory that both ranks see: over the simulated network, with a heap
-that is plain memory of this process."""
+"""Messages whose data is read where it lies, over the simulated network: in a heap that is plain
+memory of this process, or in memory of the sender's process, which is this one, too."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from aiodist.links.moved import Moved
 from aiodist.p2p import frames as wire
 from aiodist.p2p import shared
 from aiodist.p2p.point_to_point import PointToPoint
-from aiodist.p2p.shared import SharedArrays
+from aiodist.p2p.shared import SharedMemory
 from aiodist.shared_memory.heap import address_of
+from aiodist.transports import remote
 
 MIB = 1024 * 1024
 
@@ -26,9 +29,8 @@ class FakeHeap:
         self.memory = np.zeros(16 * MIB, np.uint8)
 
     def place_of(self, parts: Any) -> int:
-        (part,) = parts
-        start = address_of(part) - address_of(self.memory)
-        return start + 1 if 0 <= start < len(self.memory) else 0
+        starts = [address_of(part) - address_of(self.memory) for part in parts]
+        return starts[0] + 1 if len(starts) == 1 and 0 <= starts[0] < len(self.memory) else 0
 
     def find(self, peer: int, place: int, nbytes: int) -> Any:
         if place + nbytes > len(self.memory):
@@ -36,20 +38,42 @@ class FakeHeap:
         return self.memory[place - 1 : place - 1 + nbytes]
 
 
-@pytest.fixture
-def net(make_net: Any) -> Any:
+def read(pid: int, address: int, into: memoryview) -> None:
+    """As the system does it for this process, also where it is forbidden."""
+    assert pid == os.getpid()
+    into[:] = ctypes.string_at(address, into.nbytes)
+
+
+def build(make_net: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(shared, "WORTH_IT", 50_000)
+    monkeypatch.setattr(remote, "read", read)
     net = make_net(2)
     net.heap = FakeHeap()
+    net.is_mapped = kind == "mapped"
     net.moved = [Moved(), Moved()]
+    process = 0 if net.is_mapped else os.getpid()
     net.engines = [
-        PointToPoint(channel, net.loop, shared=SharedArrays(net.heap, moved))
+        PointToPoint(channel, net.loop, shared=SharedMemory(net.heap, moved, lambda rank: process))
         for channel, moved in zip(net.channels, net.moved, strict=True)
     ]
     return net
 
 
+@pytest.fixture(params=["mapped", "remote"])
+def net(make_net: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return build(make_net, request.param, monkeypatch)
+
+
+@pytest.fixture
+def reading(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ranks that read memory of each other's process."""
+    return build(make_net, "remote", monkeypatch)
+
+
 def ramp(net: Any, nbytes: int, first: int = 0) -> Any:
-    """An array in shared memory."""
+    """An array that the other rank can read."""
+    if not net.is_mapped:
+        return np.arange(first, first + nbytes // 4, dtype=np.int32)
     array = net.heap.memory[4096 : 4096 + nbytes].view(np.int32)
     array[:] = np.arange(first, first + nbytes // 4)
     return array
@@ -84,13 +108,62 @@ def test_data_is_read_where_it_lies(net: Any, waits: bool, nbytes: int) -> None:
     assert_idle(net)
 
 
-def test_memory_that_others_do_not_see_is_sent(net: Any) -> None:
-    receiving, out = receive(net, MIB)
-    net.engines[0].send(np.arange(MIB // 4, dtype=np.int32), 1)
+@pytest.mark.parametrize("kind", ["not mapped", "small", "many", "nowhere"])
+def test_what_cannot_be_read_or_is_not_worth_it_is_sent(
+    net: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "nowhere":
+        monkeypatch.setattr(remote, "_read", None)
+    if kind == "small":
+        monkeypatch.setattr(shared, "WORTH_IT", MIB)
+    value: Any = np.arange(MIB // 4, dtype=np.int32)
+    if kind == "many":
+        value = list(np.split(value, 32))
+    elif kind == "not mapped" and not net.is_mapped:
+        net.engines[0]._sender._shared = None
+    receiving = net.engines[1].recv(0)
+    net.engines[0].send(value, 1)
     net.settle()
-    assert receiving.done() and out[-1] == MIB // 4 - 1
+    assert (np.concatenate(receiving.result() if kind == "many" else [receiving.result()])).sum()
     assert wire.DATA in net.kinds(0, 1)
     assert net.moved[0].sent == 0
+
+
+def test_a_tree_of_arrays_is_read(reading: Any) -> None:
+    sizes = [4, 3 * MIB, 100, 2 * MIB + 4]
+    value = [ramp(reading, size, size) for size in sizes]
+    receiving = reading.engines[1].recv()
+    reading.engines[0].send(value, 1)
+    reading.settle()
+    for got, size in zip(receiving.result(), sizes, strict=True):
+        assert (got == ramp(reading, size, size)).all()
+    assert wire.DATA not in reading.kinds(0, 1)
+
+
+@pytest.mark.parametrize("why", ["forbidden", "another process", "amid"])
+def test_a_process_that_cannot_be_read(
+    reading: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fail(pid: int, address: int, into: memoryview) -> None:
+        tried.append(into.nbytes)
+        if why == "forbidden" or (why == "amid" and len(tried) > 3):
+            raise PermissionError("forbidden")
+        read(pid, address, into)
+        if why == "another process" and into.nbytes == remote.PROOF:
+            into[0] ^= 1
+
+    monkeypatch.setattr(remote, "read", fail)
+    for number in range(2):
+        receiving, out = receive(reading, 5 * MIB)
+        sending = reading.engines[0].send(ramp(reading, 5 * MIB, number), 1)
+        reading.settle()
+        assert receiving.result() is out and (out == ramp(reading, 5 * MIB, number)).all()
+        assert sending.done()
+    assert len(tried) == {"forbidden": 1, "another process": 1, "amid": 4}[why]
+    assert reading.kinds(0, 1).count(wire.FIN) == 2
+    assert_idle(reading)
 
 
 def test_one_turn_copies_no_more_than_it_may(net: Any) -> None:
@@ -210,18 +283,27 @@ def test_a_place_that_is_not_shared(net: Any) -> None:
         net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, 1 << 40), 5)
 
 
-def test_a_place_where_nothing_is_shared(make_net: Any) -> None:
-    with pytest.raises(ProtocolError, match="names shared memory where there is none"):
-        make_net(2).engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, 1), 5)
+PROOF = bytes(remote.PROOF)
 
 
-@pytest.mark.parametrize("place", [0, -1, 1 << 64, 1.5, True, "x"])
-def test_what_is_no_place(net: Any, place: Any) -> None:
+@pytest.mark.parametrize("where", [
+    0, -1, 1 << 64, 1.5, True, "x", [], [1, PROOF], [1, PROOF, 1], [1, PROOF[1:], 1, 100],
+    [1, "x", 1, 100], [1, PROOF, 1, 99], [1, PROOF, 0, 100], [0, PROOF, 1, 100],
+    [1, PROOF, 1, 100, 1], [1, PROOF, 1, 101, 1, -1], [1, PROOF, 1.5, 100],
+    [1, PROOF, *[1, 1] * 100],
+])  # fmt: skip
+def test_what_says_nowhere(net: Any, where: Any) -> None:
     with pytest.raises(ProtocolError, match="malformed"):
-        net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, place), 5)
+        net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 100, where), 5)
+
+
+def test_a_place_of_nothing(net: Any) -> None:
+    with pytest.raises(ProtocolError, match="malformed"):
+        net.engines[1].frame(0, (wire.RTS, 0, False, 0, 5, 0, 1), 5)
 
 
 def test_nobody_has_read_what_lies_elsewhere(net: Any) -> None:
+    net.engines[0]._sender._shared = None
     net.engines[0].send(np.zeros(MIB, np.uint8), 1)
     with pytest.raises(ProtocolError, match="pulled part 4 of message 0: not due"):
         net.engines[0].frame(1, (wire.PULL, 0, wire.READ), 0)
