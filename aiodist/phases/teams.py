@@ -14,7 +14,8 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Partials, Regions
 from aiodist.schedules import team_slices, team_values, team_whole
-from aiodist.schedules.teams import in_order, post
+from aiodist.schedules.selection import SCRATCH_LIMIT
+from aiodist.schedules.teams import in_order, most_duties, post
 from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -80,7 +81,10 @@ def reduce_scatter(place: Place, group: Group) -> Phase:
 
 
 def _slice_piece(place: Place, group: Group, longest: int) -> int:
-    return piece_for(place.size, group.x.itemsize, longest, group.kernel.wire_dtype.itemsize)
+    wide = group.kernel.wire_dtype.itemsize
+    piece = piece_for(place.size, group.x.itemsize, longest, wide)
+    # Partial results of all who have to do with a rank have a place in its scratch.
+    return max(1, min(piece, SCRATCH_LIMIT // (team_slices.places(place.teams) * wide)))
 
 
 def _reduction(place: Place, group: Group, plan: Prepared) -> Phase:
@@ -108,8 +112,6 @@ def all_gather(
     target: Sequence[memoryview],
 ) -> Phase:
     """To be preceded by a phase that synchronises."""
-    here = post(place.teams, place.rank)
-    slots = max(len(here.duties(rank)) for rank in range(place.size))
-    piece = piece_for(slots, 1, max(lengths))
+    piece = piece_for(most_duties(place.teams), 1, max(lengths))
     plan = prepared(team_values.all_gather, place.rank, place.teams, tuple(lengths), piece)
     return Phase(plan, Regions.of_bytes(source, target), 1, plan.plan.shared)
