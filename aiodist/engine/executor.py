@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from aiodist.engine.phase import Phase, Spans
 from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Send, Step
-from aiodist.schedules.script import ahead
+from aiodist.schedules.script import Pages, ahead
 from aiodist.shared_memory.board import A_PHASE, AREAS
 from aiodist.shared_memory.lane import Lane
 
@@ -87,8 +87,8 @@ class Executor:
     step needs; None where it is something else, or nothing."""
 
     __slots__ = (
-        "_area", "_bound", "_chosen", "_lane", "_memory", "_pc", "_stopped", "_wait_for", "links",
-        "phase", "waiting_for",
+        "_area", "_bound", "_chosen", "_lane", "_memory", "_pages", "_pc", "_stopped", "_wait_for",
+        "links", "phase", "waiting_for",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +112,7 @@ class Executor:
         # wait until the others say where theirs are.
         self._chosen = phase.direct is None or place <= 0
         self._pc = done  # the number of the step that is next
+        self._pages: Pages[Step] | None = None  # of a long plan
         self._stopped = False  # nothing more is to be done, see `stop`
         self.waiting_for: int | None = None
         self.phase = phase
@@ -127,7 +128,10 @@ class Executor:
         if area is not None and not self._bound and not (self._choose() and self._bind(area)):
             return self._rest(self._lane.others)
         plan = self.phase.prepared.plan
-        steps, eager = plan.steps, plan.eager
+        steps: Any = plan.steps
+        eager = plan.eager
+        if type(steps) is not tuple:
+            steps = self._pages = self._pages or Pages(steps)
         memory, lane = self._memory, self._lane
         links: Any = self.links
         wait_for = self._wait_for

@@ -14,8 +14,8 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.phases.base import Place
 from aiodist.phases.memories import Partials, Regions
 from aiodist.schedules import team_slices, team_values, team_whole
-from aiodist.schedules.selection import window_for
-from aiodist.schedules.teams import in_order, post
+from aiodist.schedules.selection import SCRATCH_LIMIT, window_for
+from aiodist.schedules.teams import in_order, most_duties
 from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -87,16 +87,12 @@ def _slices(place: Place, group: Group, longest: int) -> tuple[int, int]:
     there."""
     wide = group.kernel.wire_dtype.itemsize
     piece = piece_for(place.size, group.x.itemsize, longest, wide)
+    # Partial results of all who have to do with a rank have a place in its scratch.
+    piece = max(1, min(piece, SCRATCH_LIMIT // (team_slices.places(place.teams) * wide)))
     if not place.costs.way:
         return piece, team_slices.LAG
-    window = window_for(piece * wide, _duties(place) + len(place.teams), place.costs)
+    window = window_for(piece * wide, most_duties(place.teams) + len(place.teams), place.costs)
     return piece, max(team_slices.LAG, min(window // 2, -(-longest // piece)))
-
-
-def _duties(place: Place) -> int:
-    """Most parts that a rank is agent of, its own among them."""
-    here = post(place.teams, place.rank)
-    return max(len(here.duties(rank)) for rank in range(place.size))
 
 
 def _reduction(place: Place, group: Group, plan: Prepared) -> Phase:
@@ -124,7 +120,7 @@ def all_gather(
     target: Sequence[memoryview],
 ) -> Phase:
     """To be preceded by a phase that synchronises."""
-    piece = piece_for(_duties(place), 1, max(lengths))
+    piece = piece_for(most_duties(place.teams), 1, max(lengths))
     lag = max(team_values.LAG, min(place.costs.way, max(lengths)) // piece)
     plan = prepared(team_values.all_gather, place.rank, place.teams, tuple(lengths), piece, lag)
     return Phase(plan, Regions.of_bytes(source, target), 1, plan.plan.shared)

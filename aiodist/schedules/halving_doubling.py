@@ -23,6 +23,7 @@ it. Where results go to one rank alone, empty frames say what results say else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from aiodist.schedules.cuts import Cut, pieces
@@ -95,6 +96,7 @@ def _in_blocks(
     cuts = pieces(0, length, block) or [(0, 0)]
     width, last = cuts[0][1], len(cuts) - 1
 
+    @cache  # each is looked at for its own steps, and for the grants of the one before
     def block_of(k: int) -> _Block:
         if root is None:
             return _Everywhere(rank, size, cuts[k], segment, width)

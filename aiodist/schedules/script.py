@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from aiodist.schedules.plan import Await, Copy, Recv, Reduce, Span, Step
@@ -26,6 +26,9 @@ S = TypeVar("S", bound=Step)
 
 LISTED = 8192
 """Most steps of a plan that are all written down: some 1.5 MiB."""
+
+PAGE = 256
+"""Steps of a long plan that are made at a time."""
 
 FEWEST = 4
 """Rounds that are alike from which on they are a stretch."""
@@ -64,7 +67,10 @@ class Steps(Sequence[S]):
     def __getitem__(self, index: int | slice) -> S | tuple[S, ...]:
         ends = self._ends
         if isinstance(index, slice):
-            return tuple(self[number] for number in range(ends[-1])[index])
+            numbers = range(ends[-1])[index]
+            if numbers.step == 1:
+                return tuple(islice(self._from(numbers.start), len(numbers)))
+            return tuple(self[number] for number in numbers)
         if not 0 <= index < ends[-1]:
             index = range(ends[-1])[index]
         part = bisect_right(ends, index) - 1
@@ -74,10 +80,16 @@ class Steps(Sequence[S]):
         return one if one is two else _moved(one, two, time)
 
     def __iter__(self) -> Iterator[S]:
-        for stretch in self.stretches:
-            for time in range(stretch.times):
-                for at in range(len(stretch.first)):
+        return self._from(0)
+
+    def _from(self, first: int) -> Iterator[S]:
+        for stretch, start in zip(self.stretches, self._ends, strict=False):
+            length = len(stretch.first)
+            done, offset = divmod(max(0, first - start), length)
+            for time in range(done, stretch.times):
+                for at in range(offset, length):
                     yield stretch.step(at, time)
+                offset = 0
 
     def ahead(self, first: int) -> Iterator[tuple[S, int]]:
         """See the function of this name."""
@@ -88,6 +100,29 @@ class Steps(Sequence[S]):
                 left = stretch.times - done - (at < offset)
                 if left > 0:
                     yield stretch.step(at, stretch.times - 1), left
+
+
+class Pages(Generic[S]):
+    """The steps of a long plan for whoever carries them out one after the other: made a page at a
+    time. In between large arrays go through the caches, and the code that makes a step has left
+    them each time."""
+
+    __slots__ = ("_first", "_page", "_steps")
+
+    def __init__(self, steps: Steps[S]) -> None:
+        self._steps = steps
+        self._first = 0
+        self._page: tuple[S, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, index: int) -> S:
+        at = index - self._first
+        if not 0 <= at < len(self._page):
+            self._page = self._steps[index : index + PAGE]
+            self._first, at = index, 0
+        return self._page[at]
 
 
 def ahead(steps: Sequence[S], first: int = 0) -> Iterator[tuple[S, int]]:

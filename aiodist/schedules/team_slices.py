@@ -46,7 +46,7 @@ from aiodist.schedules.plan import (
 )
 from aiodist.schedules.pull import joined
 from aiodist.schedules.script import Script
-from aiodist.schedules.teams import Post, Teams, post
+from aiodist.schedules.teams import Post, Teams, most_duties, post
 
 LAG = 2
 """Rounds that partial results and results have to cross, where nothing else is said."""
@@ -97,6 +97,11 @@ def reduce_scatter(
     """
     blocks = rounds_of(bounds, piece)
     return _slices("team_slices.reduce_scatter", rank, teams, blocks, lag, (), bounds[rank])
+
+
+def places(teams: Teams, lag: int = LAG) -> int:
+    """Pieces for which the rank that needs most of them has a place in scratch."""
+    return (most_duties(teams) - 1) * (2 * lag + 1) + (len(teams) - 1) * 2 * lag + lag + 1
 
 
 def _blocks(length: int, shares: Sequence[int]) -> Series[list[Cut]]:

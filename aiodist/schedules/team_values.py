@@ -27,7 +27,7 @@ from aiodist.schedules.plan import (
 )
 from aiodist.schedules.pull import joined
 from aiodist.schedules.script import Script
-from aiodist.schedules.teams import Post, Teams, post
+from aiodist.schedules.teams import Post, Teams, most_duties, post
 
 LAG = 2
 """Rounds that pieces have to cross, where nothing else is said."""
@@ -175,7 +175,7 @@ def all_gather(rank: int, teams: Teams, lengths: Sequence[int], piece: int, lag:
     cuts = [pieces(0, length, piece) for length in lengths]
     starts = tuple(accumulate((0 if q == rank else n for q, n in enumerate(lengths)), initial=0))
     width = min(piece, max(lengths))
-    slots = max(len(here.duties(q)) for q in range(here.size))
+    slots = most_duties(teams)
     count = max(map(len, cuts))
     agents = [here.agent(host, rank) for host in here.abroad()]
     away = sorted(set(here.duties(rank)) - {rank}, key=lambda owner: (owner - rank) % here.size)

@@ -58,6 +58,8 @@ class Post(NamedTuple):
     team: tuple[int, ...]
     mates: tuple[int, ...]
     """The others of its team, from the next one on: so that no rank is everybody's first."""
+    seats: tuple[int, ...]
+    """The place of each rank in its team."""
 
     @property
     def size(self) -> int:
@@ -65,7 +67,8 @@ class Post(NamedTuple):
 
     def agent(self, host: int, rank: int) -> int:
         """Who stands on `host` in the column of `rank`: on its own host, itself."""
-        return _agent(self.teams, host, rank)
+        team = self.teams[host]
+        return team[self.seats[rank] % len(team)]
 
     def duties(self, rank: int) -> tuple[int, ...]:
         """Whose agent `rank` is on its host, itself included, ascending."""
@@ -83,21 +86,28 @@ def post(teams: Teams, rank: int) -> Post:
     for host, team in enumerate(teams):
         if rank in team:
             at = team.index(rank)
-            return Post(teams, rank, host, team, team[at + 1 :] + team[:at])
+            return Post(teams, rank, host, team, team[at + 1 :] + team[:at], _seats(teams))
     raise ValueError(f"rank {rank} is in none of the teams {teams}")
 
 
-def _agent(teams: Teams, host: int, rank: int) -> int:
-    at = next(team.index(rank) for team in teams if rank in team)
-    return teams[host][at % len(teams[host])]
+@lru_cache(maxsize=64)
+def _seats(teams: Teams) -> tuple[int, ...]:
+    """By rank."""
+    seats = {rank: at for team in teams for at, rank in enumerate(team)}
+    return tuple(seats[rank] for rank in range(len(seats)))
 
 
 @lru_cache(maxsize=64)
 def _duties(teams: Teams) -> tuple[tuple[int, ...], ...]:
     """By rank."""
-    ranks = range(sum(map(len, teams)))
-    duties: list[list[int]] = [[] for _ in ranks]
-    for rank in ranks:
-        for host in range(len(teams)):
-            duties[_agent(teams, host, rank)].append(rank)
+    seats = _seats(teams)
+    duties: list[list[int]] = [[] for _ in seats]
+    for rank, at in enumerate(seats):
+        for team in teams:
+            duties[team[at % len(team)]].append(rank)
     return tuple(map(tuple, duties))
+
+
+def most_duties(teams: Teams) -> int:
+    """Of the rank that has most."""
+    return max(map(len, _duties(teams)))

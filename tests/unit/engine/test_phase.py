@@ -38,6 +38,7 @@ from aiodist.schedules.choose_values import (
 from aiodist.schedules.cuts import even_bounds
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.script import LISTED
+from aiodist.schedules.selection import SCRATCH_LIMIT
 
 MOST = 2 * 2**20
 """Bytes of a plan, of whatever size the array is."""
@@ -91,12 +92,13 @@ def plans(size: int, nbytes: int) -> Iterator[tuple[Callable[..., Plan], tuple[A
 
 
 @pytest.mark.parametrize("size", [2, 8])
-def test_the_steps_in_memory_do_not_grow_with_the_array(size: int) -> None:
-    for nbytes in (2**34, 2**40):
-        for algorithm, args in plans(size, nbytes):
-            made = prepared(algorithm, *args)
-            assert made.weight() <= LISTED + 1, f"{made.plan.name} of {nbytes} bytes"
-            assert nbytes < 2**40 or len(made.plan.steps) > 10 * LISTED, made.plan.name
+def test_steps_in_memory_and_scratch_do_not_grow_with_the_array(size: int) -> None:
+    for algorithm, args in plans(size, 2**40):
+        made = prepared(algorithm, *args)
+        name = made.plan.name
+        assert len(made.plan.steps) > 10 * LISTED, name
+        assert made.weight() <= LISTED + 1, name
+        assert name.endswith("whole") or 4 * made.plan.scratch <= SCRATCH_LIMIT, name
 
 
 def test_the_memory_of_a_plan_does_not_grow_with_the_array() -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from aiodist.phases import teams
 from aiodist.phases.teams import LEAST, ROUNDS, piece_for
+from aiodist.schedules import team_slices
+from aiodist.schedules.selection import SCRATCH_LIMIT
 from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -18,3 +26,21 @@ def test_a_piece_has_its_place_in_the_buffers_and_in_a_frame(slots: int) -> None
     assert piece_for(slots, 2 * BULK, 3) == 1
     # An element may be wider on its way than where it lies: the frame has to hold it, too.
     assert piece_for(slots, 1, 10 * BULK, MAX_PAYLOAD // 8) == 8
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (40, 3), (1,) * 20 + (2,), (2, *(1,) * 100)])
+@pytest.mark.parametrize("itemsize", [1, 2, 8])
+def test_scratch_is_capped_whatever_the_layout(layout: tuple[int, ...], itemsize: int) -> None:
+    starts = [sum(layout[:host]) for host in range(len(layout) + 1)]
+    hosts = tuple(tuple(range(a, b)) for a, b in pairwise(starts))
+    size, length = starts[-1], 2**40
+    wire_dtype = np.dtype(f"f{max(4, itemsize)}")  # of float8 four times as wide
+    place: Any = SimpleNamespace(size=size, teams=hosts)
+    group: Any = SimpleNamespace(
+        x=SimpleNamespace(itemsize=itemsize), kernel=SimpleNamespace(wire_dtype=wire_dtype)
+    )
+    piece = teams._slice_piece(place, group, length // size)
+    for rank in (0, size - 1):
+        plan = team_slices.reduce(rank, hosts, 0, 5 * piece * len(hosts[0]), piece)
+        assert plan.scratch * wire_dtype.itemsize <= SCRATCH_LIMIT
+        assert plan.scratch <= team_slices.places(hosts) * piece

@@ -30,7 +30,7 @@ from aiodist.schedules import (
     tree,
 )
 from aiodist.schedules.plan import OUT, Await, Copy, Grant, Plan, Publish, Recv, Send, Span, Step, X
-from aiodist.schedules.script import Script, Steps, ahead, receives_of, written_down
+from aiodist.schedules.script import Pages, Script, Steps, ahead, receives_of, written_down
 
 Case = tuple[Callable[..., Plan], tuple[Any, ...]]
 
@@ -40,7 +40,7 @@ LENGTHS = {2: [(331, 331), (0, 97)], 3: [(130, 130, 130), (60, 0, 211)], 4: [(1,
 
 def _cases() -> Iterator[Case]:
     """Every algorithm for large arrays, cut in hundreds of pieces."""
-    for size, (length, segment) in product((2, 3, 4), ((401, 1), (900, 3))):
+    for size, length, segment in ((2, 401, 1), (3, 900, 3), (4, 333, 1)):
         for rank in range(size):
             here, cut = (rank, size), (length, segment)
             yield chain.broadcast, (*here, 1, *cut)
@@ -134,6 +134,13 @@ def _agree(steps: Any, each: list[Step]) -> None:
     assert [steps[at] for at in range(0, count, 7)] == each[::7]
     assert count == 0 or steps[-1] == each[-1]
     assert [*steps[2:9]] == each[2:9]
+    assert [*steps[9:2:-3]] == each[9:2:-3]
+    middle = count // 2
+    assert [*steps[middle : middle + 40]] == each[middle : middle + 40]
+    if isinstance(steps, Steps):
+        pages = Pages(steps)
+        assert len(pages) == count
+        assert [pages[at] for at in range(count)] == each
     assert sum(times for _, times in ahead(steps)) == count
     for at in (1, count // 3, count // 2, count - 1):
         left = each[at:] if at >= 0 else []
