@@ -10,12 +10,14 @@ import os
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from aiodist import environment
 from aiodist.channels import directory
 from aiodist.channels.directory import Place, Release, Seat
 from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.lag import Lag
+from aiodist.channels.ration import Ration
 from aiodist.channels.slices import Lot
 from aiodist.control.store import Store
 from aiodist.errors import (
@@ -95,6 +97,8 @@ class Participant:
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
         self.lots: dict[tuple[int, str], Lot] = {}
+        # Publishers: of each version that they have.
+        self.rations: WeakKeyDictionary[Coming, Ration] = WeakKeyDictionary()
         self.met: Callable[[str], Coroutine[Any, Any, None]]
         self.own: Callable[[], list[Release]] = list
         self.stay: Callable[[], Awaitable[object]] | None = None
@@ -237,9 +241,23 @@ class Participant:
         task.add_done_callback(self._ended)
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Cancel it when this ends. Somebody else looks at how it ends."""
+        """Cancel it when this ends. Somebody else looks at how it ends, if he still wants to know:
+        see `outcome`."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.exception()
+
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
+
+    async def outcome(self, task: asyncio.Task[T]) -> T:
+        """That of a task which was adopted. It goes on where this is cancelled."""
+        await asyncio.wait({task})
+        if task.cancelled():
+            self.check()
+        return task.result()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -403,6 +421,15 @@ class Participant:
         """How many bytes of a version a participant has, by its last sign of life."""
         said = channels.said_in(await self._at(who))
         return said.here if said is not None and said.newest == version else 0
+
+    async def others_have(self, coming: Coming, here: int) -> bool:
+        """Whether somebody else has more of a version than its first `here` bytes."""
+        line = await self.line(coming.version)
+        others = [one for one in line if one.id != self.id and not one.wants]
+        for one in others:
+            if await self.has_of(one.id, coming.version) > here:
+                return True
+        return False
 
     async def _at(self, who: str) -> bytes | None:
         return await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))

@@ -13,7 +13,8 @@ from aiodist.channels.directory import MAX_VERSION, MOST_RELEASES, MOST_SHARES, 
 from aiodist.channels.holding import Holding, Memory, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
-from aiodist.channels.participant import GONE, PATIENCE, Participant
+from aiodist.channels.participant import BEAT, GONE, PATIENCE, Participant
+from aiodist.channels.ration import Ration
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import CollectiveTimeoutError, JoinError
 from aiodist.types import ChannelOptions
@@ -168,6 +169,8 @@ class Publisher:
         await self._take_place()
         holding = Holding(release)
         holding.take(memory, release.parts)
+        clock = asyncio.get_running_loop().time
+        participant.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
         participant.holdings[release.version] = holding
         self._lent = {old: one for old, one in self._lent.items() if not one.gone.is_set()}
         if release.lent:

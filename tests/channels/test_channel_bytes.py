@@ -134,7 +134,7 @@ def test_who_dies_at_90_percent_has_handed_on_most_of_it(seed):
     assert sent <= 1.15 * layers * CHUNK
 
 
-@pytest.mark.parametrize("sliced", [False])
+@pytest.mark.parametrize("sliced", [False, True])
 def test_calls_that_are_cancelled_every_moment_get_on(sliced):
     """What comes meanwhile is not lost, so nothing is sent twice."""
     sim = Simulation(5, seed=1)
