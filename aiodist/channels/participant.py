@@ -417,19 +417,19 @@ class Participant:
         """Whether a participant has given a sign of life."""
         return await self._at(who) is not None
 
-    async def has_of(self, who: str, version: int) -> int:
-        """How many bytes of a version a participant has, by its last sign of life."""
+    async def has_of(self, who: str, version: int) -> int | None:
+        """How many bytes of a version a participant has, by its last sign of life. None: it gives
+        none."""
         said = channels.said_in(await self._at(who))
-        return said.here if said is not None and said.newest == version else 0
+        if said is None:
+            return None
+        return said.here if said.newest == version else 0
 
-    async def others_have(self, coming: Coming, here: int) -> bool:
-        """Whether somebody else has more of a version than its first `here` bytes."""
-        line = await self.line(coming.version)
-        others = [one for one in line if one.id != self.id and not one.wants]
-        for one in others:
-            if await self.has_of(one.id, coming.version) > here:
-                return True
-        return False
+    async def said_in_line(self, version: int) -> list[int]:
+        """How many bytes of a version those have who live and want all of it."""
+        line = [one for one in await self.line(version) if one.id != self.id and not one.wants]
+        found = [await self.has_of(one.id, version) for one in line]
+        return [here for here in found if here is not None]
 
     async def _at(self, who: str) -> bytes | None:
         return await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
@@ -440,7 +440,7 @@ class Participant:
         coming.starve()
         version = coming.version
         for one in directory.behind(await self.line(version), me):
-            if one.id not in failed and await self.has_of(one.id, version) > coming.here:
+            if one.id not in failed and (await self.has_of(one.id, version) or 0) > coming.here:
                 await self.change(
                     directory.line(version), Place, lambda before: directory.at_end(before, me)
                 )

@@ -9,7 +9,7 @@ from him.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 SIZES = 2
@@ -31,10 +31,12 @@ class Ration:
         """Whether so much may be given without further ado."""
         return nbytes <= self._left
 
-    @property
-    def is_known(self) -> bool:
-        """Whether all have said what they have, and nobody is being given more."""
-        return not self._giving and self._clock() - self._last >= self._said_after
+    def has_to(self, here: int, said: Sequence[int]) -> bool:
+        """Whether more has to be given to one who has so many bytes, for nobody has more. `said`:
+        how many those have who are there, one of whom it is."""
+        # What they have said is true when there was time to say so, and nobody is given more.
+        is_true = not self._giving and self._clock() - self._last >= self._said_after
+        return len(said) <= 1 or (is_true and max(said) <= here)
 
     @contextmanager
     def giving(self, nbytes: int, sent: Callable[[], int]) -> Iterator[None]:
@@ -45,5 +47,5 @@ class Ration:
             yield
         finally:
             self._giving -= 1
-            self._left += nbytes - sent()
+            self._left += nbytes - min(nbytes, sent())  # which has a little around the weights
             self._last = self._clock()

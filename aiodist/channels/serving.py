@@ -59,11 +59,7 @@ async def _give(
     release = holding.release
     here = release.span(has - 1)[1] if has else 0
     rest = release.nbytes - here
-    if ration.has(rest) or (
-        ration.is_known
-        and not await participant.others_have(holding, here)
-        and ration.is_known  # still
-    ):
+    if ration.has(rest) or ration.has_to(here, await participant.said_in_line(holding.version)):
         with ration.giving(rest, lambda: pair.bytes_moved[0]):
             await transfers.give(pair, holding, has, participant.patience, maps=maps)
     else:

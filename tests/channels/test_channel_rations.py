@@ -42,7 +42,7 @@ class Stage(ChannelStage):
             await asyncio.sleep(5)  # those it has met have left
             return out.bytes_sent / W.nbytes
 
-    async def dying(self, rank):
+    async def dying(self, rank, dies=lambda: None):
         """Takes most of it, and dies."""
         async with self.subscriber() as weights:
             await weights.wait()
@@ -50,6 +50,7 @@ class Stage(ChannelStage):
             taking = asyncio.ensure_future(weights.latest())
             while holding.filled < 45:
                 await holding.news()
+            dies()
             self.sim.nodes[rank].kill()
             await taking
 
@@ -89,11 +90,13 @@ def test_those_who_die_cost_nothing_more_where_somebody_has_it():
             await stage.done.wait()
 
     async def victim(rank):
+        def dies():
+            dying.discard(rank)
+            if not dying:
+                all_died.set()
+
         await has.wait()
-        dying.discard(rank)
-        if not dying:
-            all_died.set()
-        await stage.dying(rank)
+        await stage.dying(rank, dies)
 
     async def last():
         await all_died.wait()
