@@ -447,6 +447,12 @@ class Participant:
                 return True
         return False
 
+    @property
+    def coordinator(self) -> tuple[str, int]:
+        """Which one it is, and which start of it."""
+        assert self._group is not None
+        return self._group._actor.control.coordinator
+
     async def seats(self) -> list[Seat]:
         """Who publishes."""
         value = await self.ask(lambda store: store.get(directory.PUBLISHER, timeout=self.patience))

@@ -200,8 +200,10 @@ class Publisher:
         """Be the one who publishes: there may have been another, who died."""
         participant = self._participant
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + 2 * GONE
+        coordinator, deadline = None, 0.0
         while True:
+            if participant.coordinator != coordinator:  # then who is gone seems to be there again
+                coordinator, deadline = participant.coordinator, loop.time() + 2 * GONE
             # Looked at before it is asked: an answer that was long in coming may not hold any more.
             is_late = loop.time() >= deadline
             seats, me = await participant.seats(), self._seat()

@@ -415,6 +415,28 @@ def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypat
     assert stopped
 
 
+def test_the_coordinator_restarts_again_and_again_while_a_publisher_waits_for_the_one_before():
+    """Each time the sign of life of the one that has died counts anew: it is waited for as long."""
+    stage = Stage(2, durable=True)
+
+    async def first():
+        async with stage.publisher():
+            stage.done.set()
+            stage.sim.nodes[0].kill("silent")
+            await asyncio.sleep(0)
+
+    async def second():
+        await stage.done.wait()
+        for seconds in (2, 5, 8, 11):
+            stage.sim.network.later_by(seconds, lambda: stage.sim.restart_coordinator(0.1))
+        begin = stage.loop.time()
+        async with stage.publisher() as out:
+            assert stage.loop.time() - begin > 11
+            await out.publish(tree(1), version=1)
+
+    stage.sim.play({0: first(), 1: second()})
+
+
 def test_another_publisher_is_refused_after_a_restart_of_the_coordinator():
     stage = Stage(2)
 
