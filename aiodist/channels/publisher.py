@@ -210,7 +210,9 @@ class Publisher:
             rivals = directory.rivals(seats, me)
             alive = [one for one in rivals if await participant.is_there(one.id)]
             if alive:
-                if is_late or self._own():
+                # An answer of one that was started meanwhile says nothing yet.
+                is_same = participant.coordinator == coordinator
+                if is_same and (is_late or self._own()):
                     raise JoinError(self._taken(alive[0]))
                 await asyncio.sleep(GONE / 8)
                 continue
