@@ -27,10 +27,7 @@ class Feeding:
                 task = self._tasks.get(coming)
                 if task is None:
                     task = self._begun(coming, work)
-                await asyncio.wait({task})
-                if task.cancelled():
-                    self._participant.check()
-                task.result()
+                await self._participant.outcome(task)
 
     def _begun(
         self, coming: Coming, work: Callable[[], Coroutine[Any, Any, None]]
@@ -40,12 +37,7 @@ class Feeding:
             with coming, coming.feeding():
                 await work()
 
-        def ended(task: asyncio.Task[None]) -> None:
-            del self._tasks[coming]
-            if not task.cancelled():
-                task.exception()  # told to those who wait for it: perhaps nobody does
-
         task = self._tasks[coming] = asyncio.ensure_future(feed())
         self._participant.adopt(task)
-        task.add_done_callback(ended)
+        task.add_done_callback(lambda _: self._tasks.pop(coming))
         return task

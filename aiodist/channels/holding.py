@@ -170,6 +170,11 @@ class Holding(Coming):
         return len(self.memory.view) if self.memory is not None and self.memory.is_own else 0
 
     @property
+    def can_be_mapped(self) -> bool:
+        """Whether others of the host can map it."""
+        return self.memory is not None and self.memory.words() is not None
+
+    @property
     def view(self) -> memoryview:
         """All of its memory."""
         assert self.memory is not None

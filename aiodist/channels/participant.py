@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from aiodist import environment
 from aiodist.channels import directory
@@ -17,6 +18,7 @@ from aiodist.channels.directory import Place, Release, Seat
 from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.lag import Lag
 from aiodist.channels.memory import Spare
+from aiodist.channels.ration import Ration
 from aiodist.channels.slices import Lot
 from aiodist.control.store import Store
 from aiodist.errors import (
@@ -97,6 +99,8 @@ class Participant:
         self.publishes = False
         self.version: Callable[[], int | None] = lambda: None
         self.lots: dict[tuple[int, str], Lot] = {}
+        # Publishers: of each version that they have.
+        self.rations: WeakKeyDictionary[Coming, Ration] = WeakKeyDictionary()
         self.met: Callable[[str], Coroutine[Any, Any, None]]
         self.own: Callable[[], list[Release]] = list
         self.stay: Callable[[], Awaitable[object]] | None = None
@@ -240,9 +244,23 @@ class Participant:
         task.add_done_callback(self._ended)
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Cancel it when this ends. Somebody else looks at how it ends."""
+        """Cancel it when this ends. Somebody else looks at how it ends, if he still wants to know:
+        see `outcome`."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.exception()
+
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
+
+    async def outcome(self, task: asyncio.Task[T]) -> T:
+        """That of a task which was adopted. It goes on where this is cancelled."""
+        await asyncio.wait({task})
+        if task.cancelled():
+            self.check()
+        return task.result()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -402,10 +420,19 @@ class Participant:
         """Whether a participant has given a sign of life."""
         return await self._at(who) is not None
 
-    async def has_of(self, who: str, version: int) -> int:
-        """How many bytes of a version a participant has, by its last sign of life."""
+    async def has_of(self, who: str, version: int) -> int | None:
+        """How many bytes of a version a participant has, by its last sign of life. None: it gives
+        none."""
         said = channels.said_in(await self._at(who))
-        return said.here if said is not None and said.newest == version else 0
+        if said is None:
+            return None
+        return said.here if said.newest == version else 0
+
+    async def said_in_line(self, version: int) -> list[int]:
+        """How many bytes of a version those have who live and want all of it."""
+        line = [one for one in await self.line(version) if one.id != self.id and not one.wants]
+        found = [await self.has_of(one.id, version) for one in line]
+        return [here for here in found if here is not None]
 
     async def _at(self, who: str) -> bytes | None:
         return await self.ask(lambda store: store.get(channels.at(who), timeout=self.patience))
@@ -416,12 +443,18 @@ class Participant:
         coming.starve()
         version = coming.version
         for one in directory.behind(await self.line(version), me):
-            if one.id not in failed and await self.has_of(one.id, version) > coming.here:
+            if one.id not in failed and (await self.has_of(one.id, version) or 0) > coming.here:
                 await self.change(
                     directory.line(version), Place, lambda before: directory.at_end(before, me)
                 )
                 return True
         return False
+
+    @property
+    def coordinator(self) -> tuple[str, int]:
+        """Which one it is, and which start of it."""
+        assert self._group is not None
+        return self._group._actor.control.coordinator
 
     async def seats(self) -> list[Seat]:
         """Who publishes."""

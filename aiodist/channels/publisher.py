@@ -15,7 +15,8 @@ from aiodist.channels.holding import Holding, in_thread
 from aiodist.channels.hosting import has_device, on_host
 from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import Memory
-from aiodist.channels.participant import GONE, PATIENCE, Participant
+from aiodist.channels.participant import BEAT, GONE, PATIENCE, Participant
+from aiodist.channels.ration import Ration
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import AiodistError, JoinError
 from aiodist.types import ChannelOptions
@@ -173,6 +174,8 @@ class Publisher:
             release = replace(release, host=participant.host, offer=words[0], key=words[1])
         holding = Holding(release)
         holding.take(memory, release.parts)
+        clock = asyncio.get_running_loop().time
+        participant.rations[holding] = Ration(release.nbytes, clock, 2 * BEAT)
         participant.holdings[release.version] = holding
         self._lent = {old: one for old, one in self._lent.items() if not one.gone.is_set()}
         if release.lent:
@@ -206,15 +209,19 @@ class Publisher:
         """Be the one who publishes: there may have been another, who died."""
         participant = self._participant
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + 2 * GONE
+        coordinator, deadline = None, 0.0
         while True:
+            if participant.coordinator != coordinator:  # then who is gone seems to be there again
+                coordinator, deadline = participant.coordinator, loop.time() + 2 * GONE
             # Looked at before it is asked: an answer that was long in coming may not hold any more.
             is_late = loop.time() >= deadline
             seats, me = await participant.seats(), self._seat()
             rivals = directory.rivals(seats, me)
             alive = [one for one in rivals if await participant.is_there(one.id)]
             if alive:
-                if is_late or self._own():
+                # An answer of one that was started meanwhile says nothing yet.
+                is_same = participant.coordinator == coordinator
+                if is_same and (is_late or self._own()):
                     raise JoinError(self._taken(alive[0]))
                 await asyncio.sleep(GONE / 8)
                 continue

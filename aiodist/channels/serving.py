@@ -6,10 +6,11 @@ import logging
 from contextlib import ExitStack
 
 from aiodist.channels import directory, parcels, transfers
-from aiodist.channels.holding import Coming
+from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.participant import GIVES, Participant
 from aiodist.channels.slices import Source, Whole
 from aiodist.errors import AiodistError
+from aiodist.group import Group
 from aiodist.wire.limits import MAX_NAME
 
 log = logging.getLogger("aiodist.channels")
@@ -34,7 +35,7 @@ async def meet(participant: Participant, name: str) -> None:
                     read.enter_context(holding)
                 match asked:
                     case transfers.Rest(_, has, maps) if holding is not None:
-                        await transfers.give(pair, holding, has, patience, maps=maps)
+                        await _give(participant, pair, holding, has, maps=maps)
                     case transfers.Parcels(version, _, []):
                         await parcels.give_manifests(pair, _manifests(participant, version))
                     case transfers.Parcels(version, wants, pieces) if found := _source(
@@ -46,6 +47,23 @@ async def meet(participant: Participant, name: str) -> None:
     except (AiodistError, OSError) as error:
         # Its affair: it looks for another one, if it lives.
         log.debug("channel %r: a subscriber is not served any more: %s", participant.channel, error)
+
+
+async def _give(
+    participant: Participant, pair: Group, holding: Holding, has: int, *, maps: bool
+) -> None:
+    ration = participant.rations.get(holding)
+    if ration is None or (maps and holding.can_be_mapped):
+        await transfers.give(pair, holding, has, participant.patience, maps=maps)
+        return
+    release = holding.release
+    here = release.span(has - 1)[1] if has else 0
+    rest = release.nbytes - here
+    if ration.has(rest) or ration.has_to(here, await participant.said_in_line(holding.version)):
+        with ration.giving(rest, lambda: pair.bytes_moved[0]):
+            await transfers.give(pair, holding, has, participant.patience, maps=maps)
+    else:
+        await transfers.refuse(pair)
 
 
 def _manifests(participant: Participant, version: int) -> list[bytes]:

@@ -43,6 +43,7 @@ class Slicing:
         self._participant = participant
         self._feeding = feeding
         self._wants: dict[str, Want] = {}  # what others want, by name
+        self._looks: tuple[Shares, asyncio.Task[Arrays]] | None = None  # for what there is
         self._said = -math.inf  # when the store was last told of what is wanted here
 
     async def attempt(self, releases: Shares, reading: Reading) -> Lot:
@@ -86,10 +87,19 @@ class Slicing:
     async def _arrays(self, releases: Shares, failed: set[str]) -> Arrays:
         """What there is of a version. Raises NobodyError; ValueError where shares do not agree."""
         participant = self._participant
-        version = releases[0].version
         for lot in participant.lots.values():
             if lot.arrays.releases == releases:
                 return lot.arrays
+        if self._looks is None or self._looks[0] != releases or _has_failed(self._looks[1]):
+            looks = asyncio.ensure_future(self._looked_up(releases, failed))
+            participant.adopt(looks)
+            self._looks = releases, looks
+        # Whoever is cancelled meanwhile, and asks again, does not begin anew.
+        return await participant.outcome(self._looks[1])
+
+    async def _looked_up(self, releases: Shares, failed: set[str]) -> Arrays:
+        participant = self._participant
+        version = releases[0].version
         found: dict[int, bytes] = {}
         for place in [
             *reversed(await participant.line(version)),
@@ -222,3 +232,7 @@ class Slicing:
                 self._wants.clear()
             self._wants[place.wants] = slices.unpacked_want(packed)
         return self._wants[place.wants]
+
+
+def _has_failed(task: asyncio.Task[Arrays]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -147,6 +147,12 @@ class Line:
         return self._ended is None
 
     @property
+    def coordinator(self) -> tuple[str, int]:
+        """Its name, and which start of it this is: each lets what was to end by itself in its store
+        live for as long again."""
+        return self._welcome.coordinator, self._welcome.incarnation
+
+    @property
     def is_away(self) -> bool:
         """Whether the coordinator is away, and is looked for."""
         return self._coming_back is not None

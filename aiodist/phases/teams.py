@@ -15,7 +15,7 @@ from aiodist.phases.base import Place
 from aiodist.phases.memories import Partials, Regions
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.selection import SCRATCH_LIMIT, window_for
-from aiodist.schedules.teams import in_order, most_duties
+from aiodist.schedules.teams import in_order, most_duties, post
 from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
 

@@ -129,12 +129,13 @@ def test_who_dies_at_90_percent_has_handed_on_most_of_it(seed):
         done.set()
 
     begun = asyncio.Event()
-    sent, died, _ = sim.play({0: publish(), 1: dying(), 2: behind()})
+    sent, died, outcome = sim.play({0: publish(), 1: dying(), 2: behind()})
     assert isinstance(died, Killed)
+    assert outcome is None
     assert sent <= 1.15 * layers * CHUNK
 
 
-@pytest.mark.parametrize("sliced", [False])
+@pytest.mark.parametrize("sliced", [False, True])
 def test_calls_that_are_cancelled_every_moment_get_on(sliced):
     """What comes meanwhile is not lost, so nothing is sent twice."""
     sim = Simulation(5, seed=1)
@@ -165,6 +166,8 @@ def test_calls_that_are_cancelled_every_moment_get_on(sliced):
                 done.set()
             await done.wait()
 
-    sent, *_ = sim.play({0: publish(), **{rank: take(rank) for rank in range(1, 5)}}, limit=100)
+    mains = {0: publish(), **{rank: take(rank) for rank in range(1, 5)}}
+    sent, *outcomes = sim.play(mains, limit=100)
+    assert outcomes == [None] * 4
     assert {*cancelled} == {1, 2, 3, 4}
     assert sent <= 1.1 * 4 * shape[0] * shape[1] / (2 if sliced else 1)

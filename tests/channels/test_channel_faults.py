@@ -352,7 +352,7 @@ def test_the_coordinator_stays_away_while_somebody_enters(monkeypatch):
             await stage.subscriber(timeout=2 * PATIENCE).__aenter__()
         await asyncio.sleep(20 * PATIENCE)
 
-    stage.sim.play({0: main()})
+    assert stage.sim.play({0: main()}) == [None]
 
 
 def test_a_stream_goes_on_while_the_coordinator_is_away():
@@ -414,6 +414,34 @@ def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypat
 
     assert stage.sim.play({0: first(), 1: second()})[1] == 1
     assert stopped
+
+
+def test_the_coordinator_restarts_again_and_again_while_a_publisher_waits_for_the_one_before(
+    monkeypatch,
+):
+    """Each time the sign of life of the one that has died counts anew: it is waited for as long."""
+    stage = Stage(2)
+    over = 13.0
+    restarts = property(lambda _: ("coordinator", int(min(stage.loop.time(), over) // 3)))
+
+    async def seems_to_be_there(participant, who):
+        return stage.loop.time() < over
+
+    monkeypatch.setattr(Participant, "coordinator", restarts)
+    monkeypatch.setattr(Participant, "is_there", seems_to_be_there)
+
+    async def first():
+        async with stage.publisher():
+            stage.done.set()
+            stage.sim.nodes[0].kill("silent")
+            await asyncio.sleep(0)
+
+    async def second():
+        await stage.done.wait()
+        async with stage.publisher():
+            return stage.loop.time()
+
+    assert stage.sim.play({0: first(), 1: second()})[1] >= over
 
 
 def test_another_publisher_is_refused_after_a_restart_of_the_coordinator():

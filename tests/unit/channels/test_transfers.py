@@ -8,7 +8,14 @@ import pytest
 
 from aiodist.channels.directory import Release
 from aiodist.channels.holding import Holding
-from aiodist.channels.transfers import MOST_WAITS, NOT_HERE, WAIT, NotThereError, word
+from aiodist.channels.transfers import (
+    MOST_WAITS,
+    NOT_HERE,
+    WAIT,
+    NotThereError,
+    UnwantedError,
+    word,
+)
 
 RELEASE = Release(version=1, manifest=1, nbytes=64, chunk=64, check=0)
 
@@ -28,14 +35,23 @@ class Pair:
 def test_who_is_only_ever_told_to_wait_looks_for_another_source():
     """For two who wait for each other would tell each other so for ever."""
     coming, pair = Holding(RELEASE), Pair(WAIT)
-    with pytest.raises(NotThereError):
+    with coming.wanting(), pytest.raises(NotThereError):
         asyncio.run(word(pair, coming, 5.0))
     assert pair.heard == coming.stirs == MOST_WAITS
 
 
 def test_what_comes_after_a_while_is_heard():
     coming = Holding(RELEASE)
-    assert asyncio.run(word(Pair(WAIT, WAIT, 7), coming, 5.0)) == 7
+    with coming.wanting():
+        assert asyncio.run(word(Pair(WAIT, WAIT, 7), coming, 5.0)) == 7
     assert coming.stirs == 2  # those behind it were told to wait, too
     with pytest.raises(NotThereError):
         asyncio.run(word(Pair(NOT_HERE), coming, 5.0))
+
+
+def test_what_nobody_waits_for_any_more_is_not_waited_for():
+    coming, pair = Holding(RELEASE), Pair(WAIT)
+    with pytest.raises(UnwantedError):
+        asyncio.run(word(pair, coming, 5.0))
+    assert pair.heard == 1
+    assert not coming.stirs
