@@ -13,6 +13,7 @@ without one.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
@@ -237,7 +238,10 @@ class Recorder:
                 yield work.record.entry(now)
         for one in ring:
             yield one.entry(now) if isinstance(one, Record) else self.entry_of(one)
-        for records in list(self.all):
+        groups: list[Records] = []
+        with contextlib.suppress(RuntimeError):  # the loop goes on meanwhile, in its thread
+            groups = list(self.all)
+        for records in groups:
             for work, call in records.waiting():
                 if work.record is None:
                     yield Record(self, records.scope, work, call, None).entry(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 
@@ -15,6 +16,7 @@ from aiodist.collectives.lane_express import LaneExpress
 from aiodist.engine import waiting_calls
 from aiodist.errors import GroupClosedError
 from aiodist.rank import doings
+from aiodist.types import SUM
 
 
 @pytest.fixture
@@ -172,3 +174,26 @@ def test_a_list_that_changes_after_the_call(run):
             assert found == [[[1, 1], [2, 2]]] * 3 + [[[3, 3], [4, 4]]] * 3
 
     run(main())
+
+
+def test_what_is_called_when_the_loop_is_due_is_done_if_the_others_are_there(lanes):
+    """It would take as long to have it wait, and the loop has its turn before anybody goes on."""
+    world = lanes.World(2, lanes.Path([]), polls=True)
+    first, second = world.contexts
+    arrays = [np.full(2, 1.0), np.full(2, 2.0)]
+    works = []
+    first.endpoint.progress.is_due = lambda: True
+    first.endpoint.progress.watch = lambda *_, **__: False
+    met = first.lane.board.met
+
+    def comes(peers, stamp):
+        if len(works) == 0:
+            works.append(second.express.all_reduce(arrays[1], SUM, math.inf))
+        return met(peers, stamp)
+
+    first.lane.board.met = comes
+    works.append(first.express.all_reduce(arrays[0], SUM, math.inf))
+    assert not first.calls.ops
+    assert not works[1].done()
+    world.settle()
+    assert [work.result().tolist() for work in works] == [[3.0, 3.0]] * 2
