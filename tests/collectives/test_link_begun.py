@@ -276,3 +276,15 @@ async def test_out_takes_what_fits_on_all_ranks(groups):
                 assert not out.any()
         same(await called(ranks, OPERATIONS["all_gather"], x), [expected] * 3)
         nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "broadcast in place", "all_gather with out"])
+async def test_what_all_ranks_get_travels_with_the_first_words(groups, name):
+    """Up to 64 KiB of each: nobody is asked for memory, and the last one is done within its call."""
+    async with groups(2) as ranks:
+        x = np.arange(8192.0)
+        expected = await learn(ranks, OPERATIONS[name], x)
+        first, second = (OPERATIONS[name](group, x) for group in ranks)
+        assert second.done()
+        same([await first, await second], expected)
+        nothing_is_left(ranks)
