@@ -280,7 +280,7 @@ async def test_out_takes_what_fits_on_all_ranks(groups):
 
 @pytest.mark.parametrize("name", ["broadcast", "broadcast in place", "all_gather with out"])
 async def test_what_all_ranks_get_travels_with_the_first_words(groups, name):
-    """Up to 64 KiB of each: nobody is asked for memory, and the last one is done within its call."""
+    """Up to 64 KiB: nobody is asked for memory, and the last one is done within its call."""
     async with groups(2) as ranks:
         x = np.arange(8192.0)
         expected = await learn(ranks, OPERATIONS[name], x)
