@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from aiodist.wire.frames import MAX_PAYLOAD
+from aiodist.wire.frames import PIECE
 
 SMALL = 64
 Way = Callable[[memoryview], object]
@@ -145,7 +145,7 @@ def certificate() -> bytes:
 
 def show(label: str, measure: Callable[[int, int], float], rounds: int) -> None:
     """`measure`: the seconds of one side for payloads of a size, and for how many bytes."""
-    large = min(measure(MAX_PAYLOAD, 1 << 20) for _ in range(rounds))
+    large = min(measure(PIECE, 1 << 20) for _ in range(rounds))
     small = min(measure(SMALL, SMALL * 200) for _ in range(rounds)) / 200
     rate = (1 << 20) / large / 1e9
     print(f"{label:30} {large * 1e6:8.0f} {rate:8.2f} {small * 1e6:8.2f}", flush=True)

@@ -29,11 +29,11 @@ LARGE = 64 * MIB
 class Layout(NamedTuple):
     """So many hosts, and ranks on each."""
 
-    count: int
+    hosts: int
     each: int
 
     def __str__(self) -> str:
-        return f"{self.count} × {self.each}"
+        return f"{self.hosts} × {self.each}"
 
 
 Cell = tuple[str, int]
@@ -88,7 +88,7 @@ async def hosts(
     effort = replace(report.effort, least=1)
     for layout in layouts:
         progress(f"starting {layout}")
-        with namespaces(layout.count) as sites:
+        with namespaces(layout.hosts) as sites:
             spread = [site for site in sites for _ in range(layout.each)]
             async with teams([aiodist_over("auto"), *peers], spread) as started:
                 report.libraries |= {one.contender.name: one.library for one in started}

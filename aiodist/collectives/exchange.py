@@ -34,6 +34,12 @@ from aiodist.wire.frames import MAX_PAYLOAD
 ROOM = 64 * 1024
 """Most bytes of data that travel within the offers, over all ranks."""
 
+EAGER = 66 * 1024
+"""The same of one value that all ranks get, over links: it costs a few copies, and spares them the
+frames by which they say that they have memory for it."""
+EAGER_RANKS = 8
+"""Of so many ranks each may have such a value for all."""
+
 _HEAD = struct.Struct(">QQ")
 
 _SHORT = 48
@@ -67,10 +73,11 @@ def share_offers(
 
 
 def one_of_all(
-    place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool
+    place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool, room: int
 ) -> Part[tuple[list[Offer], bool]]:
-    """What each rank offers to all who want it, and whether all that fits where it goes."""
-    everybody, room = range(place.size), ROOM // place.size
+    """What each rank offers to all who want it, and whether all that fits where it goes. `room`: of
+    the offers of all."""
+    everybody, room = range(place.size), room // place.size
     wants, agreed = yield from share_offers(
         place, transfer, [own], want, everybody, on_lane, room=room
     )

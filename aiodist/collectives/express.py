@@ -203,7 +203,7 @@ class Express(ABC, Generic[G, R]):
         """Start the collective `op`, which is none of the above, as ``make(context, *args)`` says.
         None: nothing has happened."""
         flats: list[Flat] = []
-        kinds = kinds_of(args, flats)
+        kinds = kinds_of(args, flats, has_out=op == "all_gather")
         if kinds is None:
             return None
         key = (op, *kinds)
@@ -317,13 +317,16 @@ def _is_function(x: Any) -> bool:
     return x.function is not None if type(x) is ReduceOp else callable(x)
 
 
-def kinds_of(args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, ...] | None:
+def kinds_of(
+    args: tuple[Any, ...], flats: list[Flat], *, has_out: bool = False
+) -> tuple[Any, ...] | None:
     """What calls have in common that are done alike: dtypes and shapes of the value, which is the
-    first of `args`, and the others as they are. The memory of arrays is added to `flats`. None
-    where there is anything but plain arrays."""
+    first of `args`, and of the last one if that is an `out`; and the others as they are. The memory
+    of arrays is added to `flats`. None where there is anything but plain arrays."""
     if not args:
         return args
     value, *more = args
+    out = more.pop() if has_out else None
     if type(value) is list or type(value) is tuple:
         kinds = [_kind(each, flats) for each in value]
         if not kinds or None in kinds:
@@ -338,6 +341,10 @@ def kinds_of(args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, ...] | None
         if cls is ReduceOp and each.function is None:
             more[index] = id(each)
         elif not (each is None or cls is int):
+            return None
+    if out is not None:
+        more.append(_kind(out, flats))
+        if more[-1] is None:
             return None
     return (kind, *more)
 

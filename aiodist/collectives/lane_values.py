@@ -56,15 +56,15 @@ class Exchanged(NamedTuple):
 
     `counts`: how many arrays each rank shows. `takes`: the arrays that this rank takes, by source
     and number. Its result is a list of them, or the one if it is not `listed`, or None without any;
-    or the value that it was called with, if that is `given`. `src`: whose arrays have to fit what
-    others have said that they take; None: nobody says anything.
+    or the argument `given`, where that is the number of one. `sources`: whose arrays have to fit
+    what others have said that they take; none: nobody says anything.
     """
 
     counts: Sequence[int]
     takes: Sequence[tuple[int, int]] = ()
     listed: bool = False
-    given: bool = False
-    src: int | None = None
+    given: int | None = None
+    sources: Sequence[int] = ()
 
 
 def _exchanged(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchanged | None:
@@ -76,10 +76,12 @@ def _exchanged(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchange
             value, src = args
             counts = [int(each == src) for each in range(size)]
             if rank == src:
-                return Exchanged(counts, given=True, src=src)
-            return Exchanged(counts, [(src, 0)], given=value is not None, src=src)
+                return Exchanged(counts, given=0, sources=[src])
+            given = None if value is None else 0
+            return Exchanged(counts, [(src, 0)], given=given, sources=[src])
         case "all_gather":
-            return Exchanged(one, first, listed=True)
+            given = None if args[1] is None else 1
+            return Exchanged(one, first, listed=True, given=given, sources=range(size))
         case "gather":
             return Exchanged(one, first if rank == args[1] else (), listed=True)
         case "scatter" if size <= MANY:
@@ -190,16 +192,18 @@ class ValueRecipe(Recipe):
     def _take(self, found: Sequence[Reading], call: Given) -> bool:
         """Make the result of `found`, what each rank shows. False: it does not fit everywhere."""
         args, flats, result = call
-        _, takes, listed, given, src = self._exchanged
-        if src is not None and not _fit(found, found[src].given):
+        _, takes, listed, given, sources = self._exchanged
+        if sources and not _fit(found, sources):
             return False
         # Only now: where it does not fit on one rank, nothing is written on any.
-        if given:
-            (x, *_) = args
-            for (peer, number), flat in zip(takes, flats, strict=False):
-                flat[:] = found[peer].data[number].flat
-                if type(x) is not np.ndarray:
-                    tensors.mark_written(x)
+        if given is not None:
+            x, at = args[given], 0
+            for peer, number in takes:
+                data = found[peer].data[number].flat
+                flats[-1][at : at + len(data)] = data
+                at += len(data)
+            if takes and type(x) is not np.ndarray:
+                tensors.mark_written(x)
             result.append(x)
         elif listed and takes:
             result.append([found[peer].data[number].copy() for peer, number in takes])
@@ -238,7 +242,7 @@ class ValueRecipe(Recipe):
             return result
         for peer, count in enumerate(self._exchanged.counts):
             template = template_of(blobs[peer], count, peer)
-            if template is None or (template.want and self._exchanged.src is None):
+            if template is None or (template.want and not self._exchanged.sources):
                 self._later = LATER  # who sends a tree will send another one
                 continue
             others = [each for each in self._known[peer] if each != template]
@@ -262,9 +266,15 @@ class ValueRecipe(Recipe):
 V = TypeVar("V", bound=ValueRecipe)
 
 
-def _fit(readings: Sequence[Reading], given: bytes) -> bool:
-    """Whether what is `given` is what all take who say so: see `fitting.all_fit`."""
+def _fit(readings: Sequence[Reading], sources: Sequence[int]) -> bool:
+    """Whether what `sources` give is what all take who say so: see `fitting.all_fit`."""
+    first = readings[sources[0]]
     for reading in readings:
-        if reading.want and (reading.want != given or given == fitting.LOOK):
+        if reading.want and (reading.want != first.given or reading.want == fitting.LOOK):
             return False
+        if reading.want:
+            # Of other metadata, if only of another library's arrays, it is not known: on no rank.
+            for src in sources:
+                if readings[src].spec != first.spec:
+                    return False
     return True

@@ -18,6 +18,10 @@ from aiodist.transports.stream import StreamLink
 from aiodist.wire import kinds
 from aiodist.wire.frames import Stencil
 
+LOOKED_FOR = 80 * 1024
+"""Most bytes of a frame that is looked for within the call. A larger one takes longer than that
+saves, and is better read right to its place."""
+
 
 class LinkGroup(ExpressGroup, Protocol):
     """A group whose ranks are joined by links, and whose collectives are done within the call."""
@@ -113,6 +117,8 @@ class Frames:
         arrivals = self._arrivals
         if arrivals.early and arrivals.take_early((None, self._seq), peer, self._call, into):
             return True
+        if len(into) > LOOKED_FOR:
+            return False
         found = self._progress.look(self.links[peer], prefix, into, crowded=self._crowded)
         return found is True
 

@@ -287,12 +287,12 @@ class PostedValues(ValueRecipe, Posted):
     def shown(self, given: Given) -> Data:
         if not self._own.gaps:
             return self._own.fixed[0][1]
-        parts: list[Any] = []
-        for (_, fixed), flat in zip(self._own.fixed, given.flats, strict=False):
-            parts += (fixed, native(flat).tobytes())
         # Where it takes an array in place, that is among the `flats`, too, and is not shown.
         shown = len(self._own.gaps)
-        return b"".join([*parts[: 2 * shown], self._own.fixed[shown][1]])
+        parts: list[Any] = []
+        for (_, fixed), flat in zip(self._own.fixed, given.flats[:shown], strict=False):
+            parts += (fixed, native(flat).tobytes())
+        return b"".join([*parts, self._own.fixed[shown][1]])
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
         begins = self._begins.get(tag)

@@ -85,13 +85,14 @@ def template_of(blob: bytes, count: int, src: int) -> Template | None:
 class Reading:
     """A template in the area of one rank."""
 
-    __slots__ = ("_fixed", "data", "given", "want")
+    __slots__ = ("_fixed", "data", "given", "spec", "want")
 
     def __init__(self, template: Template, area: memoryview) -> None:
         self._fixed = [(area[at : at + len(part)], part) for at, part in template.fixed]
         self.data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
         self.want = template.want
         self.given = template.given
+        self.spec = template.gaps[0][1] if template.gaps else None  # of the first array
 
     def is_there(self) -> bool:
         """Whether the area shows what the template says."""

@@ -18,6 +18,9 @@ from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.exchange import (
+    EAGER,
+    EAGER_RANKS,
+    ROOM,
     apart,
     collect,
     data_of_one,
@@ -53,7 +56,10 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
 
     def program(on_lane: bool) -> Program:
         mine = [] if own is None else [own]
-        wants, offers = yield from share_offers(place, transfer, mine, want, [src], on_lane)
+        room = ROOM if on_lane else EAGER
+        wants, offers = yield from share_offers(
+            place, transfer, mine, want, [src], on_lane, room=room
+        )
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
         fits = fitting.all_fit(wants, [offer.meta])
@@ -107,7 +113,9 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
     want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
-        offers, fits = yield from one_of_all(place, transfer, own, want, on_lane)
+        # What goes to one rank alone is not to be sent to all.
+        room = ROOM if on_lane or dst is not None else min(place.size, EAGER_RANKS) * EAGER
+        offers, fits = yield from one_of_all(place, transfer, own, want, on_lane, room)
         outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
         receivers = others

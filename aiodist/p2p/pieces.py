@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from aiodist.wire.frames import MAX_PAYLOAD
+from aiodist.wire.frames import PIECE
 
 ALONE = 16 * 1024
 """Buffers from this size on share no piece with others, so that their bytes can be received in
 place; smaller ones are joined, for fewer frames."""
 
 
-def cut(buffers: Sequence[memoryview], most: int = MAX_PAYLOAD) -> Iterator[list[memoryview]]:
+def cut(buffers: Sequence[memoryview], most: int = PIECE) -> Iterator[list[memoryview]]:
     """The bytes of `buffers`, in order, as pieces of at most `most` bytes, none of them empty."""
     joined: list[memoryview] = []
     size = 0

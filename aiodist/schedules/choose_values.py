@@ -12,9 +12,9 @@ from aiodist.schedules import bruck, chain, direct_exchange, spread, tree
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import (
+    FRAME_LIMIT,
     RELAY_MARGIN,
     SCRATCH_LIMIT,
-    SEGMENT_LIMIT,
     Choice,
     ahead_for,
     cheapest,
@@ -28,9 +28,9 @@ from aiodist.schedules.selection import (
 def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The broadcast of `nbytes` bytes that do not fit into what is shared beforehand."""
     if size == 1:
-        return Choice(chain.broadcast, (root, nbytes, SEGMENT_LIMIT), Tally(0, 0, 0, 0, 0))
+        return Choice(chain.broadcast, (root, nbytes, FRAME_LIMIT), Tally(0, 0, 0, 0, 0))
     others, rounds = size - 1, doublings(size)
-    segment = min(SEGMENT_LIMIT, segment_for(nbytes, 1, costs))
+    segment = segment_for(nbytes, 1, costs, FRAME_LIMIT)
     frames = frames_of(nbytes, segment)
     first = min(segment, nbytes)
     slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))
@@ -54,16 +54,16 @@ def choose_all_gather(lengths: tuple[int, ...], costs: Costs = ONE_HOST_TCP) -> 
     size, total = len(lengths), sum(lengths)
     others, rounds = size - 1, doublings(size)
     received = total - min(lengths)
-    pieces = [-(-n // SEGMENT_LIMIT) for n in lengths]
+    pieces = [-(-n // FRAME_LIMIT) for n in lengths]
     frames = max(sum(pieces) - min(pieces), others * max(pieces))
     direct = Tally(min(1, others), frames, others, others, received)
-    ahead = ahead_for(SEGMENT_LIMIT, costs)
+    ahead = ahead_for(FRAME_LIMIT, costs)
     bundles = _bundles(size, max(lengths))
     doubled = Tally(rounds, bundles, rounds, _partners(size), received)
     return cheapest(
         [
-            Choice(direct_exchange.all_gather, (lengths, SEGMENT_LIMIT, ahead), direct),
-            Choice(bruck.all_gather, (lengths, SEGMENT_LIMIT), doubled),
+            Choice(direct_exchange.all_gather, (lengths, FRAME_LIMIT, ahead), direct),
+            Choice(bruck.all_gather, (lengths, FRAME_LIMIT), doubled),
         ],
         costs,
     )
@@ -91,7 +91,7 @@ def _to_or_from(
 ) -> Choice:
     size, total = len(lengths), sum(lengths)
     others, rounds = size - 1, doublings(size)
-    pieces = sum(frames_of(n, SEGMENT_LIMIT) for n in lengths if n)
+    pieces = sum(frames_of(n, FRAME_LIMIT) for n in lengths if n)
     # A root that takes tells all who send to it; one that gives is told by each.
     direct = Tally(min(1, others), pieces, others if to_root else 1, others, total)
     # The largest subtree is of half of the ranks, and may have all there is. Its parts have come
@@ -99,7 +99,7 @@ def _to_or_from(
     held = min(total, max(lengths) * (1 << max(0, rounds - 1)))
     frames = _bundles(size, max(lengths))
     climbed = Tally(rounds, frames, rounds if to_root else 1, rounds, total + held, 0, held)
-    args = (root, lengths, SEGMENT_LIMIT)
+    args = (root, lengths, FRAME_LIMIT)
     choices = [Choice(straight, args, direct)]
     if held <= SCRATCH_LIMIT:
         choices.append(Choice(climbing, args, climbed))
@@ -110,23 +110,23 @@ def _to_or_from(
 def choose_all_to_all(nbytes: int, size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
     """The all_to_all of messages that all have `nbytes` bytes."""
     others, rounds = size - 1, doublings(size)
-    frames = others * frames_of(nbytes, SEGMENT_LIMIT)
+    frames = others * frames_of(nbytes, FRAME_LIMIT)
     direct = Tally(min(1, others), frames, others, others, others * nbytes)
-    ahead = ahead_for(SEGMENT_LIMIT, costs)
+    ahead = ahead_for(FRAME_LIMIT, costs)
     half = size // 2 * nbytes
     held = rounds * half
-    steps = rounds * frames_of(half, SEGMENT_LIMIT)
+    steps = rounds * frames_of(half, FRAME_LIMIT)
     doubled = Tally(rounds, steps, rounds, _partners(size), rounds * half, 0, held)
-    choices = [Choice(direct_exchange.uniform, (nbytes, SEGMENT_LIMIT, ahead), direct)]
+    choices = [Choice(direct_exchange.uniform, (nbytes, FRAME_LIMIT, ahead), direct)]
     if held <= SCRATCH_LIMIT:
-        choices.append(Choice(bruck.all_to_all, (nbytes, SEGMENT_LIMIT), doubled))
+        choices.append(Choice(bruck.all_to_all, (nbytes, FRAME_LIMIT), doubled))
     return cheapest(choices, costs, RELAY_MARGIN)
 
 
 def _bundles(size: int, longest: int) -> int:
     """Frames of bundles of 1, 2, 4, … parts of at most `longest` bytes, of all but one rank."""
     sizes = (min(1 << k, size - (1 << k)) for k in range(doublings(size)))
-    return sum(frames_of(parts * longest, SEGMENT_LIMIT) for parts in sizes)
+    return sum(frames_of(parts * longest, FRAME_LIMIT) for parts in sizes)
 
 
 def _partners(size: int) -> int:

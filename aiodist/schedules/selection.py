@@ -18,14 +18,18 @@ from typing import Any, Final, NamedTuple
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
 from aiodist.schedules.cuts import AHEAD, WINDOW
 from aiodist.schedules.plan import Plan
-from aiodist.wire.frames import MAX_PAYLOAD
+from aiodist.wire.frames import MAX_PAYLOAD, PIECE
 
 EAGER_LIMIT: Final = 64 * 1024
 """Most bytes of a value that travels whole in an eager plan. Also in an accumulator of four times
 its width (float8 in float32) it fits into a frame."""
 
-SEGMENT_LIMIT: Final = MAX_PAYLOAD
-"""Most bytes of a segment: one frame. Larger ones leave the cache before they are reduced."""
+SEGMENT_LIMIT: Final = 2 * PIECE
+"""Most bytes of a segment that is reduced: larger ones leave the cache before they are."""
+
+FRAME_LIMIT: Final = MAX_PAYLOAD
+"""Most bytes of a segment that is only passed on: one frame. Half of the processor time of large
+values was that of their frames, when these had a quarter of that."""
 
 SEGMENT_LEAST: Final = 16 * 1024
 """Bytes of a segment under which its own overhead is more than what it carries."""
@@ -88,22 +92,22 @@ def frames_of(length: int, segment: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def segment_for(nbytes: int, itemsize: int, costs: Costs = ONE_HOST_TCP) -> int:
+def segment_for(
+    nbytes: int, itemsize: int, costs: Costs = ONE_HOST_TCP, most: int = SEGMENT_LIMIT
+) -> int:
     """Units of `itemsize` bytes in a segment of a stream of `nbytes`: what one rank sends to one
     peer in all (of an all-reduce a slice, of a broadcast the whole).
 
     A pipeline of s-byte segments fills in ``s * beta`` and has an overhead of ``frame * nbytes /
     s``: the sum is least at ``sqrt(nbytes * frame / beta)``. Taken to the nearest power of two, and
-    at most SEGMENT_LIMIT bytes. All ranks must cut alike, so `nbytes` has to be a number that all
+    at most `most` bytes. All ranks must cut alike, so `nbytes` has to be a number that all
     know. Raises ValueError for units that no frame can hold.
     """
-    if not 1 <= itemsize <= SEGMENT_LIMIT:
-        raise ValueError(
-            f"units have 1 to {SEGMENT_LIMIT} bytes, not {itemsize}: no frame could hold one"
-        )
+    if not 1 <= itemsize <= most:
+        raise ValueError(f"units have 1 to {most} bytes, not {itemsize}: no frame could hold one")
     best = isqrt(2 * int(nbytes * costs.frame / costs.beta))  # one bit is for rounding
     nearest = 1 << max(0, best.bit_length() - 1)
-    return max(1, min(max(nearest, SEGMENT_LEAST), SEGMENT_LIMIT) // itemsize)
+    return max(1, min(max(nearest, SEGMENT_LEAST), most) // itemsize)
 
 
 def shared_segment(nbytes: int, itemsize: int, size: int, costs: Costs = ONE_HOST_TCP) -> int:

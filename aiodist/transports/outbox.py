@@ -6,7 +6,8 @@ Two queues: urgent frames go before bulk ones, but never into a frame that is pa
 
 **Why two.** A rank that sends 64 MiB has hundreds of frames queued. An abort, a grant or the eight
 bytes of another collective that came behind all of these would wait for as long as they take. A
-frame is at most 256 KiB (`MAX_PAYLOAD`) for the same reason: what is urgent waits for one at most.
+frame is at most 1 MiB (`MAX_PAYLOAD`) for the same reason: what is urgent waits for one at most,
+and for what the socket has taken already.
 """
 
 from __future__ import annotations

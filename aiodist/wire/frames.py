@@ -26,8 +26,12 @@ from aiodist.errors import ProtocolError
 MAX_HEADER = 0xFFFF
 """Most bytes of a header: what the 16-bit length can say."""
 
-MAX_PAYLOAD = 256 * 1024
+MAX_PAYLOAD = 1024 * 1024
 """Most payload bytes of a data frame, so that control frames and aborts fit in between."""
+
+PIECE = 256 * 1024
+"""Payload bytes of most frames of what travels in many: they stay in the cache until they are used.
+"""
 
 MAX_HEADER_BEFORE_HELLO = 4096
 """Most bytes of a header from a peer that has not said who it is."""

@@ -245,3 +245,46 @@ async def test_frames_of_the_same_length_say_something_else(groups):
             for order in ((0, 1, 2), (2, 1, 0)):
                 same(await called(ranks, OPERATIONS["broadcast"], x, order), [x, x, x])
         nothing_is_left(ranks)
+
+
+async def test_out_takes_what_fits_on_all_ranks(groups):
+    """One of another dtype, or of another shape, is nobody's result, though the calls are known."""
+    async with groups(3) as ranks:
+        x = np.arange(4.0)
+
+        def gathered(group, out):
+            return group.all_gather(x + group.rank, out=out)
+
+        expected = [x, x + 1, x + 2]
+        for _ in range(4):
+            for shape in ((3, 4), (12,)):
+                outs = [np.zeros(shape) for _ in ranks]
+                works = [gathered(ranks[rank], outs[rank]) for rank in (1, 0, 2)]
+                results = [await work for work in works]
+                assert all(
+                    result is outs[rank] for result, rank in zip(results, (1, 0, 2), strict=True)
+                )
+                for out in outs:
+                    same([*out.reshape(3, 4)], expected)
+        for wrong in (np.zeros((3, 5)), np.zeros((3, 4), np.int64)):
+            outs = [np.zeros((3, 4)), wrong, np.zeros((3, 4))]
+            works = [gathered(ranks[rank], outs[rank]) for rank in range(3)]
+            await asyncio.wait(works)
+            for work, out in zip(works, outs, strict=True):
+                with pytest.raises(aiodist.MismatchError):
+                    await work
+                assert not out.any()
+        same(await called(ranks, OPERATIONS["all_gather"], x), [expected] * 3)
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "broadcast in place", "all_gather with out"])
+async def test_what_all_ranks_get_travels_with_the_first_words(groups, name):
+    """Up to 64 KiB: nobody is asked for memory, and the last one is done within its call."""
+    async with groups(2) as ranks:
+        x = np.arange(8192.0)
+        expected = await learn(ranks, OPERATIONS[name], x)
+        first, second = (OPERATIONS[name](group, x) for group in ranks)
+        assert second.done()
+        same([await first, await second], expected)
+        nothing_is_left(ranks)

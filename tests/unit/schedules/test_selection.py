@@ -32,6 +32,7 @@ from aiodist.schedules.cuts import AHEAD, WINDOW
 from aiodist.schedules.plan import Send
 from aiodist.schedules.selection import (
     EAGER_LIMIT,
+    FRAME_LIMIT,
     SCRATCH_LIMIT,
     SEGMENT_LEAST,
     SEGMENT_LIMIT,
@@ -237,15 +238,16 @@ def test_scans_share_what_is_small_in_all() -> None:
 def test_a_segment_fits_into_a_frame(nbytes: int, itemsize: int) -> None:
     segment = segment_for(nbytes, itemsize)
     assert segment >= 1
-    assert segment * itemsize <= SEGMENT_LIMIT == MAX_PAYLOAD
+    assert segment * itemsize <= SEGMENT_LIMIT < FRAME_LIMIT == MAX_PAYLOAD
     if itemsize <= SEGMENT_LEAST:
         assert segment * itemsize > SEGMENT_LEAST - itemsize
 
 
 def test_segments_grow_with_the_stream() -> None:
     found = [segment_for(nbytes, 4) * 4 for nbytes in (0, 64 * KIB, 512 * KIB, 1 << 22, 1 << 30)]
-    assert found == [16 * KIB, 64 * KIB, 256 * KIB, 256 * KIB, 256 * KIB]
-    assert segment_for(1 << 30, 3) == 256 * KIB // 3
+    assert found == [16 * KIB, 64 * KIB, 256 * KIB, 512 * KIB, 512 * KIB]
+    assert segment_for(1 << 30, 3) == 512 * KIB // 3
+    assert segment_for(1 << 30, 1, most=FRAME_LIMIT) == FRAME_LIMIT
 
 
 def test_segments_of_many_streams_share_their_room() -> None:
