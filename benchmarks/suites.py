@@ -22,7 +22,7 @@ from aiodist_cli.bench_peers import Contender, PeerMissing, Site, aiodist_over, 
 from aiodist_cli.bench_report import Fact, Report
 from aiodist_cli.bench_run import Progress, report_on
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
-from benchmarks import asked, ddp, resharding
+from benchmarks import asked, ddp, resharding, wan
 from benchmarks.namespaces import iperf3, namespaces
 
 AIODIST = aiodist_over("auto")
@@ -105,6 +105,12 @@ async def hosts(report: Report, progress: Progress) -> None:
         found = report.results[start:]
         del report.results[start:]
         report.facts += [_beside_gloo(f"{count} × {each}: {case}", found, case) for case in cases]
+
+
+async def long_lines(report: Report, progress: Progress) -> None:
+    """How busy operations keep the lines between hosts that are far from each other."""
+    peers, report.notes = find_peers(["gloo"], [])
+    await wan.measured(report, [AIODIST, *peers, WIRE], progress)
 
 
 def _beside_gloo(name: str, found: Sequence[Result], case: Case) -> Fact:
@@ -272,5 +278,6 @@ SUITES: Mapping[str, Callable[[Report, Progress], Awaitable[None]]] = {
     "memory": memory,
     "links": links,
     "small": small,
+    "wan": long_lines,
 }
 """By name."""

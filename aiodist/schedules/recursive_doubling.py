@@ -137,6 +137,7 @@ def all_reduce_whole(rank: int, size: int, length: int, segment: int, ahead: int
     if role.takes_from is not None:
         steps += [Recv(role.takes_from, (Span(TMP, *cut),)) for cut in cuts]
         steps.append(Reduce(result, (result, other), final=False))
+    ahead = min(ahead, len(cuts))
     for partner in role.partners:
         steps.append(Grant(partner, len(cuts) + 1))
         for k in range(len(cuts) + ahead):

@@ -75,7 +75,9 @@ def test_facts() -> None:
 
 
 def test_every_benchmark_with_cases_can_run() -> None:
-    assert set(asked.ASKED) | {"citizen", "ddp", "memory", "resharding", "small"} == set(SUITES)
+    assert set(asked.ASKED) | {"citizen", "ddp", "memory", "resharding", "small", "wan"} == set(
+        SUITES
+    )
     assert [str(case) for case in asked.cases_by_ranks("namespaces")[2]] == [
         "all_reduce 8 B, n=2",
         "all_reduce 1 MiB, n=2",

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from aiodist.phases import teams
 from aiodist.phases.teams import LEAST, ROUNDS, piece_for
+from aiodist.schedules import team_slices
+from aiodist.schedules.costs import ONE_HOST_TCP
+from aiodist.schedules.selection import SCRATCH_LIMIT
 from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -18,3 +26,27 @@ def test_a_piece_has_its_place_in_the_buffers_and_in_a_frame(slots: int) -> None
     assert piece_for(slots, 2 * BULK, 3) == 1
     # An element may be wider on its way than where it lies: the frame has to hold it, too.
     assert piece_for(slots, 1, 10 * BULK, MAX_PAYLOAD // 8) == 8
+
+
+@pytest.mark.parametrize("length", [20_000, 1_000_000, 100_000_000])
+def test_far_hosts_have_more_rounds_on_the_way(length: int) -> None:
+    """As much scratch as plans over links have, and no more rounds than there are."""
+    hosts = ((0, 1), (2, 3), (4,))
+    group: Any = SimpleNamespace(
+        kernel=SimpleNamespace(wire_dtype=np.dtype(np.float32)), x=np.empty(0, np.float32)
+    )
+
+    def cut(trip: float) -> tuple[int, int]:
+        place: Any = SimpleNamespace(
+            rank=1, size=5, teams=hosts, costs=ONE_HOST_TCP._replace(trip=trip)
+        )
+        return teams._slices(place, group, -(-length // 5))
+
+    piece, lag = cut(0.0)
+    assert lag == team_slices.LAG
+    same, more = cut(0.1)
+    rounds = -(-length // 5 // piece)
+    assert same == piece and max(lag, min(rounds, 5)) <= more <= max(lag, rounds)
+    for rank in range(5):
+        plan = team_slices.all_reduce(rank, hosts, length, piece, more)
+        assert plan.scratch * 4 <= SCRATCH_LIMIT + (team_slices.LAG + 1) * 4 * piece * 4
