@@ -21,7 +21,7 @@ from aiodist_cli.bench_peers import Contender, PeerMissing, Site, aiodist_over, 
 from aiodist_cli.bench_report import Fact, Report
 from aiodist_cli.bench_run import Progress, report_on
 from aiodist_cli.bench_team import OrderError, Team, TeamError, teams
-from benchmarks import asked, ddp, resharding
+from benchmarks import asked, ddp, resharding, wan
 from benchmarks.hosts import hosts
 from benchmarks.namespaces import iperf3, namespaces
 
@@ -88,6 +88,12 @@ async def two_hosts(report: Report, progress: Progress) -> None:
             await report_on(report, cases, contenders, sites, progress)
             if size == 2:
                 _add_shares(report, cases[-1], first, second, progress)
+
+
+async def long_lines(report: Report, progress: Progress) -> None:
+    """How busy operations keep the lines between hosts that are far from each other."""
+    peers, report.notes = find_peers(["gloo"], [])
+    await wan.measured(report, [AIODIST, *peers, WIRE], progress)
 
 
 def _add_shares(report: Report, case: Case, first: Site, second: Site, progress: Progress) -> None:
@@ -247,5 +253,6 @@ SUITES: Mapping[str, Callable[..., Awaitable[None]]] = {
     "memory": memory,
     "links": links,
     "small": small,
+    "wan": long_lines,
 }
 """By name."""

@@ -141,6 +141,7 @@ def all_reduce_whole(rank: int, size: int, length: int, segment: int, ahead: int
     if role.takes_from is not None:
         steps += received(role.takes_from, others)
         steps.append(Reduce(result, (result, other), final=False))
+    ahead = min(ahead, len(cuts))
     for partner in role.partners:
         steps.append(Grant(partner, len(cuts) + 1))
         steps += swap(partner, sends(partner, results), partner, others, ahead=ahead)

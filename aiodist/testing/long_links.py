@@ -107,15 +107,16 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class FarHost:
-    """A host: its network namespace, and its address."""
+    """A host: its network namespace, its address, and the device that leads to the others."""
 
     namespace: str
     address: str
+    device: str
 
     @property
     def prefix(self) -> tuple[str, ...]:
         """What a command begins with that is to run there."""
-        return ("ip", "netns", "exec", self.namespace)
+        return (shutil.which("ip") or "ip", "netns", "exec", self.namespace)
 
 
 @contextlib.contextmanager
@@ -126,13 +127,13 @@ def far_hosts(count: int, line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
         raise OSError("network namespaces need `ip` of the package iproute2")
     own = os.getpid()
     hosts = [
-        FarHost(f"aiodist-far-{own}-{number}", f"{NETWORK}.{number}")
+        FarHost(
+            f"aiodist-far-{own}-{number}", f"{NETWORK}.{number}", f"af{own % 1_000_000}x{number}"
+        )
         for number in range(1, count + 1)
     ]
     with contextlib.ExitStack() as stack:
-        files = [
-            _host(stack, host, f"af{own % 1_000_000}x{number}") for number, host in enumerate(hosts)
-        ]
+        files = [_host(stack, host) for host in hosts]
         switch = Switch(line, files)
         wake, stop = os.pipe()
         stack.callback(os.close, wake)
@@ -143,12 +144,12 @@ def far_hosts(count: int, line: Line) -> Iterator[tuple[list[FarHost], Switch]]:
         yield hosts, switch
 
 
-def _host(stack: contextlib.ExitStack, host: FarHost, device: str) -> int:
+def _host(stack: contextlib.ExitStack, host: FarHost) -> int:
     """Make a host, and return the file of its TUN device."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     stack.callback(os.close, file)
-    fcntl.ioctl(file, _ATTACH, struct.pack("16sH22x", device.encode(), _TUN | _PLAIN))
-    name = host.namespace
+    fcntl.ioctl(file, _ATTACH, struct.pack("16sH22x", host.device.encode(), _TUN | _PLAIN))
+    name, device = host.namespace, host.device
     _ip("netns", "add", name)
     stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False, capture_output=True)
     _ip("link", "set", device, "netns", name)

@@ -38,8 +38,9 @@ A rank that computes for a minute in the midst of connecting would find, when it
 the time is over, and would take a peer for dead whose answer has been there all along. Counted in
 steps, it has nine tenths of the time left, and sees the answer first."""
 
-UNSENT = 1 << 20
-"""Bytes that the kernel takes before it can send them, where the peer is far."""
+UNSENT = 4 << 20
+"""Bytes that the kernel takes before it can send them, where the peer is far: enough for as long as
+a busy host lets the loop wait."""
 
 
 class TcpTransport:

@@ -12,6 +12,7 @@ import pytest
 from aiodist import Group
 from aiodist.schedules.costs import agreed
 from aiodist.testing import Conditions, Simulation
+from aiodist.transports.tcp import UNSENT
 
 MIB = 1 << 20
 RATE = 50e6
@@ -20,9 +21,9 @@ Operation = Callable[[Group, Any], Awaitable[object]]
 
 
 def line(delay: float) -> Conditions:
-    """A line of RATE each way that loses nothing. Its connections hold what is on the way, and a
-    MiB that is not yet, as TCP to far peers does."""
-    room = round(delay * RATE) + MIB
+    """A line of RATE each way that loses nothing. Its connections hold what is on the way, and 4
+    MiB that are not yet, as TCP to far peers does."""
+    room = round(delay * RATE) + UNSENT
     return Conditions((delay, delay), 0.0, room=(room, room), largest=1 << 16, short=0.0, rate=RATE)
 
 

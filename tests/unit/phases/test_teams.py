@@ -12,6 +12,7 @@ import pytest
 from aiodist.phases import teams
 from aiodist.phases.teams import LEAST, ROUNDS, piece_for
 from aiodist.schedules import team_slices
+from aiodist.schedules.costs import ONE_HOST_TCP
 from aiodist.schedules.selection import SCRATCH_LIMIT
 from aiodist.shared_memory.board import BULK
 from aiodist.wire.frames import MAX_PAYLOAD
@@ -35,12 +36,37 @@ def test_scratch_is_capped_whatever_the_layout(layout: tuple[int, ...], itemsize
     hosts = tuple(tuple(range(a, b)) for a, b in pairwise(starts))
     size, length = starts[-1], 2**40
     wire_dtype = np.dtype(f"f{max(4, itemsize)}")  # of float8 four times as wide
-    place: Any = SimpleNamespace(size=size, teams=hosts)
+    place: Any = SimpleNamespace(size=size, teams=hosts, costs=ONE_HOST_TCP)
     group: Any = SimpleNamespace(
         x=SimpleNamespace(itemsize=itemsize), kernel=SimpleNamespace(wire_dtype=wire_dtype)
     )
-    piece = teams._slice_piece(place, group, length // size)
+    piece, lag = teams._slices(place, group, length // size)
+    assert lag == team_slices.LAG
     for rank in (0, size - 1):
         plan = team_slices.reduce(rank, hosts, 0, 5 * piece * len(hosts[0]), piece)
         assert plan.scratch * wire_dtype.itemsize <= SCRATCH_LIMIT
         assert plan.scratch <= team_slices.places(hosts) * piece
+
+
+@pytest.mark.parametrize("length", [20_000, 1_000_000, 100_000_000])
+def test_far_hosts_have_more_rounds_on_the_way(length: int) -> None:
+    """As much scratch as plans over links have, and no more rounds than there are."""
+    hosts = ((0, 1), (2, 3), (4,))
+    group: Any = SimpleNamespace(
+        kernel=SimpleNamespace(wire_dtype=np.dtype(np.float32)), x=np.empty(0, np.float32)
+    )
+
+    def cut(trip: float) -> tuple[int, int]:
+        place: Any = SimpleNamespace(
+            rank=1, size=5, teams=hosts, costs=ONE_HOST_TCP._replace(trip=trip)
+        )
+        return teams._slices(place, group, -(-length // 5))
+
+    piece, lag = cut(0.0)
+    assert lag == team_slices.LAG
+    same, more = cut(0.1)
+    rounds = -(-length // 5 // piece)
+    assert same == piece and max(lag, min(rounds, 5)) <= more <= max(lag, rounds)
+    for rank in range(5):
+        plan = team_slices.all_reduce(rank, hosts, length, piece, more)
+        assert plan.scratch * 4 <= SCRATCH_LIMIT + (team_slices.LAG + 1) * 4 * piece * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -137,9 +138,9 @@ def test_direct_exchange_of_whole_values(size: int, in_place: bool) -> None:
 @sizes
 @pytest.mark.parametrize("in_place", [False, True])
 def test_recursive_doubling_of_large_wholes(size: int, in_place: bool) -> None:
-    for length in lengths(size):
+    for length, ahead in product(lengths(size), (4, 1000)):
         make = recursive_doubling.all_reduce_whole
-        plans, outcome = everywhere(make, size, length, 3, in_place=in_place, segment=3)
+        plans, outcome = everywhere(make, size, length, 3, ahead, in_place=in_place, segment=3)
         assert_all_reduced(outcome, length)
         for plan in plans:
             assert plan.scratch <= length

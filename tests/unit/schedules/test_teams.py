@@ -24,7 +24,7 @@ LAYOUTS: list[Teams] = [
     ((0, 5, 6), (1,), (2, 3), (4,)),
 ]
 layouts = pytest.mark.parametrize("teams", LAYOUTS, ids=str)
-lags = pytest.mark.parametrize("lag", [1, 2])
+lags = pytest.mark.parametrize("lag", [1, 2, 7])
 
 
 def run(
