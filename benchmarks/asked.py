@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aiodist_cli.bench_cases import Case, Result, digits, ratio
 from aiodist_cli.bench_peers import MPIS
 from aiodist_cli.bench_report import Report, label
+from aiodist_cli.bench_worker import OPS
 
 B, KIB, MIB = 1, 1 << 10, 1 << 20
 
@@ -62,11 +63,7 @@ ASKED: Mapping[str, Sequence[Asked]] = {
         *_filled(1 * MIB, (12, 8), 1),
         *_filled(64 * MIB, (8, 4.5), 1),
     ],
-    "neighbours": [
-        each
-        for op in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
-        for each in _beside_neighbours(op)
-    ],
+    "neighbours": [each for op in OPS for each in _beside_neighbours(op)],
     "collectives": [
         *_both("broadcast", 64 * MIB, (3, 3), (0.9, 0.9)),
         *_both("reduce_scatter", 64 * MIB, (3, 3), (0.9, 0.9)),

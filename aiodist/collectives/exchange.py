@@ -33,6 +33,12 @@ from aiodist.wire.frames import MAX_PAYLOAD
 
 ROOM = 64 * 1024
 """Most bytes of data that travel within the offers, over all ranks."""
+ROOM_IN_MEMORY = 192 * 1024
+"""Most bytes of one rank where all share memory, in which it shows them once to all: a further
+phase takes longer than to copy as many. They fit into a small area, with all that is said of
+them."""
+ALL_IN_MEMORY = 1024 * 1024
+"""Most bytes over all ranks there."""
 
 EAGER = 66 * 1024
 """The same of one value that all ranks get, over links: it costs a few copies, and spares them the
@@ -61,10 +67,13 @@ def share_offers(
     on_lane: bool,
     *,
     each: int = 1,
-    room: int = ROOM,
+    senders: int = 1,
+    for_all: bool = False,
 ) -> Part[tuple[list[bytes], Mapping[int, Sequence[Offer]]]]:
     """What each rank wants, and the offers of `sources`, `each` so many. `own`: what this rank has
-    to offer; with its metadata, and the data of all but the large ones, it takes at most `room`."""
+    to offer, with its metadata, and the data of all but the large ones: see `_room_for`, of so many
+    `senders`. `for_all`: all ranks want what is offered."""
+    room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
     first_words = fitting.joined(want, words)
     wants, blobs = fitting.parted((yield from share(place, first_words, on_lane, first=True)))
@@ -72,14 +81,23 @@ def share_offers(
     return wants, offers
 
 
+def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
+    """Bytes of metadata and data that each of so many ranks may put into its offers."""
+    if on_lane and not spans_hosts(place.teams):
+        return min(ROOM_IN_MEMORY, ALL_IN_MEMORY // senders)
+    if for_all and not on_lane:
+        return min(senders, EAGER_RANKS) * EAGER // senders
+    return ROOM // senders
+
+
 def one_of_all(
-    place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool, room: int
+    place: Place, transfer: DeviceTransfer, own: Encoded, want: bytes, on_lane: bool, for_all: bool
 ) -> Part[tuple[list[Offer], bool]]:
-    """What each rank offers to all who want it, and whether all that fits where it goes. `room`: of
-    the offers of all."""
-    everybody, room = range(place.size), room // place.size
+    """What each rank offers to all who want it, and whether all that fits where it goes. `for_all`:
+    all do."""
+    everybody = range(place.size)
     wants, agreed = yield from share_offers(
-        place, transfer, [own], want, everybody, on_lane, room=room
+        place, transfer, [own], want, everybody, on_lane, senders=place.size, for_all=for_all
     )
     offers = [agreed[src][0] for src in everybody]
     return offers, fitting.all_fit(wants, (offer.meta for offer in offers))
@@ -93,9 +111,9 @@ def offers_of_all(
     if place.size > MAX_RANKS_IN_SMALL_AREA:
         yield from transfer.to_host()
         return (yield from _offers_apart(place, own, want))
-    everybody, room = range(place.size), ROOM // place.size
+    everybody = range(place.size)
     wants, agreed = yield from share_offers(
-        place, transfer, own, want, everybody, on_lane, each=place.size, room=room
+        place, transfer, own, want, everybody, on_lane, each=place.size, senders=place.size
     )
     offers: Offers = [[*agreed[src]] for src in everybody]
     return offers, fitting.all_fit(wants, (o.meta for row in agreed.values() for o in row))

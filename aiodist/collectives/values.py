@@ -18,9 +18,6 @@ from aiodist.buffers.values import describe, fill
 from aiodist.collectives import fitting
 from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.exchange import (
-    EAGER,
-    EAGER_RANKS,
-    ROOM,
     apart,
     collect,
     data_of_one,
@@ -56,9 +53,8 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
 
     def program(on_lane: bool) -> Program:
         mine = [] if own is None else [own]
-        room = ROOM if on_lane else EAGER
         wants, offers = yield from share_offers(
-            place, transfer, mine, want, [src], on_lane, room=room
+            place, transfer, mine, want, [src], on_lane, for_all=True
         )
         (offer,) = offers[src]
         meta = yield from metadata(place, src, offer, own, on_lane)
@@ -114,8 +110,7 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
 
     def program(on_lane: bool) -> Program:
         # What goes to one rank alone is not to be sent to all.
-        room = ROOM if on_lane or dst is not None else min(place.size, EAGER_RANKS) * EAGER
-        offers, fits = yield from one_of_all(place, transfer, own, want, on_lane, room)
+        offers, fits = yield from one_of_all(place, transfer, own, want, on_lane, dst is None)
         outs = _slots(place, out, x, offers)
         others = [rank for rank in range(place.size) if rank != place.rank]
         receivers = others

@@ -312,21 +312,30 @@ class Board:
         self.own[STAMP] = stamp
         _acquire()
         _release()
-        woken: list[int] = []
-        rung = 0
+        asleep = []
         for peer, words in self._words:
             nap = words[SLEEP]
-            if nap and nap != self._kicked[peer] and (wanted := words[WANTED]) <= stamp:
-                how = words[_HOW]
-                if not self._completes(peer, wanted, how >> 32):
-                    continue
-                self._kicked[peer] = nap
-                dozes = how & 0xFFFF_FFFF
-                if not dozes:
-                    woken.append(peer)
-                elif dozes != rung and dozes - 1 in self._stamps:
-                    futex.ring(self._stamps[dozes - 1])
-                    rung = dozes  # mostly all who doze do so at one stamp
+            if nap and nap != self._kicked[peer] and words[WANTED] <= stamp:
+                asleep.append((peer, nap))
+        return self._wake(asleep) if asleep else []
+
+    def _wake(self, asleep: Iterable[tuple[int, int]]) -> list[int]:
+        """Of the ranks that were `asleep`, in which nap, for no more than this one has reached,
+        wakes those who doze and have all that they need. Returns who else has that."""
+        woken: list[int] = []
+        rung = 0
+        for peer, nap in asleep:
+            how = self.words[peer][_HOW]
+            if not self._completes(peer, self.words[peer][WANTED], how >> 32):
+                continue
+            # That nap and no other: if the rank sleeps anew by now, its look comes after our stamp.
+            self._kicked[peer] = nap
+            dozes = how & 0xFFFF_FFFF
+            if not dozes:
+                woken.append(peer)
+            elif dozes != rung and dozes - 1 in self._stamps:
+                futex.ring(self._stamps[dozes - 1])
+                rung = dozes  # mostly all who doze do so at one stamp
         return woken
 
     def _missing(self, peers: Iterable[int], stamp: int) -> int:

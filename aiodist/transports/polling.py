@@ -205,12 +205,11 @@ class Progress:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
         if self.is_due():
             return False
-        dozes = board.can_doze and self._polls
-        if not (dozes and _neighbours.seen and _neighbours.compute(_clock())):
+        if not (_neighbours.seen and board.can_doze and _neighbours.compute(_clock())):
             spins = 1 if crowded else SPINS
             if self._spin(board.met, peers, stamp, spins, crowded=crowded):
                 return True
-        return dozes and self._doze(board, peers, stamp)
+        return board.can_doze and self._polls and self._doze(board, peers, stamp)
 
     def _doze(self, board: Stamps, peers: Sequence[int], stamp: int) -> bool:
         """Sleep within the call until all of `peers` have reached `stamp`: True; or the budget is

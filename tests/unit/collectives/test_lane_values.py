@@ -294,3 +294,27 @@ def test_how_many_kinds_are_known_of_one_rank(run, monkeypatch, count):
             assert len(recipe._known[0]) == count
 
     run(main())
+
+
+@pytest.mark.parametrize("op", ["broadcast", "all_gather", "gather"])
+@pytest.mark.parametrize(("size", "most"), [(2, 192), (8, 128)])
+def test_what_is_shown_at_once(run, inline, op, size, most):
+    """Up to `most` KiB, less what is said of it; where all show something, all together 1 MiB."""
+    most = 192 if op == "broadcast" else most
+
+    async def calls(ranks, kib):
+        x = np.arange(kib * 128.0)
+        for _ in range(3):
+            found = await everyone(ranks, lambda g: CALLS[op](g, x, None))
+            values = found[1] if isinstance(found[1], list) else [found[1]]
+            assert all((value == x).all() for value in values)
+
+    async def main():
+        async with sharing(size) as ranks:
+            await calls(ranks, most - 1)
+            assert ALL in inline
+            inline.clear()
+            await calls(ranks, most)
+            assert ALL not in inline
+
+    run(main())

@@ -438,19 +438,20 @@ def test_without_fences_wake_ups_would_be_lost():
 
 
 def slept_on(chooser: Any, publishers: int, *, fences: bool = True) -> tuple[bool, int]:
-    """Lets one doze until so many others have published: whether nobody woke it, and how many have
-    rung."""
-    stamp = stamp_of(0, 0, 1)
+    """Lets one doze until so many others have published, twice: whether nobody woke it, and how
+    many have rung."""
+    stamps = [stamp_of(0, 0, 1), stamp_of(0, 0, 2)]
     with machine_of(publishers + 1, chooser, fences=fences) as machine:
         sleeper, *others = [machine.board(rank, dozes=True) for rank in machine.ranks]
         peers = range(1, publishers + 1)
 
         def doze() -> None:
-            while not sleeper.doze(peers, stamp, 1.0):
-                pass
+            for stamp in stamps:
+                while not sleeper.doze(peers, stamp, 1.0):
+                    pass
 
         todo: list[list[Callable[[], None]]] = [[doze]]
-        todo += [[partial(_reach, board, stamp)] for board in others]
+        todo += [[partial(_reach, board, stamp) for stamp in stamps] for board in others]
         machine.run(lambda rank: [todo[rank]])
         return bool(machine.dozing), len(machine.rings)
 
