@@ -14,11 +14,13 @@ it goes on is a matter of who else needs the core:
   does not count. One that took longer than `HOGGED` was a whole time slice of a program that only
   computes, and there will be more of them: the scheduler holds a yield against whoever yields, but
   prefers who has slept to who has computed. So for `A_WHILE` nobody here yields: who waits for a
-  stamp dozes at once, who waits for a link sleeps soon.
-- **Dozing.** Who has polled for a stamp in vain sleeps within the call (`Stamps.doze`), where the
-  system can wake it for a word in memory: that takes a few microseconds, and a frame by way of two
-  event loops a hundred. It lasts for `DOZE` times as long as a poll, since it takes no processor
-  time; and gets shorter like that where it is in vain, since it holds up the loop.
+  stamp dozes at once, who waits for a link sleeps soon. Where there are more ranks than cores it is
+  they who take the core, to copy, say; who yields to them gets it back, and goes on yielding.
+- **Dozing.** Who has polled for a stamp in vain, on a core of its own, sleeps within the call
+  (`Stamps.doze`), where the system can wake it for a word in memory: that takes a few microseconds,
+  and a frame by way of two event loops a hundred. It lasts for `DOZE` times as long as a poll, for
+  it takes no processor time; and gets shorter like that where it is in vain, as it holds up the
+  loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
   it had no turn for `TURN`, it is due, and nothing is polled for before it.
 
@@ -129,7 +131,6 @@ def linger(until: float) -> bool:
     if now >= until or _neighbours.compute(now):
         return False
     _yield()
-    _neighbours.yielded(now, _clock())
     return True
 
 
@@ -179,7 +180,7 @@ class Progress:
         now = _clock()
         limit = now + self._patience(self._in_vain)
         alone = now if crowded else now + ALONE
-        if _neighbours.seen and _neighbours.compute(now):
+        if not crowded and _neighbours.seen and _neighbours.compute(now):
             alone, limit = math.inf, now + SHORTEST
         while now < self._due:
             if now >= alone:
@@ -188,14 +189,15 @@ class Progress:
                 found = look(a, b)
                 if found is not None:
                     self._in_vain = 0
-                    if now >= alone:
+                    if now >= alone and not crowded:
                         _neighbours.yielded(now, _clock())
                     return found
             before, now = now, _clock()
             away = now - before
             if away > OTHERS:
                 limit += away
-            _neighbours.yielded(before, now)
+            if not crowded:
+                _neighbours.yielded(before, now)
             if now > limit or away > HOGGED:
                 self._in_vain += 1
                 break
@@ -205,10 +207,11 @@ class Progress:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
         if self.is_due():
             return False
-        if not (_neighbours.seen and board.can_doze and _neighbours.compute(_clock())):
-            spins = 1 if crowded else SPINS
-            if self._spin(board.met, peers, stamp, spins, crowded=crowded):
-                return True
+        if crowded:
+            return self._spin(board.met, peers, stamp, 1, crowded=True) is True
+        dozes = _neighbours.seen and board.can_doze and _neighbours.compute(_clock())
+        if not dozes and self._spin(board.met, peers, stamp, SPINS, crowded=False):
+            return True
         return board.can_doze and self._polls and self._doze(board, peers, stamp)
 
     def _doze(self, board: Stamps, peers: Sequence[int], stamp: int) -> bool:

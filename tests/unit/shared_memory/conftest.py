@@ -126,6 +126,7 @@ class Endpoint:
         self.doubted: set[int] = set()
         self.called = 0
         self.reads_devices = False
+        self.moved = Moved()
         self._world = world
 
     def peer(self, root):
