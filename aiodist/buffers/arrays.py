@@ -159,7 +159,12 @@ def window(value: Any, nbytes: int) -> memoryview | None:
     """The memory of a numpy array or torch tensor (no subclass) as `nbytes` bytes. None: take the
     long way."""
     if type(value) is np.ndarray:
-        return value.data.cast("B") if value.flags.carray else None
+        if not value.flags.carray:
+            return None
+        try:
+            return value.data.cast("B")
+        except (TypeError, ValueError):  # of times, and of no elements: buffers know neither
+            return value.reshape(-1).view(np.uint8).data
     found = tensors.flat(value, _BYTE, nbytes)
     return None if found is None else found.data
 

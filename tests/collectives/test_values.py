@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.collectives import exchange
+from aiodist.collectives import exchange, lane_values
 
 pytestmark = pytest.mark.strength(2)
 
@@ -282,6 +282,7 @@ def test_all_to_all_of_kinds(run, groups, everyone, monkeypatch, kind, apart):
     """Where all messages are of one kind that is said once, for all."""
     if apart:
         monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
+        monkeypatch.setattr(lane_values, "MANY", 0)
     monkeypatch.setattr(exchange, "ROOM", 4096)
 
     async def main():
@@ -301,6 +302,7 @@ def test_all_to_all_of_one_kind_that_does_not_fit(run, groups, monkeypatch, apar
     """One rank has no place for it: then no rank has a result."""
     if apart:
         monkeypatch.setattr(exchange, "MAX_RANKS_IN_SMALL_AREA", 0)
+        monkeypatch.setattr(lane_values, "MANY", 0)
     monkeypatch.setattr(exchange, "ROOM", 1024)
 
     async def main():

@@ -77,6 +77,7 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
         "torch",
         "server",
         "bench",
+        "weights",
         "docs",
         "notebook",
         "otel",
