@@ -53,7 +53,8 @@ def layouts_of(text: str) -> list[Layout]:
 def _numbers(text: str) -> Iterator[tuple[int, int]]:
     for one in text.split(","):
         count, _, each = one.partition("x")
-        if not (count.isdecimal() and (each or "1").isdecimal() and int(count) > 1):
+        numbers = count.isdecimal() and (each or "1").isdecimal()
+        if not (numbers and int(count) > 1 and int(each or 1) > 0):
             raise argparse.ArgumentTypeError(f"{one!r} is no number of hosts: expected as in 4x2")
         yield int(count), int(each or 1)
 

@@ -22,7 +22,8 @@ it goes on is a matter of who else needs the core:
   it takes no processor time; and gets shorter like that where it is in vain, as it holds up the
   loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
-  it had no turn for `TURN`, it is due, and nothing is polled for before it.
+  it had no turn for `TURN`, it is due, and nothing is polled for before it, but for a glance of a
+  few microseconds where a call would have to wait otherwise (`Waiting.glance`).
 
 Who may not hold the loop up looks from one turn of it to the next (`linger`): so does a link in
 shared memory that has just moved something.

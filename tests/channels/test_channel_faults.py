@@ -50,6 +50,13 @@ class Stage:
             await self.done.wait()
             return out.bytes_sent
 
+    async def dies(self):
+        """A publisher on the first host, which is gone at once, without a word."""
+        async with self.publisher():
+            self.done.set()
+            self.sim.nodes[0].kill("silent")
+            await asyncio.sleep(0)
+
 
 async def until_filled(weights, parts):
     """Begin to take version 1, up to so many parts."""
@@ -400,19 +407,13 @@ def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypat
 
     monkeypatch.setattr(Participant, "is_there", there)
 
-    async def first():
-        async with stage.publisher():
-            stage.done.set()
-            stage.sim.nodes[0].kill("silent")
-            await asyncio.sleep(0)
-
     async def second():
         await stage.done.wait()
         async with stage.publisher() as out:
             await out.publish(tree(1), version=1)
             return out.newest
 
-    assert stage.sim.play({0: first(), 1: second()})[1] == 1
+    assert stage.sim.play({0: stage.dies(), 1: second()})[1] == 1
     assert stopped
 
 
@@ -430,18 +431,12 @@ def test_the_coordinator_restarts_again_and_again_while_a_publisher_waits_for_th
     monkeypatch.setattr(Participant, "coordinator", restarts)
     monkeypatch.setattr(Participant, "is_there", seems_to_be_there)
 
-    async def first():
-        async with stage.publisher():
-            stage.done.set()
-            stage.sim.nodes[0].kill("silent")
-            await asyncio.sleep(0)
-
     async def second():
         await stage.done.wait()
         async with stage.publisher():
             return stage.loop.time()
 
-    assert stage.sim.play({0: first(), 1: second()})[1] >= over
+    assert stage.sim.play({0: stage.dies(), 1: second()})[1] >= over
 
 
 def test_another_publisher_is_refused_after_a_restart_of_the_coordinator():

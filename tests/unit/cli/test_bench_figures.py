@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from aiodist_cli.bench_cases import Case, Effort, Result, Summary
 from aiodist_cli.bench_peers import PeerMissing
 from aiodist_cli.bench_report import Fact, Report
-from benchmarks import asked
+from benchmarks import asked, hosts
 from benchmarks.__main__ import as_json, main, parser
 from benchmarks.asked import HEAD, SHARED
 from benchmarks.namespaces import parse_iperf3
@@ -127,3 +128,25 @@ def test_json() -> None:
             "facts": [{"name": "a", "found": "b", "asked": "", "met": None}],
         }
     }
+
+
+def test_which_hosts_and_cases_are_measured() -> None:
+    assert hosts.layouts_of("2,4x2") == [(2, 1), (4, 2)]
+    assert hosts.cells_of("broadcast:8B,all_reduce:64KiB") == [
+        ("broadcast", 8),
+        ("all_reduce", 64 * 1024),
+    ]
+    assert [op for op, _ in hosts.cells_of("all_gather")] == ["all_gather"] * 4
+
+
+@pytest.mark.parametrize("text", ["", "1", "4x0", "x2", "4xb", "-4"])
+def test_what_are_no_hosts(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected as in 4x2"):
+        hosts.layouts_of(text)
+
+
+def test_what_are_no_cases() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="no operation 'all_reduc'"):
+        hosts.cells_of("all_reduc:8B")
+    with pytest.raises(argparse.ArgumentTypeError):
+        hosts.cells_of("broadcast:much")

@@ -188,9 +188,9 @@ def test_without_an_out(net: Any) -> None:
     assert (receiving.result()["a"] == ramp(net, 3 * MIB, 2)).all()
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2])
-@pytest.mark.parametrize("second_out", [True, False])
-def test_a_receive_cancelled_while_it_reads(net: Any, turns: int, second_out: bool) -> None:
+def read_for_a_while(net: Any, turns: int) -> tuple[Any, Any, Any, Any]:
+    """A message is read so many turns of the loop: its array, its send, its receive, and where
+    that puts it."""
     nbytes = 5 * MIB
     x = ramp(net, nbytes, 1)
     receiving, out = receive(net, nbytes)
@@ -198,6 +198,14 @@ def test_a_receive_cancelled_while_it_reads(net: Any, turns: int, second_out: bo
     net.pipes[0, 1].flow()
     for _ in range(turns):
         net.loop.turn()
+    return x, sending, receiving, out
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize("second_out", [True, False])
+def test_a_receive_cancelled_while_it_reads(net: Any, turns: int, second_out: bool) -> None:
+    x, sending, receiving, out = read_for_a_while(net, turns)
+    nbytes = x.nbytes
     assert receiving.cancel()
     out[:] = -5
     net.settle()
@@ -223,13 +231,8 @@ def test_a_receive_takes_over_while_another_reads(net: Any) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1, 2])
 def test_a_send_cancelled_while_it_is_read(net: Any, turns: int) -> None:
-    nbytes = 5 * MIB
-    x = ramp(net, nbytes, 1)
-    receiving, out = receive(net, nbytes)
-    sending = net.engines[0].send(x, 1)
-    net.pipes[0, 1].flow()
-    for _ in range(turns):
-        net.loop.turn()
+    x, sending, receiving, out = read_for_a_while(net, turns)
+    nbytes = x.nbytes
     assert sending.cancel()
     x[:] = -7  # the user's again, and read by the other side all the same
     net.settle()
