@@ -45,6 +45,10 @@ BEAT = 1.0
 GONE = 3.5 * BEAT
 """Seconds without one after which a participant counts as gone."""
 
+SIGNS = 4
+"""So many signs of life prove that it lives: the first one may have lain unread when it died, and
+one that is just ending has time to do so."""
+
 RING = 10.0
 """Seconds that a call at a door is kept."""
 
@@ -115,6 +119,8 @@ class Participant:
         self._group: Group | None = None
         self._opening = asyncio.Lock()
         self._failure: AiodistError | None = None
+        self._forgotten = asyncio.Event()  # what this one has said
+        self._has_lost_store = False  # the coordinator was restarted without a state file
         self._lag = Lag()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._pairs: set[Group] = set()  # those that it is in
@@ -135,6 +141,7 @@ class Participant:
             await self.entering(lambda: asyncio.gather(*(self._until(event) for event in ready)))
             # Only now: who is seen in the store is called at its door.
             await self.entering(lambda: self.ask(self._beat))
+            self._forgotten.clear()
             self.spawn(self._again(self._live), "beat")
         except BaseException:
             await self.close()
@@ -327,6 +334,8 @@ class Participant:
         elif actor.is_over or not actor.control.is_open:
             self._fail(error)
             raise error
+        else:
+            self._has_lost_store = True
 
     async def _listen(self, store: Store, ready: asyncio.Event) -> None:
         async with store.watch(directory.door(self.id)) as rung:
@@ -354,13 +363,18 @@ class Participant:
 
     def _know(self, value: bytes | None) -> None:
         self.releases = directory.unpacked(Release, value)
+        if value is None:  # a coordinator that was restarted is told at once what it has forgotten
+            self._forgotten.set()
         there = [releases[0].version for releases in directory.versions(self.releases)]
         self._lag.hear(there, self._loop.time())
         self.changed.set()
 
     async def _live(self, store: Store) -> None:
         while True:
-            await asyncio.sleep(BEAT)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT):
+                    await self._forgotten.wait()
+            self._forgotten.clear()
             await self._beat(store)
 
     async def _beat(self, store: Store) -> None:
@@ -420,6 +434,25 @@ class Participant:
         """Whether a participant has given a sign of life."""
         return await self._at(who) is not None
 
+    async def lives(self, who: str) -> bool:
+        """Whether a participant goes on giving signs of life. False: it is gone, or silent.
+
+        That its last one is in the store proves nothing: when that is over, the coordinator says,
+        who has no time for it where the machine is busy."""
+
+        async def hear(store: Store) -> bool:
+            async with store.watch(channels.at(who), timeout=GONE) as signs:
+                if await store.get(channels.at(who), timeout=self.patience) is None:
+                    return False
+                for _ in range(SIGNS):
+                    if (await anext(signs))[1] is None:
+                        return False
+            return True
+
+        with suppress(CollectiveTimeoutError):
+            return await self.ask(hear)
+        return False
+
     async def has_of(self, who: str, version: int) -> int | None:
         """How many bytes of a version a participant has, by its last sign of life. None: it gives
         none."""
@@ -451,10 +484,10 @@ class Participant:
         return False
 
     @property
-    def coordinator(self) -> tuple[str, int]:
-        """Which one it is, and which start of it."""
+    def is_restarted(self) -> bool:
+        """Whether the coordinator is known to have been restarted, which forgets who takes part."""
         assert self._group is not None
-        return self._group._actor.control.coordinator
+        return self._has_lost_store or self._group._actor.control.incarnation > 1
 
     async def seats(self) -> list[Seat]:
         """Who publishes."""

@@ -88,7 +88,7 @@ class Publisher:
     async def __aenter__(self) -> Publisher:
         await self._participant.open()
         try:
-            await self._participant.entering(self._take_place)
+            await self._participant.entering(lambda: self._take_place(enters=True))
         except BaseException:
             await self._participant.close()
             raise
@@ -205,30 +205,23 @@ class Publisher:
             with suppress(AiodistError):
                 await self._participant.delete(directory.line(version))
 
-    async def _take_place(self) -> None:
+    async def _take_place(self, *, enters: bool = False) -> None:
         """Be the one who publishes: there may have been another, who died."""
         participant = self._participant
-        loop = asyncio.get_running_loop()
-        coordinator, deadline = None, 0.0
         while True:
-            if participant.coordinator != coordinator:  # then who is gone seems to be there again
-                coordinator, deadline = participant.coordinator, loop.time() + 2 * GONE
-            # Looked at before it is asked: an answer that was long in coming may not hold any more.
-            is_late = loop.time() >= deadline
             seats, me = await participant.seats(), self._seat()
+            if enters and not seats and participant.is_restarted:
+                enters = False
+                await asyncio.sleep(GONE)  # whoever publishes may not have come back yet
+                continue
             rivals = directory.rivals(seats, me)
             alive = [one for one in rivals if await participant.is_there(one.id)]
-            if alive:
-                # An answer of one that was started meanwhile says nothing yet.
-                is_same = participant.coordinator == coordinator
-                if is_same and (is_late or self._own()):
-                    raise JoinError(self._taken(alive[0]))
-                await asyncio.sleep(GONE / 8)
-                continue
-
-            taking = partial(directory.seated, me=me, gone=rivals)
-            if me in await participant.change(directory.PUBLISHER, Seat, taking):
-                return
+            if not alive:
+                taking = partial(directory.seated, me=me, gone=rivals)
+                if me in await participant.change(directory.PUBLISHER, Seat, taking):
+                    return
+            elif self._own() or await participant.lives(alive[0].id):
+                raise JoinError(self._taken(alive[0]))
 
     def _seat(self) -> Seat:
         place = self._participant.place

@@ -147,10 +147,9 @@ class Line:
         return self._ended is None
 
     @property
-    def coordinator(self) -> tuple[str, int]:
-        """Its name, and which start of it this is: each lets what was to end by itself in its store
-        live for as long again."""
-        return self._welcome.coordinator, self._welcome.incarnation
+    def incarnation(self) -> int:
+        """Which start of the coordinator this is, with its state file."""
+        return self._welcome.incarnation
 
     @property
     def is_away(self) -> bool:

@@ -63,6 +63,34 @@ def test_one_that_is_late_itself_waits_until_all_is_read(made: Any) -> None:
     assert rung == [when + LATE_SECONDS]
 
 
+def test_messages_do_not_put_it_off(made: Any) -> None:
+    """With each of them it is told of what is overdue."""
+    clock, alarm, rung = made
+    alarm.ring_by(105.0)
+    clock.fire(late=LATE_SECONDS + 0.01)
+    over, step = clock.now + GRACE_SECONDS, GRACE_SECONDS / 10
+    while not rung and clock.now < over + GRACE_SECONDS:
+        alarm.ring_by(105.0)
+        while clock.timers and clock.timers[0][0] <= clock.now and not rung:
+            clock.fire(late=clock.now - clock.timers[0][0])
+        clock.now += step
+    assert len(rung) == 1
+    assert over <= rung[0] <= over + step
+    alarm.ring_by(130.0)
+    clock.fire(late=LATE_SECONDS + 0.01)  # the next time it is lenient again
+    assert len(rung) == 1
+
+
+def test_one_that_is_always_late_rings(made: Any) -> None:
+    clock, alarm, rung = made
+    alarm.ring_by(105.0)
+    clock.fire(late=5.0)
+    clock.fire(late=5.0)  # what has come meanwhile is read before it rings
+    assert rung == []
+    clock.fire(late=5.0)
+    assert rung == [clock.now]
+
+
 def test_one_that_is_called_off_does_not_ring(made: Any) -> None:
     clock, alarm, _ = made
     alarm.ring_by(105.0)
