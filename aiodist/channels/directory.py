@@ -281,6 +281,7 @@ def sources(
         before = [one for one in before if not one.wants]
     # On this host the first one, so that all map one memory: that of the publisher, if they can.
     near = [one for one in before if me.host and one.host == me.host]
+    near.sort(key=lambda one: one.wants != me.wants)  # their memory is as mine would be
     own = [one for one in publishers if me.host and one.host == me.host]
     near = [*own, *near] if maps else [*near, *own]
     # Elsewhere, the first one of the host that came last: nobody takes from that host yet. So each

@@ -11,9 +11,9 @@ from aiodist.channels.directory import Place, Release
 from aiodist.channels.feeding import Feeding
 from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
+from aiodist.channels.lots import Lot
 from aiodist.channels.pace import Pace
 from aiodist.channels.participant import Participant
-from aiodist.channels.slices import Lot
 from aiodist.channels.slicing import FAILURES, NobodyError, Shares, Slicing
 from aiodist.errors import CollectiveTimeoutError, ProtocolError
 

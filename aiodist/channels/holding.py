@@ -53,6 +53,8 @@ class Coming(ABC):
         self.wanted = 0
         """How many wait for all of it."""
         self.readers = 0
+        self.memory: Memory | None = None
+        """Where it lies; None before there is any."""
         self.gone = asyncio.Event()
         """Nobody reads it any more, nor will."""
         self._retired = False
@@ -70,9 +72,20 @@ class Coming(ABC):
         """How many of its bytes are here."""
 
     @property
-    @abstractmethod
     def own_bytes(self) -> int:
         """Bytes of memory that it takes: none where it is somebody else's."""
+        return len(self.memory.view) if self.memory is not None and self.memory.is_own else 0
+
+    @property
+    def can_be_mapped(self) -> bool:
+        """Whether others of the host can map its memory."""
+        return self.memory is not None and self.memory.words() is not None
+
+    @property
+    def has_lasting_memory(self) -> bool:
+        """Whether its memory stays what it is: one that has half a version in the memory of another
+        who is gone will have its own in a moment."""
+        return self.memory is not None and (self.is_whole or self.memory.is_own)
 
     @property
     def is_abandoned(self) -> bool:
@@ -145,17 +158,22 @@ class Coming(ABC):
 class Holding(Coming):
     """A version, and what of it is here: its first `filled` parts.
 
-    `memory` is None before the first of them. `spare`: where own memory is from, and goes when the
-    version is over.
+    `spare`: where own memory is from, and goes when the version is over.
     """
 
     def __init__(self, release: Release, spare: Spare | None = None) -> None:
         super().__init__(release.version)
         self.release = release
         self._spare = spare
-        self.memory: Memory | None = None
         self.filled = 0
         self._manifest: Manifest | None = None
+
+    @classmethod
+    def over(cls, release: Release, memory: Memory) -> Self:
+        """What lies in the memory of another one, as if all of it were there."""
+        holding = cls(release)
+        holding.take(memory, release.parts)
+        return holding
 
     @property
     def is_whole(self) -> bool:
@@ -164,15 +182,6 @@ class Holding(Coming):
     @property
     def here(self) -> int:
         return self.release.span(self.filled - 1)[1] if self.filled else 0
-
-    @property
-    def own_bytes(self) -> int:
-        return len(self.memory.view) if self.memory is not None and self.memory.is_own else 0
-
-    @property
-    def can_be_mapped(self) -> bool:
-        """Whether others of the host can map it."""
-        return self.memory is not None and self.memory.words() is not None
 
     @property
     def view(self) -> memoryview:
@@ -240,27 +249,11 @@ class Holding(Coming):
 
     async def make_own(self, *, shared: bool) -> None:
         """Have memory of its own, with what is here of another's. Raises OSError, MemoryError."""
-        before = self.memory
-        if before is not None and before.is_own:
+        if self.memory is not None and self.memory.is_own:
             return
-        own = Memory(self.release.nbytes, shared=shared, spare=self._spare)
-        place = own.view
-        end = self.here
-        view = memoryview(b"") if before is None else before.view
-
-        def copy() -> None:
-            # By chunks, for each copy of numpy lets others run when it is done.
-            for at in range(0, end, self.release.chunk):
-                stop = min(at + self.release.chunk, end)
-                np.copyto(
-                    np.frombuffer(place[at:stop], np.uint8), np.frombuffer(view[at:stop], np.uint8)
-                )
-
-        try:
-            await in_thread(copy)
-        except BaseException:
-            own.close()
-            raise
+        own = await own_memory(
+            self.release.nbytes, self.memory, self.here, shared=shared, spare=self._spare
+        )
         self.take(own, self.filled)
 
     def _let_go(self) -> None:
@@ -269,3 +262,27 @@ class Holding(Coming):
             self.memory.close()
             self.memory = None
             self.filled = 0
+
+
+async def own_memory(
+    nbytes: int, before: Memory | None, end: int, *, shared: bool, spare: Spare | None
+) -> Memory:
+    """New memory, with the first `end` bytes of another's. Raises OSError, MemoryError."""
+    own = Memory(nbytes, shared=shared, spare=spare)
+    place = own.view
+    view = memoryview(b"") if before is None else before.view
+
+    def copy() -> None:
+        # By chunks, for each copy of numpy lets others run when it is done.
+        for at in range(0, end, manifest.CHUNK):
+            stop = min(at + manifest.CHUNK, end)
+            np.copyto(
+                np.frombuffer(place[at:stop], np.uint8), np.frombuffer(view[at:stop], np.uint8)
+            )
+
+    try:
+        await in_thread(copy)
+    except BaseException:
+        own.close()
+        raise
+    return own

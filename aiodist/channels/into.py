@@ -14,8 +14,9 @@ from aiodist.buffers.arrays import Array
 from aiodist.buffers.conversion import FLOATS, convert
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding, in_thread
+from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Leaf
-from aiodist.channels.slices import Arrays, Lot, Want
+from aiodist.channels.slices import Arrays, Want
 from aiodist.channels.trees import has_parts, parts_wanted
 
 

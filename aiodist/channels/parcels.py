@@ -1,23 +1,26 @@
 """Pieces of a version on their way from one participant to another, in a group of these two.
 
 The one who takes says which pieces it wants, in parcels, and the one who gives sends each parcel
-as soon as it has all of it, in whatever order: its number and its CRC-32, and then its bytes. As
-for whole versions (`aiodist.channels.transfers`), who has to wait itself says so.
+as soon as it has all of it, in whatever order: its number and its CRC-32, and then its bytes. On
+one host the memory of the one who gives is mapped, and only the numbers go. As for whole versions
+(`aiodist.channels.transfers`), who has to wait itself says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 from aiodist.buffers.arrays import Flat
-from aiodist.channels import slices
+from aiodist.channels import lots, slices
 from aiodist.channels.holding import Coming, in_thread
+from aiodist.channels.lots import Lot
+from aiodist.channels.memory import Memory
 from aiodist.channels.participant import GIVES, TAKES
-from aiodist.channels.slices import Lot, Piece, Source
+from aiodist.channels.slices import Parcel, Piece, Source
 from aiodist.channels.transfers import (
     AHEAD,
     PARTS,
@@ -28,30 +31,47 @@ from aiodist.channels.transfers import (
 )
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
+from aiodist.transports.handover import take_segment
 from aiodist.work import Work
 
 
 async def give(
-    pair: Group, coming: Coming, source: Source, said: Sequence[Any], patience: float
+    pair: Group,
+    coming: Coming,
+    source: Source,
+    parcels: Sequence[Parcel],
+    patience: float,
+    *,
+    maps: bool,
 ) -> None:
     """Send the parcels that the other side has asked for, and return when all have been taken."""
-    parcels = [slices.pieces_in(parcel) for parcel in said]
     needed = [set[int]().union(*map(source.needed, parcel)) for parcel in parcels]
     waiting = list(range(len(parcels)))
     sent: deque[Work[None]] = deque()
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
     news = News(pair, coming, leaves, patience)
     try:
+        while maps and not coming.has_lasting_memory:
+            if not await news.more():
+                return
+        if maps:
+            assert coming.memory is not None
+            words = coming.memory.words()
+            await pair.send(words, TAKES, tag=PARTS)
+            maps = words is not None
         while waiting:
             ready = [number for number in waiting if source.has(needed[number])]
             for number in ready:
                 if coming.is_abandoned:
                     break
-                data, check = await in_thread(
-                    partial(slices.packed_parcel, source, parcels[number])
-                )
-                sent.append(pair.send((number, check), TAKES, tag=PARTS))
-                sent.append(pair.send(data, TAKES, tag=PARTS))
+                if maps:
+                    sent.append(pair.send((number, 0), TAKES, tag=PARTS))
+                else:
+                    data, check = await in_thread(
+                        partial(slices.packed_parcel, source, parcels[number])
+                    )
+                    sent.append(pair.send((number, check), TAKES, tag=PARTS))
+                    sent.append(pair.send(data, TAKES, tag=PARTS))
                 while len(sent) > AHEAD:
                     await sent.popleft()
                 waiting.remove(number)
@@ -64,40 +84,78 @@ async def give(
         news.close(sent)
 
 
+class Mirror(NamedTuple):
+    """What another one of the host has, whose memory of `nbytes` can be mapped: `over` makes a
+    source of that."""
+
+    nbytes: int
+    over: Callable[[Memory], Source]
+
+
 async def take(
-    pair: Group, lot: Lot, wants: str, parcels: list[list[Piece]], patience: float
+    pair: Group,
+    lot: Lot,
+    wants: str,
+    parcels: list[list[Piece]],
+    patience: float,
+    mirror: Mirror | None = None,
+    who: str = "",
 ) -> None:
     """Receive pieces of those that the other side has by the name `wants`: those that came are gone
-    from `parcels`. Raises what `transfers.take` does."""
+    from `parcels`. Where there is a `mirror`, they are copied from that, if it can be mapped; one
+    who has no memory yet wants the same as the other side, and gets its memory. `who`: this one.
+    Raises what `transfers.take` does."""
     asked = [[(piece.key, piece.box) for piece in parcel] for parcel in parcels]
-    await pair.send((lot.version, wants, asked), GIVES, tag=PARTS)
+    await pair.send((lot.version, wants, asked, mirror is not None, who), GIVES, tag=PARTS)
     left = dict(enumerate(parcels))
     checking: asyncio.Task[None] | None = None  # of the one before this one
+    mapped: Memory | None = None
+    source: Source | None = None
 
-    async def landed(number: int, data: Flat, check: int) -> None:
-        await in_thread(partial(slices.unpacked_parcel, data, check, lot, left[number]))
+    def landed(number: int) -> None:
         for piece in left.pop(number):
             lot.fill(piece)
         lot.tell()
 
+    async def check(number: int, data: Flat, check: int) -> None:
+        await in_thread(partial(lots.unpacked_parcel, data, check, lot, left[number]))
+        landed(number)
+
     try:
+        if mirror is not None and (words := await word(pair, lot, patience)) is not None:
+            async with asyncio.timeout(patience):
+                mapped = Memory.of(await take_segment(words, mirror.nbytes, keep=True))
+            if lot.memory is None:
+                lot.take(mapped)
+            else:
+                source = mirror.over(mapped)
+        elif lot.memory is None:
+            await lot.make_own(shared=True)
         for _ in asked:
             if not lot.wanted:
                 raise UnwantedError
             match await word(pair, lot, patience):
-                case (int(number), int(check)) if number in left:
-                    data = slices.room_for(lot, left[number])
+                case (int(number), int(crc)) if number in left:
+                    pass
                 case nonsense:
                     raise ProtocolError(f"{nonsense!r} came where a parcel was next")
+            if mapped is not None:
+                if source is not None:
+                    await in_thread(partial(lots.copy, source, lot, left[number]))
+                landed(number)
+                continue
+            data = lots.room_for(lot, left[number])
             await pair.recv(src=GIVES, tag=PARTS, out=data, timeout=patience)
             if checking is not None:
                 await checking
-            checking = asyncio.ensure_future(landed(number, data, check))
+            checking = asyncio.ensure_future(check(number, data, crc))
         if checking is not None:
             await checking
     finally:
         if checking is not None:
             await asyncio.gather(checking, return_exceptions=True)
+        if mapped is not None and mapped is not lot.memory:
+            mapped.close()
         parcels[:] = left.values()
 
 
@@ -108,7 +166,7 @@ async def give_manifests(pair: Group, packed: Sequence[bytes]) -> None:
 
 async def take_manifests(pair: Group, version: int, patience: float) -> list[bytes]:
     """The same. Raises AiodistError, ProtocolError, NotThereError."""
-    await pair.send((version, "", []), GIVES, tag=PARTS)
+    await pair.send((version, "", [], False, ""), GIVES, tag=PARTS)
     match await pair.recv(src=GIVES, tag=PARTS, timeout=patience):
         case []:
             raise NotThereError

@@ -17,9 +17,9 @@ from aiodist.channels import directory
 from aiodist.channels.directory import Place, Release, Seat
 from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.lag import Lag
+from aiodist.channels.lots import Lot
 from aiodist.channels.memory import Spare
 from aiodist.channels.ration import Ration
-from aiodist.channels.slices import Lot
 from aiodist.control.store import Store
 from aiodist.errors import (
     AiodistError,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import partial
 
-from aiodist.channels import directory, parcels, transfers
+from aiodist.channels import directory, parcels, slices, transfers
 from aiodist.channels.holding import Coming, Holding
 from aiodist.channels.participant import GIVES, Participant
 from aiodist.channels.slices import Source, Whole
@@ -38,10 +39,11 @@ async def meet(participant: Participant, name: str) -> None:
                         await _give(participant, pair, holding, has, maps=maps)
                     case transfers.Parcels(version, _, []):
                         await parcels.give_manifests(pair, _manifests(participant, version))
-                    case transfers.Parcels(version, wants, pieces) if found := _source(
+                    case transfers.Parcels(version, wants) if found := _source(
                         participant, version, wants
                     ):
-                        await parcels.give(pair, *found, pieces, patience)
+                        read.enter_context(found[0])
+                        await _give_pieces(participant, pair, *found, asked)
                     case _:
                         await transfers.refuse(pair)
     except (AiodistError, OSError) as error:
@@ -64,6 +66,14 @@ async def _give(
             await transfers.give(pair, holding, has, participant.patience, maps=maps)
     else:
         await transfers.refuse(pair)
+
+
+async def _give_pieces(
+    participant: Participant, pair: Group, coming: Coming, source: Source, asked: transfers.Parcels
+) -> None:
+    wanted = [slices.pieces_in(parcel) for parcel in asked.parcels]
+    give = partial(parcels.give, pair, coming, source, wanted, participant.patience)
+    await give(maps=asked.maps)
 
 
 def _manifests(participant: Participant, version: int) -> list[bytes]:

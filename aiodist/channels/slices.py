@@ -1,5 +1,5 @@
-"""Slices of the arrays of a version: what somebody wants of it, what is there of that, and what of
-all that there is may be cut out for others. No I/O in here.
+"""Slices of the arrays of a version: what somebody wants of it, and what of all that there is may
+be cut out for others. No I/O in here.
 
 What one wants is a box of each array, as `aiodist.schedules.resharding` has it. What comes are
 pieces of these, from whoever has them, some of them together in one parcel. They are handed on by
@@ -20,9 +20,9 @@ from aiodist.buffers.dtypes import carrier
 from aiodist.channels import manifest
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Release
-from aiodist.channels.holding import Coming, Holding
+from aiodist.channels.holding import Holding
 from aiodist.channels.manifest import Leaf, Manifest
-from aiodist.channels.trees import joined, whole
+from aiodist.channels.trees import whole
 from aiodist.errors import ProtocolError
 from aiodist.schedules import resharding
 from aiodist.schedules.resharding import Box, intersection, text, volume
@@ -153,104 +153,6 @@ class Source(Protocol):
         ...
 
 
-class Lot(Coming):
-    """What somebody wants of a version, and what is here of it.
-
-    `todo`: what nobody was asked for yet. Of what was asked for, each piece is either `filled` or
-    given up (`lack`).
-    """
-
-    def __init__(self, arrays: Arrays, want: Want) -> None:
-        super().__init__(arrays.releases[0].version)
-        self.arrays = arrays
-        self.want = want
-        self.packed = packed_want(want)
-        self.name = name_of(self.packed)
-        self.memory: dict[str, Flat] = {}
-        self._blocks: list[Piece] = []
-        self._of_key: dict[str, range] = {}
-        for key in [key for key in arrays.leaves if key in want]:  # in the publishers' order
-            box, dtype = want[key], carrier(arrays.leaf(key).spec.name)
-            self.memory[key] = np.empty([stop - start for start, stop in box], dtype)
-            first = len(self._blocks)
-            if volume(box):
-                most = max(1, manifest.CHUNK // dtype.itemsize)
-                self._blocks += [Piece(key, one) for one in resharding.blocks(box, most)]
-            self._of_key[key] = range(first, len(self._blocks))
-        self.todo = list(self._blocks)
-        self._left = [volume(block.box) for block in self._blocks]
-        self._missing = sum(self._left)
-
-    @property
-    def is_whole(self) -> bool:
-        return not self._missing
-
-    @property
-    def here(self) -> int:
-        return sum(
-            memory.itemsize * (memory.size - sum(self._left[at] for at in self._of_key[key]))
-            for key, memory in self.memory.items()
-        )
-
-    @property
-    def own_bytes(self) -> int:
-        return sum(memory.nbytes for memory in self.memory.values())
-
-    @property
-    def has_leaves(self) -> bool:
-        """Whether it is known which arrays there are."""
-        return True
-
-    def leaves(self) -> list[Leaf]:
-        return [self.arrays.leaf(key) for key in self.memory]
-
-    def has_leaf(self, leaf: Leaf) -> bool:
-        """Whether all of it that is wanted is here."""
-        return not any(self._left[at] for at in self._of_key[leaf.key])
-
-    def fill(self, piece: Piece) -> None:
-        """It is there."""
-        for at in self.needed(piece):
-            common = intersection(self._blocks[at].box, piece.box)
-            assert common is not None
-            self._left[at] -= volume(common)
-        self._missing -= volume(piece.box)
-
-    def lack(self, parcels: Iterable[Parcel]) -> None:
-        """They do not come, and have to come from somebody else."""
-        for parcel in parcels:
-            self.todo += parcel
-
-    def needed(self, piece: Piece) -> set[int]:
-        want = self.want.get(piece.key)
-        if want is None or not _lies_in(piece.box, want):
-            raise ProtocolError(f"{piece.key}{text(piece.box)} is nothing that is wanted here")
-        numbers = self._of_key[piece.key]
-        blocks = self._blocks
-        return {at for at in numbers if intersection(blocks[at].box, piece.box) is not None}
-
-    def tree(self) -> Any:
-        """The tree of the version, whose arrays are views of what is here, or copies."""
-        return joined([manifest.tree_of(one, self.read) for one in self.arrays.manifests])
-
-    def read(self, leaf: Leaf) -> Any:
-        """An array, as users get it."""
-        return manifest.shown(self.memory[leaf.key].view(), leaf.spec, leaf.name)
-
-    def lying(self, leaf: Leaf) -> Flat:
-        """An array, as numpy holds its elements."""
-        return self.memory[leaf.key]
-
-    def has(self, needed: set[int]) -> bool:
-        return not any(self._left[at] for at in needed)
-
-    def view(self, piece: Piece) -> Flat:
-        return _cut(self.memory[piece.key], self.want[piece.key], piece.box)
-
-    def check(self, needed: set[int]) -> None:
-        """It was, when it came."""
-
-
 class Whole:
     """A version, or a share of it, as a source of pieces."""
 
@@ -261,7 +163,7 @@ class Whole:
 
     def needed(self, piece: Piece) -> set[int]:
         leaf = self._leaves.get(piece.key)
-        if leaf is None or not _lies_in(piece.box, leaf.extent.box):
+        if leaf is None or not lies_in(piece.box, leaf.extent.box):
             raise ProtocolError(f"{piece.key}{text(piece.box)} is nothing that is held here")
         # From the first row of it that is needed to the last.
         item = carrier(leaf.spec.name).itemsize
@@ -280,7 +182,7 @@ class Whole:
 
     def view(self, piece: Piece) -> Flat:
         leaf = self._leaves[piece.key]
-        return _cut(self._holding.lying(leaf), leaf.extent.box, piece.box)
+        return cut(self._holding.lying(leaf), leaf.extent.box, piece.box)
 
     def check(self, needed: set[int]) -> None:
         if self._holding.release.lent:
@@ -288,11 +190,11 @@ class Whole:
                 self._holding.check(part)
 
 
-def _lies_in(box: Box, held: Box) -> bool:
+def lies_in(box: Box, held: Box) -> bool:
     return len(box) == len(held) and intersection(box, held) == box
 
 
-def _cut(array: Flat, held: Box, box: Box) -> Flat:
+def cut(array: Flat, held: Box, box: Box) -> Flat:
     ends = zip(box, held, strict=True)
     index: Any = (*[slice(start - at, stop - at) for (start, stop), (at, _) in ends], ...)
     found: Flat = array[index]  # a view, even where there are no dimensions
@@ -306,7 +208,7 @@ def packed_parcel(source: Source, parcel: Parcel) -> tuple[Flat, int]:
         data = views[0].reshape(-1).view(np.uint8)
     else:
         data = np.empty(sum(view.nbytes for view in views), np.uint8)
-        for view, place in zip(views, _places(data, views), strict=True):
+        for view, place in zip(views, places(data, views), strict=True):
             np.copyto(place, view)
     check = crc32(data.data)
     # After that, for what is lent may be written at any time.
@@ -314,33 +216,14 @@ def packed_parcel(source: Source, parcel: Parcel) -> tuple[Flat, int]:
     return data, check
 
 
-def unpacked_parcel(data: Flat, check: int, lot: Lot, parcel: Parcel) -> None:
-    """Have a parcel where it goes, if it is not there; may run in a thread. Raises
-    ProtocolError."""
-    if crc32(data.data) != check:
-        raise ProtocolError(f"a parcel of version {lot.version} came damaged")
-    views = [lot.view(piece) for piece in parcel]
-    for view, place in zip(views, _places(data, views), strict=True):
-        if not np.may_share_memory(view, place):
-            np.copyto(view, place)
-
-
-def _places(data: Flat, views: Sequence[Flat]) -> list[Flat]:
+def places(data: Flat, views: Sequence[Flat]) -> list[Flat]:
     """Where arrays like `views` lie in `data`, one behind the other."""
-    places, start = [], 0
+    found, start = [], 0
     for view in views:
         stretch = data[start : start + view.nbytes]
-        places.append(stretch.view(view.dtype).reshape(view.shape))
+        found.append(stretch.view(view.dtype).reshape(view.shape))
         start += view.nbytes
-    return places
-
-
-def room_for(lot: Lot, parcel: Parcel) -> Flat:
-    """Memory that a parcel is to come to: its own place, if that is one stretch."""
-    views = [lot.view(piece) for piece in parcel]
-    if len(views) == 1 and views[0].flags.c_contiguous:
-        return views[0].reshape(-1).view(np.uint8)
-    return np.empty(sum(view.nbytes for view in views), np.uint8)
+    return found
 
 
 def parcels(pieces: Iterable[Piece], arrays: Arrays) -> list[list[Piece]]:
@@ -355,20 +238,3 @@ def parcels(pieces: Iterable[Piece], arrays: Arrays) -> list[list[Piece]]:
         found[-1].append(piece)
         room -= nbytes
     return found
-
-
-def asked_of(
-    lot: Lot, held: Sequence[Want], far: Sequence[int], turn: int
-) -> tuple[list[list[Piece]], list[Piece]]:
-    """Which pieces of what is to do are to be asked of each holder, and which nobody has."""
-    asks: list[list[Piece]] = [[] for _ in held]
-    lacking: list[Piece] = []
-    wants: list[resharding.Want] = []
-    for key, box in lot.todo:
-        boxes = tuple([one.get(key) for one in held])
-        ordered = resharding.nearest_first(boxes, tuple(far))
-        wants.append(resharding.Want(box, ordered, lot.arrays.item(key)))
-    for block, asked in zip(lot.todo, resharding.asked_of(wants, len(held), turn), strict=True):
-        for src, box in asked:
-            (lacking if src is None else asks[src]).append(Piece(block.key, box))
-    return asks, lacking

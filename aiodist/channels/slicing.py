@@ -6,14 +6,18 @@ import asyncio
 import logging
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
-from aiodist.channels import directory, parcels, slices
+from aiodist.channels import directory, lots, parcels, slices
 from aiodist.channels.checks import crc32
 from aiodist.channels.directory import Place, Release
 from aiodist.channels.feeding import Feeding
+from aiodist.channels.holding import Holding
 from aiodist.channels.into import Reading
+from aiodist.channels.lots import Lot
+from aiodist.channels.memory import Memory
 from aiodist.channels.participant import Participant
-from aiodist.channels.slices import Arrays, Lot, Piece, Want
+from aiodist.channels.slices import Arrays, Piece, Want, Whole
 from aiodist.channels.transfers import NotThereError, UnwantedError
 from aiodist.errors import AiodistError, CollectiveTimeoutError
 
@@ -30,6 +34,15 @@ MOST_WANTS = 1024
 
 Shares = tuple[Release, ...]
 """A version: the releases of its shares."""
+
+
+class Ask(NamedTuple):
+    """What somebody is asked for: `held` is what it has, by its place, or of which share."""
+
+    place: Place
+    share: int
+    held: Want
+    parcels: list[list[Piece]]
 
 
 class NobodyError(Exception):
@@ -54,7 +67,7 @@ class Slicing:
             arrays = await self._arrays(releases, failed)
             want = reading.wanted(arrays)
             arrays.check(want)
-            lot = Lot(arrays, want)
+            lot = Lot(arrays, want, self._participant.spare)
             known = self._participant.lots.get((lot.version, lot.name))
             if known is not None and known.arrays.releases == releases:
                 lot = known
@@ -140,26 +153,28 @@ class Slicing:
 
     async def _fill(self, lot: Lot, failed: set[str]) -> None:
         """Take what is missing. Raises NobodyError."""
-        running: dict[asyncio.Task[None], tuple[Place, list[list[Piece]]]] = {}
+        running: dict[asyncio.Task[None], Ask] = {}
         try:
             if not lot.is_whole:
                 await self._tell(lot)
             while not lot.is_whole and (lot.wanted or running):
                 if lot.todo and lot.wanted:
-                    for place, asked in await self._asks(lot, failed):
-                        work = asyncio.ensure_future(self._take(place, lot, asked))
-                        running[work] = place, asked
+                    asks = await self._asks(lot, failed)
+                    if asks and not self._is_mapped(lot, asks):
+                        await lot.make_own(shared=bool(self._participant.host))
+                    for ask in asks:
+                        running[asyncio.ensure_future(self._take(lot, ask))] = ask
                 if not running:
                     if await self._participant.gone_behind(self._me(lot), lot, failed):
                         continue
                     raise NobodyError
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    place, asked = running.pop(task)
-                    lot.lack(asked)
+                    ask = running.pop(task)
+                    lot.lack(ask.parcels)
                     error = task.exception()
                     if isinstance(error, FAILURES):
-                        self._lose(lot.version, place, failed, error)
+                        self._lose(lot.version, ask.place, failed, error)
                         lot.stir()
                     elif error is not None and not isinstance(error, UnwantedError):
                         raise error
@@ -167,18 +182,44 @@ class Slicing:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            for _, asked in running.values():
-                lot.lack(asked)
+            for ask in running.values():
+                lot.lack(ask.parcels)
 
     def _me(self, lot: Lot) -> Place:
         return replace(self._participant.place, wants=lot.name)
 
-    async def _take(self, place: Place, lot: Lot, asked: list[list[Piece]]) -> None:
-        participant = self._participant
-        async with await participant.called(place.id) as pair:
-            await parcels.take(pair, lot, place.wants, asked, participant.patience)
+    def _is_near(self, place: Place) -> bool:
+        """Whether it is on this host, so that its memory can be mapped."""
+        return bool(place.host) and place.host == self._participant.host
 
-    async def _asks(self, lot: Lot, failed: set[str]) -> list[tuple[Place, list[list[Piece]]]]:
+    def _is_mapped(self, lot: Lot, asks: list[Ask]) -> bool:
+        """Whether all comes from one of this host who wants the same: its memory is taken then."""
+        places = [ask.place for ask in asks]
+        return lot.memory is None and all(
+            self._is_near(one) and one.wants == lot.name for one in places
+        )
+
+    def _mirror(self, lot: Lot, ask: Ask) -> parcels.Mirror:
+        """What the other one has, as it lies in its memory."""
+        if ask.place.wants:
+            other = Lot(lot.arrays, ask.held)
+
+            def over(memory: Memory) -> slices.Source:
+                other.take(memory)
+                return other
+
+            return parcels.Mirror(other.nbytes, over)
+        release = lot.arrays.releases[ask.share]
+        return parcels.Mirror(release.nbytes, lambda memory: Whole(Holding.over(release, memory)))
+
+    async def _take(self, lot: Lot, ask: Ask) -> None:
+        participant = self._participant
+        mirror = self._mirror(lot, ask) if self._is_near(ask.place) else None
+        wants, patience = ask.place.wants, participant.patience
+        async with await participant.called(ask.place.id) as pair:
+            await parcels.take(pair, lot, wants, ask.parcels, patience, mirror, participant.id)
+
+    async def _asks(self, lot: Lot, failed: set[str]) -> list[Ask]:
         """Of whom to ask what, for all that is to do; what nobody has stays to be done."""
         participant = self._participant
         me = self._me(lot)
@@ -203,7 +244,7 @@ class Slicing:
             ]
             far = directory.distances(holders, me, publishers)
             turn = places.index(me) if me in places else 0
-            asks, lacking = slices.asked_of(lot, held, far, turn)
+            asks, lacking = lots.asked_of(lot, held, far, turn)
             new = [one.id for one, asked in zip(holders, asks, strict=True) if asked]
             new = [one for one in new if one not in there]
             for one in new:
@@ -212,8 +253,8 @@ class Slicing:
                 break
         lot.todo = lacking
         return [
-            (one, slices.parcels(asked, lot.arrays))
-            for one, asked in zip(holders, asks, strict=True)
+            Ask(one, seats.get(one.id, 0), has, slices.parcels(asked, lot.arrays))
+            for one, has, asked in zip(holders, held, asks, strict=True)
             if asked
         ]
 

@@ -62,12 +62,14 @@ class Rest(NamedTuple):
 
 
 class Parcels(NamedTuple):
-    """What one who takes slices asks for: parcels of what is here by the name `wants`; none: the
-    manifests."""
+    """What `who` takes slices asks for: parcels of what is here by the name `wants`; none: the
+    manifests. `maps`: it maps memory, if it can."""
 
     version: int
     wants: str
     parcels: list[Any]
+    maps: bool
+    who: str
 
 
 async def asked(pair: Group, patience: float) -> Rest | Parcels:
@@ -75,8 +77,8 @@ async def asked(pair: Group, patience: float) -> Rest | Parcels:
     match await pair.recv(src=TAKES, tag=PARTS, timeout=patience):
         case (int(version), int(has), bool(maps)) if has >= 0:
             return Rest(version, has, maps)
-        case (int(version), str(wants), list(parcels)):
-            return Parcels(version, wants, parcels)
+        case (int(version), str(wants), list(parcels), bool(maps), str(who)):
+            return Parcels(version, wants, parcels, maps, who)
         case nonsense:
             raise ProtocolError(f"a participant asked for {nonsense!r}")
 
@@ -92,9 +94,7 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
     leaves = pair.recv(src=TAKES, tag="leaves")  # nothing comes: it fails when the other one goes
     news = News(pair, holding, leaves, patience)
     try:
-        # Its memory is given to others when it stays: one that has half a version in the memory
-        # of another who is gone will have its own in a moment.
-        while maps and not (holding.is_whole or _is_own(holding)):
+        while maps and not holding.has_lasting_memory:
             if not await news.more():
                 return
         if maps:
@@ -121,10 +121,6 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
             await sent.popleft()
     finally:
         news.close(sent)
-
-
-def _is_own(holding: Holding) -> bool:
-    return holding.memory is not None and holding.memory.is_own
 
 
 class News:

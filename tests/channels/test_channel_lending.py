@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import aiodist
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding
-from aiodist.channels.slices import Lot
+from aiodist.channels.lots import Lot
 
 CHUNK = 1 << 12
 

@@ -45,7 +45,22 @@ async def subscribe():
             say(version=version)
 
 
-asyncio.run(publish() if role == "publish" else subscribe())
+async def take(first, last):
+    own = np.zeros(last - first, np.float32)
+    async with aiodist.subscriber("policy", address=address, patience=2.0) as weights:
+        part = aiodist.Shard(own, (slice(first, last),), (1 << 20,))
+        version = await weights.latest(into={"w": part})
+        assert (own == version).all()
+        say(version=version)
+        await asyncio.sleep(1000)
+
+
+if role == "publish":
+    asyncio.run(publish())
+elif role == "subscribe":
+    asyncio.run(subscribe())
+else:
+    asyncio.run(take(*map(int, role.split(":"))))
 """
 
 
@@ -129,5 +144,27 @@ def test_the_publisher_is_killed_and_another_one_comes(run):
                         await out.publish(tree(8), version=8)
                         for process in (first, late):
                             await has(process, 8)
+
+    run(main())
+
+
+def test_slices_cross_to_a_host_once_and_lie_there_once_for_all_who_want_the_same(run):
+    async def main():
+        async with (
+            aiodist.Coordinator() as coordinator,
+            # It seems to be on another host.
+            aiodist.publisher("policy", address=coordinator.address, transports=("tcp",)) as out,
+        ):
+            await out.publish(tree(1), version=1)
+            roles = "0:600000", "0:600000", "400000:1000000"
+            async with started(coordinator.address, *roles) as servers:
+                first, same, other = [await has(process, 1) for process in servers]
+            assert len(first) == 1
+            assert same == first
+            assert len(other) == 1
+            assert other != first
+            pairs = out._participant._pairs  # those that it has not left yet
+            sent = out.bytes_sent + sum(pair.bytes_moved[0] for pair in pairs)
+        assert 4 * 1000000 < sent < 4 * 1000000 + 60000
 
     run(main())

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from aiodist import Shard
 from aiodist.buffers.encoding import encode
-from aiodist.channels import manifest, slices
+from aiodist.channels import lots, manifest, slices
 from aiodist.channels.holding import Holding
+from aiodist.channels.lots import Lot
 from aiodist.channels.manifest import Writing
 from aiodist.channels.memory import Memory
-from aiodist.channels.slices import Arrays, Lot, Piece, Whole
+from aiodist.channels.slices import Arrays, Piece, Whole
 from aiodist.channels.trees import unwrapped
 from aiodist.errors import ProtocolError
 from aiodist.schedules.resharding import remainder
@@ -42,12 +43,14 @@ def arrays_of(*holdings):
 
 def bring(lot, sources, asks):
     """What was asked of each source comes."""
+    if lot.memory is None:
+        lot.take(Memory(lot.nbytes, shared=False))
     for source, asked in zip(sources, asks, strict=True):
         for parcel in slices.parcels(asked, lot.arrays):
             data, check = slices.packed_parcel(source, parcel)
-            room = slices.room_for(lot, parcel)
+            room = lots.room_for(lot, parcel)
             room[:] = data
-            slices.unpacked_parcel(room, check, lot, parcel)
+            lots.unpacked_parcel(room, check, lot, parcel)
             for piece in parcel:
                 lot.fill(piece)
 
@@ -91,7 +94,7 @@ def test_what_comes_is_what_numpy_would_cut(problem, data):
         arrays.check(want)
         lot = Lot(arrays, want)
         far = data.draw(st.lists(st.integers(0, 3), min_size=len(has), max_size=len(has)))
-        asks, lacking = slices.asked_of(lot, has, far, 0)
+        asks, lacking = lots.asked_of(lot, has, far, 0)
         assert not lacking
         bring(lot, sources, asks)
         assert lot.is_whole
@@ -142,10 +145,10 @@ def test_what_is_not_held_cannot_be_asked_for(piece):
 def test_what_nobody_has_stays_to_be_done():
     share = held({"w": np.arange(8)})
     lot = Lot(arrays_of(share), {"['w']": ((0, 8),)})
-    asks, lot.todo = slices.asked_of(lot, [{"['w']": ((2, 4),)}], [0], 0)
+    asks, lot.todo = lots.asked_of(lot, [{"['w']": ((2, 4),)}], [0], 0)
     assert asks == [[Piece("['w']", ((2, 4),))]]
     lot.lack([asks[0]])
-    asks, lacking = slices.asked_of(lot, [{"['w']": ((0, 8),)}], [0], 0)
+    asks, lacking = lots.asked_of(lot, [{"['w']": ((0, 8),)}], [0], 0)
     bring(lot, [Whole(share)], asks)
     assert not lacking
     assert np.array_equal(lot.tree()["w"], np.arange(8))
@@ -156,8 +159,9 @@ def test_a_damaged_parcel_is_noticed():
     lot = Lot(arrays_of(share), lot_all := {"['w']": ((0, 8),)})
     parcel = [Piece("['w']", lot_all["['w']"])]
     data, check = slices.packed_parcel(Whole(share), parcel)
+    lot.take(Memory(lot.nbytes, shared=False))
     with pytest.raises(ProtocolError, match="a parcel of version 1 came damaged"):
-        slices.unpacked_parcel(data, check ^ 1, lot, parcel)
+        lots.unpacked_parcel(data, check ^ 1, lot, parcel)
 
 
 def test_wants_are_told_by_name():
