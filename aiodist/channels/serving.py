@@ -61,6 +61,7 @@ async def _give(
     release = holding.release
     here = release.span(has - 1)[1] if has else 0
     rest = release.nbytes - here
+    ration.want()
     if ration.has(rest) or ration.has_to(here, await participant.said_in_line(holding.version)):
         with ration.giving(rest, lambda: pair.bytes_moved[0]):
             await transfers.give(pair, holding, has, participant.patience, maps=maps)
@@ -73,7 +74,18 @@ async def _give_pieces(
 ) -> None:
     wanted = [slices.pieces_in(parcel) for parcel in asked.parcels]
     give = partial(parcels.give, pair, coming, source, wanted, participant.patience)
-    await give(maps=asked.maps)
+    ration = participant.rations.get(coming)
+    is_mapped = asked.maps and coming.can_be_mapped
+    if ration is None or is_mapped or not isinstance(source, Whole):
+        await give(maps=asked.maps)
+        return
+    boxes, nbytes = source.around(piece for parcel in wanted for piece in parcel)
+    ration.want(boxes)
+    if ration.has(nbytes) or ration.has_to_insist(asked.who):
+        with ration.giving(nbytes, lambda: pair.bytes_moved[0]):
+            await give(maps=asked.maps)
+    else:
+        await transfers.refuse(pair)
 
 
 def _manifests(participant: Participant, version: int) -> list[bytes]:

@@ -164,9 +164,9 @@ class Whole:
     def needed(self, piece: Piece) -> set[int]:
         leaf = self._leaves.get(piece.key)
         if leaf is None or not lies_in(piece.box, leaf.extent.box):
-            raise ProtocolError(f"{piece.key}{text(piece.box)} is nothing that is held here")
+            raise _not_held(piece)
         # From the first row of it that is needed to the last.
-        item = carrier(leaf.spec.name).itemsize
+        item = self._item(piece.key)
         steps = [item]
         for length in reversed(leaf.spec.shape[1:]):
             steps.insert(0, steps[0] * length)
@@ -176,6 +176,24 @@ class Whole:
         last = leaf.start + sum((stop - 1 - at) * step for (_, stop), (at, _), step in ends)
         release = self._holding.release
         return set(range(release.parts_to(first + 1) - 1, release.parts_to(last + item)))
+
+    def around(self, pieces: Iterable[Piece]) -> tuple[list[tuple[str, Box, int]], int]:
+        """The least box of each array in which these lie, with the bytes of its elements, and how
+        many bytes these are. Raises ProtocolError."""
+        found: dict[str, Box] = {}
+        nbytes = 0
+        for piece in pieces:
+            key, box = piece
+            leaf = self._leaves.get(key)
+            if leaf is None or len(leaf.spec.shape) != len(box):
+                raise _not_held(piece)
+            ends = zip(found.get(key, box), box, strict=True)
+            found[key] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in ends)
+            nbytes += volume(box) * self._item(key)
+        return [(key, box, self._item(key)) for key, box in found.items()], nbytes
+
+    def _item(self, key: str) -> int:
+        return carrier(self._leaves[key].spec.name).itemsize
 
     def has(self, needed: set[int]) -> bool:
         return max(needed, default=0) < self._holding.filled
@@ -188,6 +206,10 @@ class Whole:
         if self._holding.release.lent:
             for part in sorted(needed):
                 self._holding.check(part)
+
+
+def _not_held(piece: Piece) -> ProtocolError:
+    return ProtocolError(f"{piece.key}{text(piece.box)} is nothing that is held here")
 
 
 def lies_in(box: Box, held: Box) -> bool:

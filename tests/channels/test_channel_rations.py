@@ -1,5 +1,5 @@
-"""What a publisher sends where everybody turns to it: twice the size of a version, unless nobody
-else has it any more."""
+"""What a publisher sends where everybody turns to it: twice of what is wanted of a version, unless
+nobody else has it any more."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from channel_stage import ChannelStage
 
+import aiodist
 from aiodist.channels import directory, manifest
 from aiodist.testing.simulation import Killed
 
@@ -33,40 +34,71 @@ def publishers_first(monkeypatch):
     monkeypatch.setattr(directory, "sources", wrong)
 
 
+def comings(participant):
+    return [*participant.holdings.values(), *participant.lots.values()]
+
+
 class Stage(ChannelStage):
+    """`sliced`: rank 1 wants three quarters, those of even ranks the first two of them, the others
+    the last two."""
+
+    def __init__(self, size, *, sliced):
+        super().__init__(size)
+        self.sliced = sliced
+        self.wanted = W.nbytes * 3 / 4 if sliced else W.nbytes
+
+    def into(self, rank):
+        if not self.sliced:
+            return {"w": np.zeros_like(W)}
+        quarter = len(W) // 4
+        first, last = (0, 3) if rank == 1 else (rank % 2, rank % 2 + 2)
+        index = slice(first * quarter, last * quarter)
+        own = np.zeros(index.stop - index.start, np.int32)
+        return {"w": aiodist.Shard(own, (index,), W.shape)}
+
     async def publish(self):
-        """How many times the version was sent."""
+        """How many times what is wanted was sent."""
         async with self.publisher() as out:
             await out.publish({"w": W}, version=1)
             await self.done.wait()
             await asyncio.sleep(5)  # those it has met have left
-            return out.bytes_sent / W.nbytes
+            return out.bytes_sent / self.wanted
+
+    async def begun(self, weights):
+        """What comes of the version."""
+        while not (found := comings(weights._participant)):  # noqa: ASYNC110
+            await asyncio.sleep(1e-4)
+        return found[0]
 
     async def dying(self, rank, dies=lambda: None):
         """Takes most of it, and dies."""
         async with self.subscriber() as weights:
-            await weights.wait()
-            holding = weights._fetching.holding(weights._participant.releases[-1])
-            taking = asyncio.ensure_future(weights.latest())
-            while holding.filled < 45:
-                await holding.news()
+            taking = asyncio.ensure_future(weights.latest(into=self.into(rank)))
+            coming = await self.begun(weights)
+            while coming.here < 0.9 * (W.nbytes / 2 if self.sliced else W.nbytes):
+                await coming.news()
             dies()
             self.sim.nodes[rank].kill()
             await taking
 
-    async def take(self, weights):
-        _, got = await weights.latest()
-        assert np.array_equal(got["w"], W)
+    async def take(self, weights, rank):
+        into = self.into(rank)
+        await weights.latest(into=into)
+        if self.sliced:
+            assert np.array_equal(into["w"].array, W[into["w"].index])
+        else:
+            assert np.array_equal(into["w"], W)
 
 
+@pytest.mark.parametrize("sliced", [False, True])
 @pytest.mark.usefixtures("publishers_first")
-def test_those_who_are_refused_take_it_from_each_other():
-    stage = Stage(9)
+def test_those_who_are_refused_take_it_from_each_other(sliced):
+    stage = Stage(9, sliced=sliced)
     left = {*range(1, 9)}
 
     async def main(rank):
         async with stage.subscriber() as weights:
-            await stage.take(weights)
+            await stage.take(weights, rank)
             left.discard(rank)
             if not left:
                 stage.done.set()
@@ -76,16 +108,17 @@ def test_those_who_are_refused_take_it_from_each_other():
     assert sent <= 2.05  # and what is said beside the weights
 
 
+@pytest.mark.parametrize("sliced", [False, True])
 @pytest.mark.usefixtures("publishers_first")
-def test_those_who_die_cost_nothing_more_where_somebody_has_it():
-    stage = Stage(9)
+def test_those_who_die_cost_nothing_more_where_somebody_has_it(sliced):
+    stage = Stage(9, sliced=sliced)
 
     has, dying = asyncio.Event(), {*range(2, 8)}
     all_died = asyncio.Event()
 
     async def first():
         async with stage.subscriber() as weights:
-            await stage.take(weights)
+            await stage.take(weights, 1)
             has.set()
             await stage.done.wait()
 
@@ -101,7 +134,7 @@ def test_those_who_die_cost_nothing_more_where_somebody_has_it():
     async def last():
         await all_died.wait()
         async with stage.subscriber() as weights:
-            await stage.take(weights)
+            await stage.take(weights, 1)
         stage.done.set()
 
     mains = {rank: victim(rank) for rank in range(2, 8)}
@@ -110,9 +143,10 @@ def test_those_who_die_cost_nothing_more_where_somebody_has_it():
     assert sent <= 2.05  # and what is said beside the weights
 
 
-def test_what_nobody_else_has_any_more_is_sent_again():
+@pytest.mark.parametrize("sliced", [False, True])
+def test_what_nobody_else_has_any_more_is_sent_again(sliced):
     """There is no other way for them to get it."""
-    stage = Stage(6)
+    stage = Stage(6, sliced=sliced)
 
     async def one_after_the_other(rank):
         await asyncio.sleep(20 * rank)
@@ -121,7 +155,7 @@ def test_what_nobody_else_has_any_more_is_sent_again():
     async def last():
         await asyncio.sleep(120)
         async with stage.subscriber() as weights:
-            await stage.take(weights)
+            await stage.take(weights, 1)
         stage.done.set()
 
     mains = {rank: one_after_the_other(rank) for rank in range(1, 5)}
