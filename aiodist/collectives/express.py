@@ -60,7 +60,7 @@ from aiodist.buffers import arrays, tensors
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
-from aiodist.collectives.reductions import phases_of_all_reduce
+from aiodist.collectives.reductions import has_berths, phases_of_all_reduce
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Program, Running
 from aiodist.engine.phase import Phase
@@ -144,6 +144,10 @@ class Express(ABC, Generic[G, R]):
         """The recipe of `op` with arrays like `vector`, where it is done by `phase` alone. None:
         that is nothing to be done within a call."""
 
+    def _prepare_large(self, call: bytes, group: Group, op: ReduceOp) -> R | None:
+        """The recipe of an all_reduce that has berths (`reductions.has_berths`)."""
+        return None
+
     # -- finding recipes --------------------------------------------------------------------------
 
     def all_reduce(self, x: Any, op: Any, seconds: float, tag: object = None) -> Work[Any] | None:
@@ -183,11 +187,14 @@ class Express(ABC, Generic[G, R]):
             return None  # and the ordinary way raises it
         vector = Vector.of(np.empty(item.base.size, kernel.dtype))
         group = Group(kernel.name, kernel, vector, vector, [0, vector.length])
-        phases = list(phases_of_all_reduce(self._context, [group], self._on_lane))
-        if len(phases) != 1 or not isinstance(phase := phases[0], Phase):
-            return None
         call = f"all_reduce({op}, {item})".encode()
-        recipe = self._prepare("all_reduce", call, phase, vector, op)
+        if has_berths(self._context, [group], self._on_lane):
+            recipe = self._prepare_large(call, group, op)
+        else:
+            phases = list(phases_of_all_reduce(self._context, [group], self._on_lane))
+            if len(phases) != 1 or not isinstance(phase := phases[0], Phase):
+                return None
+            recipe = self._prepare("all_reduce", call, phase, vector, op)
         if recipe is not None and item.kind == "torch":
             recipe.finish = marked
         return recipe

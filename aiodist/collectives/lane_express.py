@@ -46,6 +46,7 @@ from aiodist.engine.operation import Failure, Operation, Program
 from aiodist.engine.phase import Phase
 from aiodist.phases import pulls
 from aiodist.phases.base import Call
+from aiodist.schedules.selection import EAGER_LIMIT
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
 from aiodist.types import ReduceOp
@@ -53,8 +54,9 @@ from aiodist.work import Work
 
 ONE_ROUND = 2
 """Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
-SMALL_SLOTS = 64 * 1024
-"""Most bytes of the slots of a reduce_scatter that is prepared: they are joined, or copied."""
+SMALL_SLOTS = EAGER_LIMIT
+"""Most bytes of the slots of a reduce_scatter that is prepared: they are joined, or copied. With a
+tag, larger ones do not show all they have at once."""
 _NOTHING: Mapping[int, memoryview] = {}
 
 
@@ -78,12 +80,7 @@ class LaneRecipe(Recipe):
         if out is not None:
             self.phase = self.phase._replace(lent=(vector, out))
             out.lend(None)
-        # What makes of the phase and an area a function that does it in one go; None: nothing.
-        self.fused: Callable[[Phase, Lane, int], Callable[[Any], int]] | None = None
-        if phase.whole:
-            self.fused = all_at_once
-        elif phase.prepared.plan.publishes <= ONE_ROUND:
-            self.fused = in_steps
+        self.fused = fused_of(phase)
         self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
         self.makes: Callable[[], arrays.Array] | None = None  # a new array for the result
 
@@ -123,6 +120,13 @@ class LaneRecipe(Recipe):
         self.lend(flat)  # now that it is its turn: before, another call may have had them
         yield self.phase
         return (yield from rest_of(self, x))
+
+
+def fused_of(phase: Phase) -> Callable[[Phase, Lane, int], Callable[[Any], int]] | None:
+    """What makes of the phase and an area a function that does it in one go; None: nothing."""
+    if phase.whole:
+        return all_at_once
+    return in_steps if phase.prepared.plan.publishes <= ONE_ROUND else None
 
 
 class QueuedCall:

@@ -30,7 +30,7 @@ from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Place, share
 from aiodist.schedules.teams import post
 from aiodist.shared_memory import futex
-from aiodist.shared_memory.board import SEGMENT, Board
+from aiodist.shared_memory.board import LANE, SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Sharing
 from aiodist.transports.handover import Offer, take
 
@@ -108,7 +108,7 @@ class LaneSetup:
             self.settling = True
             answers = await self._share((not problem, context.calls.tags.upcoming(None)))
             # A rank that is alone on its host shows nobody what it has there.
-            memory = memoryview(bytearray(SEGMENT)) if offer is None else offer.segment.memory
+            memory = memoryview(bytearray(LANE)) if offer is None else offer.segment.memory
         finally:
             if offer is not None:
                 offer.close()  # all that want it have it

@@ -35,10 +35,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_values
+from aiodist.collectives.berthed import BerthedCall, BerthRecipe
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
-from aiodist.collectives.lane_express import slots_of
+from aiodist.collectives.lane_express import fused_of, slots_of
 from aiodist.collectives.posted import (
     Data,
     InOneGo,
@@ -56,13 +58,16 @@ from aiodist.engine.early import Key, key_of
 from aiodist.engine.operation import Operation
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
+from aiodist.phases import pulls
 from aiodist.phases.base import Call
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
+from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import Posts, Reader, has_news
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
+from aiodist.types import ReduceOp
 from aiodist.wire import kinds
 from aiodist.wire.frames import unpack_fields
 from aiodist.work import Work
@@ -133,7 +138,7 @@ class PostedCall:
         self.missing -= 1
 
 
-class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
+class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]):
     """The recipes of a group that posts, and the calls of this rank that wait for posts."""
 
     _on_lane = False
@@ -141,6 +146,14 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
     def __init__(self, context: PostingGroup, lane: Lane) -> None:
         super().__init__(context)
         self._posts = Posts(lane.board)
+        self.berths = Berths(
+            lane.board,
+            context.loop,
+            self._progress,
+            context.kick,
+            lane.moved,
+            polls=lane.polls,
+        )
         self._moved = lane.moved
         self._polls = lane.polls
         self._crowded = context.size > cores()
@@ -157,10 +170,15 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         assert isinstance(kernel, Kernel)
         return PostRecipe(op, call, phase, vector, keeps, kernel)
 
-    def _learn(self, x: Any, op: Any) -> PostRecipe | PostedValues | None:
+    def _prepare_large(self, call: bytes, group: Group, op: ReduceOp) -> BerthRecipe | None:
+        phase = pulls.all_reduce(self._context, group)
+        if fused_of(phase) is None:
+            return None
+        return BerthRecipe(self._context, self.berths, call, phase, group, op)
+
+    def _learn(self, x: Any, op: Any) -> PostRecipe | PostedValues | BerthRecipe | None:
         recipe = super()._learn(x, op)
-        if recipe is not None and getattr(x.dtype, "isnative", True):
-            assert isinstance(recipe, PostRecipe)
+        if isinstance(recipe, PostRecipe) and getattr(x.dtype, "isnative", True):
             recipe.in_one_go = self._fused(recipe)
         return recipe
 
@@ -169,7 +187,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
-    ) -> PostRecipe | PostedValues | None:
+    ) -> PostRecipe | PostedValues | BerthRecipe | None:
         if op not in ("reduce", "reduce_scatter"):
             return lane_values.learn(PostedValues, self._context, op, make, args)
         try:
@@ -194,9 +212,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
 
     def _learn_reduce(self, call: Call, x: Any, dst: int, op: Any, out: None) -> PostRecipe | None:
         recipe = self._learn(x, op)
-        if recipe is None:
+        if not isinstance(recipe, PostRecipe):
             return None
-        assert isinstance(recipe, PostRecipe)
         recipe.op, recipe.call = call.op, call.text.encode()
         recipe.returns = self._context.rank == dst
         if recipe.in_one_go is not None:
@@ -216,9 +233,10 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         )
 
     def _run(
-        self, what: Posted, x: Any, given: Any, seconds: float, tag: object = None, /
+        self, what: Any, x: Any, given: Any, seconds: float, tag: object = None, /
     ) -> Work[Any] | None:
-        """Post a call. None: nothing has happened."""
+        """Post a call of `what`, which is a Posted or a BerthRecipe: asked where there is time for
+        it. None: nothing has happened."""
         if not self._may_post(tag, seconds):
             return None
         calls = self._calls
@@ -229,6 +247,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
             or calls.waiting.by_key
             or ((arrivals.early or arrivals.verdicts) and not arrivals.is_quiet((tag, seq)))
         ):
+            if type(what) is BerthRecipe:
+                what = BerthedCall(what, seq)
             return self._post(what, x, given, seconds, tag, seq)
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         try:
@@ -402,13 +422,14 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         seconds: float,
         how: Otherwise,
     ) -> Operation | None:
+        executor, rest, lane = how
+        is_first = executor is not None and lane is None
         came = {
             rank: memoryview(value)
             for rank, value in enumerate(values)
-            if value is not None and rank != self._context.rank and how.executor is not None
+            if value is not None and rank != self._context.rank and is_first
         }
-        executor, rest = how
-        return self._calls.take_over(work, what.call, executor, rest, seconds, came=came)
+        return self._calls.take_over(work, what.call, executor, rest, seconds, came=came, lane=lane)
 
     def _news(self, call: PostedCall) -> bool:
         """Whether one of those who are missing in `call` posts anything within a moment."""
@@ -512,7 +533,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
             self.read()
 
     def kicked(self) -> None:
-        """Somebody has posted."""
+        """Somebody has posted, or has come as far as this rank waits for on a berth."""
+        self.berths.kicked()
         if self._posts.asleep:
             self._posts.awake()
             self.rest()
@@ -525,11 +547,17 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
         how = call.what.begun(call.x, call.given)
         return self._take_over(call.what, call.values, call.work, call.seconds, how)
 
+    def hurry(self) -> None:
+        """A rank is gone: what it has left in shared memory is taken."""
+        self.berths.hurry()
+
     def end(self) -> None:
         """Post nothing more, as a rank is lost or the group ends. What was posted is taken."""
         self._broken = True
+        self.berths.break_off()
         self.read()
 
     def close(self) -> None:
         """The group has ended: let go of all memory."""
+        self.berths.close()
         self._posts.close()

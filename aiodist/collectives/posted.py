@@ -36,6 +36,7 @@ from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs, SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
+from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import FEW, HEAD, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
@@ -49,10 +50,11 @@ Begin = Callable[[int], bytes]
 
 class Otherwise(NamedTuple):
     """In place of a result: it goes on as an operation, with a first phase for which the posts are
-    frames, or without one."""
+    frames, or without one. Or it is on a `lane` by now, and so is that phase, if there is one."""
 
     executor: Executor | None
     rest: Program
+    lane: Lane | None = None
 
 
 InOneGo = Callable[[object, int, Any, Flat], bool | None]

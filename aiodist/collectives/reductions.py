@@ -21,7 +21,7 @@ from aiodist.collectives.operators import confirm
 from aiodist.engine.operation import Failure, Program, Start
 from aiodist.engine.phase import Phase, prepared
 from aiodist.errors import ProtocolError
-from aiodist.phases import lanes
+from aiodist.phases import berths, lanes
 from aiodist.phases.base import Call, Part, Place, check_root, may_post, share
 from aiodist.phases.memories import Partials, Reductions, SmallReductions
 from aiodist.schedules import direct_exchange, recursive_doubling
@@ -38,6 +38,7 @@ from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import EAGER_LIMIT, Choice
 from aiodist.types import ReduceOp
 
+Can = Callable[[Place, Sequence[Group]], bool]
 MAX_RANKS_LISTING_NUMBERS = 128
 """With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
 
@@ -56,11 +57,21 @@ def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    return _call(place, "all_reduce", f"{op}, {operand.signature}", program, operand)
+    gathers = has_berths(place, operand.groups, False)
+    return _call(
+        place, "all_reduce", f"{op}, {operand.signature}", program, operand, gathers=gathers
+    )
 
 
 def phases_of_all_reduce(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
     """The one place where it is decided how an all_reduce is done."""
+    if has_berths(place, groups, on_lane):
+        on_lane = yield from berths.meet(place)
+    yield from all_reduce_where(place, groups, on_lane)
+
+
+def all_reduce_where(place: Place, groups: Sequence[Group], on_lane: bool) -> Part[None]:
+    """The same, once it is known whether it has a lane."""
     if on_lane and groups and lanes.can_reduce(place, groups):
         yield from lanes.all_reduce(place, groups)
         return
@@ -86,6 +97,16 @@ def is_posted(place: Place, groups: Sequence[Group]) -> bool:
     return isinstance(kernel, Kernel) and not kernel.loads and 0 < group.x.nbytes <= EAGER_LIMIT
 
 
+def has_berths(
+    place: Place, groups: Sequence[Group], on_lane: bool, can: Can = lanes.can_reduce
+) -> bool:
+    """Whether a reduction that is on no lane is large, and gets berths where all have some. `can`
+    says whether there are plans for it there."""
+    if on_lane or not may_post(place):
+        return False
+    return sum([group.x.nbytes for group in groups]) > EAGER_LIMIT and can(place, groups)
+
+
 def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
     """The reduction of `x`, at `dst`."""
     here = place_at(place, x, dst, out) is not None
@@ -99,6 +120,8 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
             yield from confirm(place, op, on_lane)
             return total
         groups = operand.groups
+        if has_berths(place, groups, on_lane):
+            on_lane = yield from berths.meet(place)
         if on_lane and groups and lanes.can_reduce(place, groups):
             yield from lanes.reduce(place, groups, dst)
         else:
@@ -106,7 +129,9 @@ def reduce(place: Place, x: Any, dst: int, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish() if here else None
 
-    return _call(place, "reduce", f"{op}, dst={dst}, {operand.signature}", program, operand)
+    gathers = has_berths(place, operand.groups, False)
+    text = f"{op}, dst={dst}, {operand.signature}"
+    return _call(place, "reduce", text, program, operand, gathers=gathers)
 
 
 def place_at(place: Place, x: Any, dst: int, out: Any) -> Any:
@@ -146,6 +171,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
             total = _folded([value[place.rank] for value in values], op)
             yield from confirm(place, op, on_lane)
             return total
+        if has_berths(place, operand.groups, on_lane, lanes.can_slice):
+            on_lane = yield from berths.meet(place)
         if on_lane and operand.groups and lanes.can_slice(place, operand.groups):
             yield from lanes.reduce_scatter(place, operand.groups)
         elif not on_lane and is_posted(place, operand.groups):
@@ -159,7 +186,8 @@ def reduce_scatter(place: Place, xs: Any, op: ReduceOp, out: Any) -> Call:
         yield from confirm(place, op, on_lane)
         return operand.finish()
 
-    text, gathers = f"{op}, {operand.signature}", is_posted(place, operand.groups)
+    text, groups = f"{op}, {operand.signature}", operand.groups
+    gathers = is_posted(place, groups) or has_berths(place, groups, False, lanes.can_slice)
     call = _call(place, "reduce_scatter", text, program, operand, gathers=gathers)
     return call._replace(place=_place_of(place, operand))
 
@@ -177,6 +205,8 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
             yield from confirm(place, op, on_lane)
             return total
         groups = operand.groups
+        if has_berths(place, groups, on_lane, lanes.can_scan):
+            on_lane = yield from berths.meet(place)
         if on_lane and groups and lanes.can_scan(place, groups):
             yield from lanes.scan(place, groups, exclusive)
         elif is_gathered(_nbytes(groups), place.size):
@@ -191,6 +221,7 @@ def scan(place: Place, x: Any, op: ReduceOp, out: Any, *, exclusive: bool) -> Ca
         return operand.finish()
 
     gathers = is_gathered(_nbytes(operand.groups), place.size)
+    gathers = gathers or has_berths(place, operand.groups, False, lanes.can_scan)
     text = f"{op}, {operand.signature}"
     return _call(place, name, text, program, operand, gathers=gathers)
 
@@ -205,7 +236,7 @@ def name_of_scan(op: ReduceOp, exclusive: bool) -> str:
 def _call(
     place: Place, op: str, arguments: str, start: Start, operand: Operand, *, gathers: bool = False
 ) -> Call:
-    """`gathers`: it begins by sharing all operands."""
+    """`gathers`: where it is on no lane, it begins by sharing bytes."""
     nbytes = sum([group.x.nbytes for group in operand.groups]) if operand.groups else 8
     shares_first = may_post(place) and (gathers or operand.kind in ("scalar", "scalars"))
     return Call(op, f"{op}({arguments})", start, nbytes, shares_first=shares_first)

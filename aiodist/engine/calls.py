@@ -49,7 +49,11 @@ class Setup(Protocol):
 
 
 class Posting(Protocol):
-    """What has small collectives posted in shared memory."""
+    """What has collectives with a tag done in shared memory."""
+
+    def hurry(self) -> None:
+        """Takes what a rank has left there that is gone."""
+        ...
 
     def rest(self) -> None:
         """Takes all that was posted, and has this rank woken by what comes."""
@@ -183,17 +187,24 @@ class Calls:
         seconds: float,
         *,
         came: Mapping[int, memoryview] | None = None,
+        lane: Lane | None = None,
     ) -> Operation | None:
         """A collective that was begun within its call is an operation from here on. Its first phase
         is under way in `executor`, and `rest` is what comes after that; without an executor, it is
         all there is.
 
-        `came`: of one that has its number, the first frames of others, by rank.
+        `came`: of one that has its number, the first frames of others, by rank. `lane`: where it is
+        under way, if that is no matter of its number.
         """
         operation = Operation(self, work, work.tag, call, lambda _: rest, self.party.size)
+        if lane is not None:
+            operation.lane = lane
+            operation.heard.update(lane.others)  # they have met there
         if work.record is None:
             self._begun(operation)
         if self.party.ended is not None:  # by what came while we looked for a frame
+            if lane is not None:
+                lane.leave(operation, failed=True)
             work.fail(copy.copy(self.party.ended))
             return None
         work._on_cancel = partial(self.ends.cancelled, operation)
@@ -382,6 +393,8 @@ class Calls:
         self.waiting.settle()
         if self.lane is not None:
             self.lane.hurry()  # what it has left in shared memory can still be taken
+        if self.posting is not None:
+            self.posting.hurry()
         self.ends.lose(src)
         if self.lane is not None:
             self.lane.break_off()

@@ -17,6 +17,7 @@ from aiodist.phases.memories import Blobs
 from aiodist.schedules import direct_exchange, dissemination, pull_whole, team_whole
 from aiodist.schedules.costs import Costs
 from aiodist.schedules.teams import Teams, spans_hosts
+from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.board import BULK, SMALL
 
 T = TypeVar("T")
@@ -63,6 +64,11 @@ class Place(Protocol):
     allow_pickle: bool
     shares_memory: bool
     """Whether all ranks are of one host and are to share memory, once that is agreed on."""
+
+    @property
+    def berths(self) -> Berths | None:
+        """Lanes for operations that have none, once memory is shared."""
+        ...
 
     def call_roll(self, op: Operation) -> None:
         """Tells all others that the array of this rank is on a device, and asks for theirs."""

@@ -28,6 +28,7 @@ from aiodist.p2p.point_to_point import PointToPoint
 from aiodist.p2p.shared import SharedMemory
 from aiodist.recorder import Records
 from aiodist.schedules.teams import spans_hosts
+from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.heap import Heap
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.trace import Scope
@@ -154,6 +155,11 @@ class Context(Party):
     def lane(self) -> Lane | None:
         """Where collectives share memory, once that is agreed on."""
         return self.calls.lane
+
+    @property
+    def berths(self) -> Berths | None:
+        """Lanes for operations with a tag, once memory is shared."""
+        return None if self.post_express is None else self.post_express.berths
 
     def kick(self, peer: int) -> None:
         """Wake `peer`, which waits for this rank in shared memory."""

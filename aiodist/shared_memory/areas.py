@@ -33,6 +33,10 @@ class Areas:
             self._vectors[index, dtype] = found
         return found
 
+    def forget(self) -> None:
+        """The areas are other ones from here on."""
+        self._vectors.clear()
+
     def close(self) -> None:
         """Let go of all memory."""
         self._vectors.clear()

@@ -72,8 +72,15 @@ AREAS: Final = ((PAGE, SMALL), (PAGE + SMALL, SMALL), (PAGE + 2 * SMALL, BULK))
 """Where each area begins, and its size."""
 POSTS: Final = (PAGE + 2 * SMALL + BULK, 512 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
-SEGMENT: Final = sum(POSTS)
-"""Bytes of memory that a group takes for each rank of a host."""
+LANE: Final = sum(POSTS)
+"""Bytes of all of this."""
+BERTH: Final = POSTS[0]
+"""Bytes of a berth, which is a board and areas once more: see `aiodist.shared_memory.berths`."""
+BERTHS: Final = 8
+"""How many of them each rank has, behind that."""
+SEGMENT: Final = LANE + BERTHS * BERTH
+"""Bytes of memory that a group may take for each rank of a host. What was never written takes
+none: that is all of berths that were never used."""
 
 MAX_PHASES: Final = 15
 

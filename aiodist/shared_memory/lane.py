@@ -222,6 +222,10 @@ class Lane:
         self._waiting.close()
         self._areas.close()
 
+    def look(self, looks: bool) -> None:
+        """Whether waiting begins with a look at memory, again and again."""
+        self._waiting.polls = looks
+
     # -- memory -----------------------------------------------------------------------------------
 
     def area(self, rank: int, index: int) -> memoryview:

@@ -42,7 +42,7 @@ class Waiting:
         self._board = board
         self._progress = progress  # how long to poll
         self._resume_soon = resume_soon  # has the loop go on with the current operation
-        self._polls = polls  # whether waiting begins with a look at memory, again and again
+        self.polls = polls  # whether waiting begins with a look at memory, again and again
         self._crowded = crowded  # whether others may need this core
         self._asleep = False  # the board says that this rank sleeps, and what it waits for
         self.hurries = False  # nothing is waited for: one of the others is gone
@@ -68,15 +68,13 @@ class Waiting:
 
     def poll(self, peers: Sequence[int], stamp: int) -> bool:
         """Whether `peers` reach `stamp` within a moment."""
-        return self._polls and self._progress.watch(
-            self._board, peers, stamp, crowded=self._crowded
-        )
+        return self.polls and self._progress.watch(self._board, peers, stamp, crowded=self._crowded)
 
     def glance(self, peers: Sequence[int], stamp: int) -> bool:
         """Whether `peers` reach `stamp` within the time that it takes to have a call wait for its
         turn. So this is worth while even if the loop is due for a turn, which it has no sooner
         where the program makes one call after the other."""
-        if self._polls and not self._crowded and self._progress.is_due():
+        if self.polls and not self._crowded and self._progress.is_due():
             board = self._board
             for _ in range(GLANCES):
                 if board.met(peers, stamp):

@@ -286,9 +286,12 @@ async def program(group):
 """
 
 
-def test_giving_up(run):
+@pytest.mark.parametrize("tag", ["", ", tag='t'"])
+def test_giving_up(run, tag):
+    program = GIVES_UP.replace("np.ones(length)", f"np.ones(length){tag}")
+
     async def main():
-        async with ranks_of(GIVES_UP, 3) as ranks:
+        async with ranks_of(program, 3) as ranks:
             for _ in range(2):
                 aborted = ["CollectiveAbortedError", 0, []]
                 late = ["CollectiveTimeoutError", None, [1]]
@@ -297,6 +300,50 @@ def test_giving_up(run):
                 assert zero == [cancelled, 3.0, "TimeoutError", 3.0, late, 3.0]
                 assert one == [aborted, 3.0, aborted, 3.0, late, 3.0]
                 assert two == [aborted, 3.0, aborted, 3.0, late, 3.0]
+            for process in ranks:
+                assert await ends(process) == ""
+
+    run(main())
+
+
+IN_ANY_ORDER = """
+import random
+
+async def program(group):
+    await settled(group)
+    chance, n = random.Random(group.rank), 50_000
+    for round in range(3):
+        works = {}
+        for tag in chance.sample(range(12), 12):
+            x = np.full(n + 1000 * tag, float(group.rank + tag))
+            match tag % 3:
+                case 0:
+                    works[tag] = group.all_reduce(x, tag=tag)
+                case 1:
+                    works[tag] = group.reduce(x, 1, tag=tag)
+                case 2:
+                    works[tag] = group.scan(x, tag=tag)
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+        for tag, work in works.items():
+            ranks = range(group.rank + 1 if tag % 3 == 2 else group.size)
+            y = await work
+            if tag % 3 != 1 or group.rank == 1:
+                assert y.shape == (n + 1000 * tag,) and (y == sum(ranks) + len(ranks) * tag).all()
+    await group.barrier()
+    say([len(group._context.berths._all), all(each.is_free for each in group._context.berths._all)])
+"""
+
+
+def test_large_ones_with_tags_in_any_order(run):
+    """On berths, of which ranks need several; then all are free."""
+
+    async def main():
+        async with ranks_of(IN_ANY_ORDER, 3) as ranks:
+            for process in ranks:
+                berths, free = await heard(process)
+                assert berths > 1
+                assert free
             for process in ranks:
                 assert await ends(process) == ""
 

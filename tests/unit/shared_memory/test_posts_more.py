@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import post_express, posted, reductions
+from aiodist.collectives import lane_express, post_express, posted, reductions
 from aiodist.engine import tags
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
-from aiodist.shared_memory import posts
+from aiodist.shared_memory import berths, posts
 from aiodist.shared_memory.board import PAGE
 from aiodist.types import SUM, ReduceOp
 
@@ -153,15 +153,26 @@ def some_calls(chance, size, count, **rarely):
     ]  # fmt: skip
 
 
-@pytest.fixture(params=["all_reduce", "any kind"])
-def calls_of(request, lanes):
-    """``calls_of(chance, size, count, **rarely)``, see `some_calls`."""
-    if request.param == "all_reduce":
+REDUCTIONS = ["express", "express", "all_reduce", "reduce", "reduce_scatter", "exscan", "list"]
+
+
+@pytest.fixture(params=["all_reduce", "all_reduce on berths", "any kind", "on berths"])
+def calls_of(request, lanes, monkeypatch):
+    """``calls_of(chance, size, count, **rarely)``, see `some_calls`. On berths, of which there are
+    few: that is where large reductions are, and here they are not large."""
+    large = request.param.endswith("on berths")
+    if large:
+        monkeypatch.setattr(reductions, "EAGER_LIMIT", 20)
+        monkeypatch.setattr(lane_express, "SMALL_SLOTS", 20)
+    if request.param.startswith("all_reduce"):
         return some_calls
 
     def make(chance, size, count, **rarely):
         kinds = chance.sample([*lanes.PREPARED, "number", "tree", "exscan", "list", "max"], 4)
         lengths = [1, 3, chance.choice([3, 0, 2000, 20_000])]
+        if large:
+            monkeypatch.setattr(berths, "BERTHS", chance.choice([1, 2, 8]))
+            kinds, lengths = REDUCTIONS, [1, 3, 3, 7000, chance.choice([20_000, 40_000])]
         root = chance.randrange(size)
         return [
             OfKind(
@@ -190,6 +201,8 @@ def check_over(world):
         assert not context.calls.tags._pending
         assert not any(context.calls._unsolicited)
         assert not context.post_express._bytes
+        assert not context.berths._moored
+        assert all(berth.is_free for berth in context.berths._all)
 
 
 def outcome(posting, seed, monkeypatch, *, in_one_go):
@@ -217,7 +230,10 @@ def outcome(posting, seed, monkeypatch, *, in_one_go):
             if call.canceller == rank:
                 call.cancel(rank)
             seen += [zlib.crc32(memory[:PAGE]) for memory in world.memories]
-            seen += [zlib.crc32(memory[posts.START :]) for memory in world.memories]
+            seen += [
+                zlib.crc32(memory[posts.START : posts.START + posts.SIZE])
+                for memory in world.memories
+            ]
         if chance.random() < 0.7:
             world.settle()
     world.settle()
@@ -280,9 +296,11 @@ def test_some_are_cancelled(posting, calls_of, seed):
     check_over(world)
 
 
+@pytest.mark.parametrize("limit", [reductions.EAGER_LIMIT, 20])
 @pytest.mark.parametrize("seed", seeds(10, 20))
-def test_one_rank_calls_something_else(posting, seed):
+def test_one_rank_calls_something_else(posting, seed, limit, monkeypatch):
     """The error of all says who called what. Other tags are not concerned."""
+    monkeypatch.setattr(reductions, "EAGER_LIMIT", limit)
     chance = random.Random(f"other {seed}")
     size = chance.choice([2, 3, 4])
     world = posting(size, seed)

@@ -1,0 +1,71 @@
+"""How an operation that has no lane gets one of its own: its ranks meet, and offer berths."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from aiodist.engine.operation import Operation, Pause
+from aiodist.errors import ProtocolError
+from aiodist.phases.base import Part, Place, share
+from aiodist.shared_memory.berths import MOST, Offer, Offered
+from aiodist.shared_memory.board import BERTHS
+
+_WORDS: Final = struct.Struct("<qq")
+LENGTH: Final = _WORDS.size
+"""Bytes that say what a rank offers."""
+NOTHING: Final = _WORDS.pack(-1, 0)
+
+
+def words_of(offer: Offer | None) -> bytes:
+    """What a rank tells the others of its offer."""
+    return NOTHING if offer is None else _WORDS.pack(*offer.words)
+
+
+def read(words: Sequence[bytes | memoryview]) -> list[Offered] | None:
+    """What all ranks offer; None where one of them offers nothing. Raises ProtocolError."""
+    found: list[Offered] = []
+    for rank, each in enumerate(words):
+        offered = Offered(*_WORDS.unpack(each)) if len(each) == LENGTH else None
+        if offered is None or not (-1 <= offered.berth < BERTHS and 0 <= offered.number < MOST):
+            raise ProtocolError(f"malformed words of rank {rank} about its berth")
+        if offered.berth >= 0:
+            found.append(offered)
+    return found if len(found) == len(words) else None
+
+
+class Mooring(Pause):
+    """Puts its operation on berths, where the rest of it has its phases."""
+
+    def __init__(self, offer: Offer, offers: Sequence[Offered]) -> None:
+        self._offer = offer
+        self._offers = offers
+
+    def belong(self, operation: Operation) -> None:
+        super().belong(operation)
+        operation.lane = self._offer.moor(self._offers, operation.place)
+        operation.lane.add(operation)
+
+    def run(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nobody is kept waiting by it."""
+
+
+def meet(place: Place) -> Part[bool]:
+    """Have all ranks meet, and the operation run on berths of all, where they have some: whether it
+    does. Synchronises all ranks."""
+    offer = None if place.berths is None else place.berths.offer()
+    blobs = yield from share(place, words_of(offer), False, first=True)
+    return (yield from met(offer, blobs))
+
+
+def met(offer: Offer | None, blobs: Sequence[bytes]) -> Part[bool]:
+    """The same, with what all have told."""
+    offers = read(blobs)
+    if offer is None or offers is None:
+        return False
+    yield Mooring(offer, offers)
+    return True
