@@ -76,7 +76,8 @@ def share_offers(
     room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
     first_words = fitting.joined(want, words)
-    wants, blobs = fitting.parted((yield from share(place, first_words, on_lane, first=True)))
+    shared = yield from share(place, first_words, on_lane, first=True, of_one=senders == 1)
+    wants, blobs = fitting.parted(shared)
     offers = yield from agree(transfer, {src: blobs[src] for src in sources}, each, on_lane)
     return wants, offers
 

@@ -3,8 +3,9 @@ gather, scatter, all_to_all, barrier.
 
 What they show each other is that of `lane_values`, but in frames: once it is known which bytes the
 blobs of all ranks have beside their data, all frames have known lengths, and there is nothing to
-parse or to agree on. Blobs lie in one piece of memory, the own one first and the others' behind it
-by rank, cyclically: so what `dissemination.all_gather` sends or receives in one round is one view.
+parse or to agree on. Blobs lie in one piece of memory, by rank, cyclically: so what is sent or
+received in one frame is one view. The first is the own one where the plan is
+`dissemination.all_gather`, and that of rank 0 where it is `star.all_gather`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.memories import Blobs
+from aiodist.schedules import star
 from aiodist.schedules.plan import Recv, Send, Span
 
 ARENA = 640 * 1024
@@ -35,10 +37,11 @@ class Move(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Where all is, as far as known: the steps; what each rank shows, by rank."""
+    """Where all is, as far as known: the steps; what each rank shows, and where, by rank."""
 
     moves: Sequence[Move]
     shown: Sequence[Reading]
+    starts: Sequence[int]
 
 
 class LinkValues(ValueRecipe):
@@ -46,21 +49,24 @@ class LinkValues(ValueRecipe):
 
     on_lane = False
 
-    __slots__ = ("_laid", "arena", "frames")
+    __slots__ = ("_first", "_laid", "arena", "frames")
 
     def __init__(self, context: LinkGroup, *args: Any) -> None:
         super().__init__(context, *args)
         self.frames = Frames(context, self.call, self.phase.prepared.plan)
         self.arena: memoryview  # where blobs are, see `ARENA`
         self._laid: Laid | None = None  # made where all templates are known
+        # The rank whose blob lies first.
+        by_hub = self.phase.prepared.plan.name == star.ALL_GATHER
+        self._first = star.HUB if by_hub else self._context.rank
 
     def _learnt(self) -> None:
         super()._learnt()
-        rank, size = self._context.rank, self._context.size
+        rank, size, origin = self._context.rank, self._context.size, self._first
         self._laid = None
         if not all(known for peer, known in enumerate(self._known) if peer != rank):
             return
-        around = [(rank + distance) % size for distance in range(size)]
+        around = [(origin + distance) % size for distance in range(size)]
         templates = [self._own if peer == rank else self._known[peer][0] for peer in around]
         ends = [0, *accumulate(template.length for template in templates)]
         if ends[-1] > ARENA:
@@ -68,7 +74,7 @@ class LinkValues(ValueRecipe):
         moves: list[Move] = []
         for step in self.phase.prepared.plan.steps:
             assert isinstance(step, (Send, Recv))
-            first = (step.spans[0].start - rank) % size
+            first = (step.spans[0].start - origin) % size
             stop = first + sum(map(_length, step.spans))
             view = self.arena[ends[first] : ends[stop]]
             moves.append(Move(isinstance(step, Send), step.peer, view))
@@ -76,7 +82,8 @@ class LinkValues(ValueRecipe):
             Reading(template, self.arena[start:])
             for start, template in zip(ends, templates, strict=False)
         ]
-        self._laid = Laid(moves, [shown[(peer - rank) % size] for peer in range(size)])
+        places = [(peer - origin) % size for peer in range(size)]
+        self._laid = Laid(moves, [shown[at] for at in places], [ends[at] for at in places])
 
     def begin(self, given: Given) -> tuple[int, Executor | None]:
         """See `LinkRecipe.begin`. The steps are those of the executor, which would have more to
@@ -113,7 +120,8 @@ class LinkValues(ValueRecipe):
             return Executor(phase, self.frames), self._rest(program, phase)
         steps = self.phase.prepared.plan.steps
         done = len(steps) if done == ALL else done
-        own = bytes(self.arena[LENGTH : self._own.length])
+        at = laid.starts[rank]
+        own = bytes(self.arena[at + LENGTH : at + self._own.length])
         memory = Blobs(rank, self._context.size, own)
         for step, move in zip(steps[:done], laid.moves, strict=False):
             if isinstance(step, Recv):
