@@ -6,6 +6,9 @@ blobs of all ranks have beside their data, all frames have known lengths, and th
 parse or to agree on. Blobs lie in one piece of memory, by rank, cyclically: so what is sent or
 received in one frame is one view. The first is the own one where the plan is
 `dissemination.all_gather`, and that of rank 0 where it is `star.all_gather`.
+
+Arrays whose data is too large for a blob, and goes where it is wanted in a second phase, are
+prepared as well (`LinkValues.moves`): a broadcast into arrays of all, an all_gather into one array.
 """
 
 from __future__ import annotations
@@ -14,6 +17,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
+from aiodist.buffers import tensors
+from aiodist.collectives import exchange, lane_values
+from aiodist.collectives.express import Flat
 from aiodist.collectives.lane_values import Given, ValueRecipe
 from aiodist.collectives.link_frames import Frames, LinkGroup
 from aiodist.collectives.templates import LENGTH, Reading
@@ -22,6 +30,7 @@ from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import star
+from aiodist.schedules.choose_values import choose_all_gather
 from aiodist.schedules.plan import Recv, Send, Span
 
 ARENA = 640 * 1024
@@ -48,6 +57,7 @@ class LinkValues(ValueRecipe):
     """A recipe of ranks that are joined by links, for values of known shapes."""
 
     on_lane = False
+    moves = True
 
     __slots__ = ("_first", "_laid", "arena", "frames")
 
@@ -109,6 +119,8 @@ class LinkValues(ValueRecipe):
         result."""
         assert self._laid is not None
         shown = self._laid.shown
+        if any(shown[src].is_apart for src in self._exchanged.sources):
+            return False  # their data is still to come
         return all(map(Reading.is_there, shown)) and self._take(shown, given)
 
     def go_on(self, x: Any, given: Given, done: int) -> tuple[Executor, Program]:
@@ -139,12 +151,42 @@ class LinkValues(ValueRecipe):
                 Reading(template, memoryview(bytes(LENGTH) + blob))
                 for template, blob in zip(templates, memory.blobs, strict=True)
             ]
-            if self._take(shown, given):
-                return given.result.pop()
+            sources = self._exchanged.sources
+            if not any(shown[src].is_apart for src in sources):
+                if self._take(shown, given):
+                    return given.result.pop()
+            elif all(shown[src].is_apart for src in sources) and lane_values.fit(shown, sources):
+                return (yield from self._moved(given))
         program = self._make(self._context, *given.args).start(False)
         phase = cast(Phase, next(program))
         cast(Blobs, phase.memory).blobs[:] = memory.blobs
         return (yield from self._rest(program, phase))
+
+    def _moved(self, given: Given) -> Program:
+        """Who gives and who takes is known, and that it fits: the data moves as it would in the
+        ordinary way."""
+        place, rank = self._context, self._context.rank
+        _, takes, listed, at, sources = self._exchanged
+        assert at is not None
+        if listed:  # an all_gather
+            own, out = given.flats
+            parts = out.reshape(place.size, -1)
+            others = [_bytes(part) for peer, part in enumerate(parts) if peer != rank]
+            chosen = choose_all_gather((own.nbytes,) * place.size, place.costs)
+            yield exchange.by(place, chosen, [_bytes(own)], others)
+            parts[rank] = own
+        else:
+            view = [_bytes(given.flats[0])]
+            ways = ([], view) if takes else (view, [])
+            yield exchange.one_to_all(place, sources[0], *ways)
+        x = given.args[at]
+        if takes and type(x) is not np.ndarray:
+            tensors.mark_written(x)
+        return x
+
+
+def _bytes(flat: Flat) -> memoryview:
+    return flat.view(np.uint8).data
 
 
 def _length(span: Span) -> int:
