@@ -76,7 +76,8 @@ def share_offers(
     room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
     first_words = fitting.joined(want, words)
-    wants, blobs = fitting.parted((yield from share(place, first_words, on_lane, first=True)))
+    shared = yield from share(place, first_words, on_lane, first=True, of_one=senders == 1)
+    wants, blobs = fitting.parted(shared)
     offers = yield from agree(transfer, {src: blobs[src] for src in sources}, each, on_lane)
     return wants, offers
 
@@ -133,7 +134,7 @@ def _offers_apart(place: Place, own: Sequence[Encoded], want: bytes) -> Part[tup
     mine = [Offer(len(value.meta), value.nbytes, None) for value in own]
     others = [rank for rank in range(place.size) if rank != place.rank]
     heads = {rank: bytearray(_HEAD.size) for rank in others}
-    yield _by(
+    yield by(
         place,
         choose_all_to_all(_HEAD.size, place.size, place.costs),
         [memoryview(_HEAD.pack(mine[rank].meta, mine[rank].nbytes)) for rank in others],
@@ -331,7 +332,7 @@ def _data_of_all(
     elif chosen is not None:
         # What is the same for all is there once.
         for_whom = sorted(outgoing)[: None if lengths is None else 1]
-        yield _by(place, chosen, [view for dst in for_whom for view in outgoing[dst]], target)
+        yield by(place, chosen, [view for dst in for_whom for view in outgoing[dst]], target)
     elif on_lane and longest and lengths is not None:
         source = next(iter(outgoing.values()), ())
         yield from lanes.all_gather(place, lengths, source, target)
@@ -398,12 +399,20 @@ def _chain(
     if on_lane:
         yield from lanes.broadcast(place, src, source, target)
         return
+    yield one_to_all(place, src, source, target)
+
+
+def one_to_all(
+    place: Place, src: int, source: Sequence[memoryview], target: Sequence[memoryview]
+) -> Phase:
+    """The phase that moves the bytes of `src` to all others over links."""
     length = sum(view.nbytes for view in (source or target))
-    yield _by(place, choose_broadcast(length, place.size, src, place.costs), source, target)
+    return by(place, choose_broadcast(length, place.size, src, place.costs), source, target)
 
 
-def _by(
+def by(
     place: Place, chosen: Choice, source: Sequence[memoryview], target: Sequence[memoryview]
 ) -> Phase:
+    """The phase that moves them over links as was chosen."""
     plan = prepared(chosen.algorithm, place.rank, place.size, *chosen.args)
     return Phase(plan, Regions.of_bytes(source, target, plan.plan.scratch))

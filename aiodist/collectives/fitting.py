@@ -100,7 +100,7 @@ def settle(place: Place, problem: MismatchError | None, fits: bool, on_lane: boo
     if problem is not None:
         calls = {rank: text[:500] for rank, text in problem.calls.items()}
         own = msgpack.packb((problem.message[:1000], calls))
-    for rank, blob in enumerate((yield from share(place, own, on_lane))):
+    for rank, blob in enumerate((yield from share(place, own, on_lane, of_one=True))):
         if not blob:
             continue
         try:

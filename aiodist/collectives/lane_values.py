@@ -110,7 +110,8 @@ def learn(
     phase = cast(Phase, next(program))
     program.close()
     own = cast(Blobs, phase.memory).blobs[context.rank]
-    template = template_of(own, exchanged.counts[context.rank], context.rank)
+    moves = recipe.moves and exchanged.given is not None
+    template = template_of(own, exchanged.counts[context.rank], context.rank, moves=moves)
     if template is None or template.want == fitting.LOOK:  # it has to look at what comes
         return None
     return recipe(context, call, phase, make, exchanged, template)
@@ -120,6 +121,8 @@ class ValueRecipe(Recipe):
     """A recipe of ranks that share memory, for values of known shapes."""
 
     on_lane = True
+    moves = False
+    """Whether it may be of arrays whose data travels apart, into others that are given."""
 
     __slots__ = ("_context", "_exchanged", "_known", "_later", "_make", "_own", "at_once", "fused")
 
@@ -193,7 +196,7 @@ class ValueRecipe(Recipe):
         """Make the result of `found`, what each rank shows. False: it does not fit everywhere."""
         args, flats, result = call
         _, takes, listed, given, sources = self._exchanged
-        if sources and not _fit(found, sources):
+        if sources and not fit(found, sources):
             return False
         # Only now: where it does not fit on one rank, nothing is written on any.
         if given is not None:
@@ -240,8 +243,9 @@ class ValueRecipe(Recipe):
         blobs = cast(Blobs, phase.memory).blobs
         if self._are_known(blobs):
             return result
+        moves = self.moves and self._exchanged.given is not None
         for peer, count in enumerate(self._exchanged.counts):
-            template = template_of(blobs[peer], count, peer)
+            template = template_of(blobs[peer], count, peer, moves=moves)
             if template is None or (template.want and not self._exchanged.sources):
                 self._later = LATER  # who sends a tree will send another one
                 continue
@@ -266,7 +270,7 @@ class ValueRecipe(Recipe):
 V = TypeVar("V", bound=ValueRecipe)
 
 
-def _fit(readings: Sequence[Reading], sources: Sequence[int]) -> bool:
+def fit(readings: Sequence[Reading], sources: Sequence[int]) -> bool:
     """Whether what `sources` give is what all take who say so: see `fitting.all_fit`."""
     first = readings[sources[0]]
     for reading in readings:

@@ -39,8 +39,16 @@ KEPT_KINDS = 64
 """Most kinds of calls whose frames are kept: those that were called last. And of each of them, most
 lengths of what this rank shares."""
 
-SHARE_FIRST = frozenset({"broadcast", "all_gather", "gather", "scatter", "all_to_all", "barrier"})
-"""The collectives whose programs begin with small blobs of all ranks."""
+SHARE_FIRST = {
+    "broadcast": True,
+    "all_gather": False,
+    "gather": False,
+    "scatter": True,
+    "all_to_all": False,
+    "barrier": True,
+}
+"""The collectives whose programs begin with small blobs of all ranks (`phases.base.share`), and
+whether these are `of_one`."""
 
 Round = tuple[int, int, int, Flat, memoryview, bool]
 """In a round two ranks exchange what they have, and each of them reduces both. The peer; the number
@@ -218,7 +226,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         if calls.arrivals.early:
             context.endpoint.poll()  # as in `_run`
         text, seq = call.text.encode(), calls.tags.upcoming(None)
-        known = self._known_of(text)
+        known = self._known_of(text, SHARE_FIRST[call.op])
         # The last moment to leave it to the ordinary way: a program may hold on to what it was
         # called with, so it is started once.
         if not (context.is_idle and known.frames.begin(seq)):
@@ -259,10 +267,10 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         calls.take_over(work, text, executor, rest, seconds)
         return work
 
-    def _known_of(self, call: bytes) -> Known:
+    def _known_of(self, call: bytes, of_one: bool) -> Known:
         known = self._known.pop(call, None)
         if known is None:
-            plan = share_over_links(self._context, first=True).plan
+            plan = share_over_links(self._context, first=True, of_one=of_one).plan
             known = Known(Frames(self._context, call, plan), {})
             if len(self._known) >= KEPT_KINDS:
                 del self._known[next(iter(self._known))]

@@ -3,8 +3,12 @@ gather, scatter, all_to_all, barrier.
 
 What they show each other is that of `lane_values`, but in frames: once it is known which bytes the
 blobs of all ranks have beside their data, all frames have known lengths, and there is nothing to
-parse or to agree on. Blobs lie in one piece of memory, the own one first and the others' behind it
-by rank, cyclically: so what `dissemination.all_gather` sends or receives in one round is one view.
+parse or to agree on. Blobs lie in one piece of memory, by rank, cyclically: so what is sent or
+received in one frame is one view. The first is the own one where the plan is
+`dissemination.all_gather`, and that of rank 0 where it is `star.all_gather`.
+
+Arrays whose data is too large for a blob, and goes where it is wanted in a second phase, are
+prepared as well (`LinkValues.moves`): a broadcast into arrays of all, an all_gather into one array.
 """
 
 from __future__ import annotations
@@ -13,6 +17,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
+from aiodist.buffers import tensors
+from aiodist.collectives import exchange, lane_values
+from aiodist.collectives.express import Flat
 from aiodist.collectives.lane_values import Given, ValueRecipe
 from aiodist.collectives.link_frames import Frames, LinkGroup
 from aiodist.collectives.templates import LENGTH, Reading
@@ -20,6 +29,8 @@ from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.memories import Blobs
+from aiodist.schedules import star
+from aiodist.schedules.choose_values import choose_all_gather
 from aiodist.schedules.plan import Recv, Send, Span
 
 ARENA = 640 * 1024
@@ -35,32 +46,37 @@ class Move(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Where all is, as far as known: the steps; what each rank shows, by rank."""
+    """Where all is, as far as known: the steps; what each rank shows, and where, by rank."""
 
     moves: Sequence[Move]
     shown: Sequence[Reading]
+    starts: Sequence[int]
 
 
 class LinkValues(ValueRecipe):
     """A recipe of ranks that are joined by links, for values of known shapes."""
 
     on_lane = False
+    moves = True
 
-    __slots__ = ("_laid", "arena", "frames")
+    __slots__ = ("_first", "_laid", "arena", "frames")
 
     def __init__(self, context: LinkGroup, *args: Any) -> None:
         super().__init__(context, *args)
         self.frames = Frames(context, self.call, self.phase.prepared.plan)
         self.arena: memoryview  # where blobs are, see `ARENA`
         self._laid: Laid | None = None  # made where all templates are known
+        # The rank whose blob lies first.
+        by_hub = self.phase.prepared.plan.name == star.ALL_GATHER
+        self._first = star.HUB if by_hub else self._context.rank
 
     def _learnt(self) -> None:
         super()._learnt()
-        rank, size = self._context.rank, self._context.size
+        rank, size, origin = self._context.rank, self._context.size, self._first
         self._laid = None
         if not all(known for peer, known in enumerate(self._known) if peer != rank):
             return
-        around = [(rank + distance) % size for distance in range(size)]
+        around = [(origin + distance) % size for distance in range(size)]
         templates = [self._own if peer == rank else self._known[peer][0] for peer in around]
         ends = [0, *accumulate(template.length for template in templates)]
         if ends[-1] > ARENA:
@@ -68,7 +84,7 @@ class LinkValues(ValueRecipe):
         moves: list[Move] = []
         for step in self.phase.prepared.plan.steps:
             assert isinstance(step, (Send, Recv))
-            first = (step.spans[0].start - rank) % size
+            first = (step.spans[0].start - origin) % size
             stop = first + sum(map(_length, step.spans))
             view = self.arena[ends[first] : ends[stop]]
             moves.append(Move(isinstance(step, Send), step.peer, view))
@@ -76,7 +92,8 @@ class LinkValues(ValueRecipe):
             Reading(template, self.arena[start:])
             for start, template in zip(ends, templates, strict=False)
         ]
-        self._laid = Laid(moves, [shown[(peer - rank) % size] for peer in range(size)])
+        places = [(peer - origin) % size for peer in range(size)]
+        self._laid = Laid(moves, [shown[at] for at in places], [ends[at] for at in places])
 
     def begin(self, given: Given) -> tuple[int, Executor | None]:
         """See `LinkRecipe.begin`. The steps are those of the executor, which would have more to
@@ -102,6 +119,8 @@ class LinkValues(ValueRecipe):
         result."""
         assert self._laid is not None
         shown = self._laid.shown
+        if any(shown[src].is_apart for src in self._exchanged.sources):
+            return False  # their data is still to come
         return all(map(Reading.is_there, shown)) and self._take(shown, given)
 
     def go_on(self, x: Any, given: Given, done: int) -> tuple[Executor, Program]:
@@ -113,7 +132,8 @@ class LinkValues(ValueRecipe):
             return Executor(phase, self.frames), self._rest(program, phase)
         steps = self.phase.prepared.plan.steps
         done = len(steps) if done == ALL else done
-        own = bytes(self.arena[LENGTH : self._own.length])
+        at = laid.starts[rank]
+        own = bytes(self.arena[at + LENGTH : at + self._own.length])
         memory = Blobs(rank, self._context.size, own)
         for step, move in zip(steps[:done], laid.moves, strict=False):
             if isinstance(step, Recv):
@@ -131,12 +151,42 @@ class LinkValues(ValueRecipe):
                 Reading(template, memoryview(bytes(LENGTH) + blob))
                 for template, blob in zip(templates, memory.blobs, strict=True)
             ]
-            if self._take(shown, given):
-                return given.result.pop()
+            sources = self._exchanged.sources
+            if not any(shown[src].is_apart for src in sources):
+                if self._take(shown, given):
+                    return given.result.pop()
+            elif all(shown[src].is_apart for src in sources) and lane_values.fit(shown, sources):
+                return (yield from self._moved(given))
         program = self._make(self._context, *given.args).start(False)
         phase = cast(Phase, next(program))
         cast(Blobs, phase.memory).blobs[:] = memory.blobs
         return (yield from self._rest(program, phase))
+
+    def _moved(self, given: Given) -> Program:
+        """Who gives and who takes is known, and that it fits: the data moves as it would in the
+        ordinary way."""
+        place, rank = self._context, self._context.rank
+        _, takes, listed, at, sources = self._exchanged
+        assert at is not None
+        if listed:  # an all_gather
+            own, out = given.flats
+            parts = out.reshape(place.size, -1)
+            others = [_bytes(part) for peer, part in enumerate(parts) if peer != rank]
+            chosen = choose_all_gather((own.nbytes,) * place.size, place.costs)
+            yield exchange.by(place, chosen, [_bytes(own)], others)
+            parts[rank] = own
+        else:
+            view = [_bytes(given.flats[0])]
+            ways = ([], view) if takes else (view, [])
+            yield exchange.one_to_all(place, sources[0], *ways)
+        x = given.args[at]
+        if takes and type(x) is not np.ndarray:
+            tensors.mark_written(x)
+        return x
+
+
+def _bytes(flat: Flat) -> memoryview:
+    return flat.view(np.uint8).data
 
 
 def _length(span: Span) -> int:

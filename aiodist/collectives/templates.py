@@ -30,7 +30,8 @@ class Template(NamedTuple):
     """A blob with its length before it, as it lies in shared memory.
 
     `fixed`: what is the same each time, and where; `gaps`: where the data of each array lies, and
-    what that is. `want`: what its rank takes, `given`: what it gives (see `fitting`).
+    what that is. `want`: what its rank takes, `given`: what it gives (see `fitting`). `apart`: the
+    array that it gives, where its data travels behind the blob.
     """
 
     length: int
@@ -38,6 +39,7 @@ class Template(NamedTuple):
     gaps: tuple[tuple[int, Spec], ...]
     want: bytes
     given: bytes
+    apart: Spec | None = None
 
     def is_of(self, blob: bytes) -> bool:
         """Whether this is the template of `blob`."""
@@ -49,9 +51,9 @@ class Template(NamedTuple):
         )
 
 
-def template_of(blob: bytes, count: int, src: int) -> Template | None:
+def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Template | None:
     """The template of a sound blob of `src` with so many offers; None where these are not all
-    arrays whose data is in the blob."""
+    arrays whose data is in the blob, nor, if it `moves`, one array whose data travels apart."""
     (want,), (words,) = fitting.parted([blob])
     offers: list[Offer] = []
     if count:
@@ -63,12 +65,18 @@ def template_of(blob: bytes, count: int, src: int) -> Template | None:
     head = len(msgpack.packb([None] * count)) - count
     at = LENGTH + len(blob) - len(words) + (head if count else 0)
     gaps: list[tuple[int, Spec]] = []
+    apart: Spec | None = None
     for offer in offers:
-        if offer.data is None or not isinstance(offer.meta, bytes):
+        if not isinstance(offer.meta, bytes):
             return None
         spec = parse(offer.meta).array
         if spec is None or not spec.nbytes:
             return None
+        if offer.data is None:
+            if not moves or count > 1 or offer != Offer(offer.meta, spec.nbytes, None):
+                return None
+            apart = spec
+            break
         # The data is the last but three of its fields, and these are small numbers.
         at += len(msgpack.packb(offer))
         gaps.append((at - len(msgpack.packb(offer[3:])) + 1 - spec.nbytes, spec))
@@ -79,20 +87,21 @@ def template_of(blob: bytes, count: int, src: int) -> Template | None:
     fixed = tuple(
         (start, shown[start:stop]) for start, stop in list(zip(edges, ends, strict=True))[::2]
     )
-    return Template(len(shown), fixed, tuple(gaps), want, given)
+    return Template(len(shown), fixed, tuple(gaps), want, given, apart)
 
 
 class Reading:
     """A template in the area of one rank."""
 
-    __slots__ = ("_fixed", "data", "given", "spec", "want")
+    __slots__ = ("_fixed", "data", "given", "is_apart", "spec", "want")
 
     def __init__(self, template: Template, area: memoryview) -> None:
         self._fixed = [(area[at : at + len(part)], part) for at, part in template.fixed]
         self.data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
         self.want = template.want
         self.given = template.given
-        self.spec = template.gaps[0][1] if template.gaps else None  # of the first array
+        self.is_apart = template.apart is not None
+        self.spec = template.gaps[0][1] if template.gaps else template.apart  # of the first array
 
     def is_there(self) -> bool:
         """Whether the area shows what the template says."""

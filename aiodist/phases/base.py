@@ -15,6 +15,7 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.errors import AiodistError
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import direct_exchange, dissemination, pull_whole, team_whole
+from aiodist.schedules.choose_values import choose_share
 from aiodist.schedules.costs import Costs
 from aiodist.schedules.teams import Teams, spans_hosts
 from aiodist.shared_memory.berths import Berths
@@ -98,17 +99,24 @@ def may_post(place: Place) -> bool:
     return place.shares_memory and 1 < place.size <= MAX_RANKS_POSTING
 
 
-def share_over_links(place: Place, *, first: bool) -> Prepared:
+def share_over_links(place: Place, *, first: bool, of_one: bool) -> Prepared:
     """The plan of `share` over links."""
-    posted = first and may_post(place)
-    algorithm = direct_exchange.share if posted else dissemination.all_gather
+    if first and may_post(place):
+        algorithm = direct_exchange.share
+    elif of_one:
+        algorithm = choose_share(place.size, place.costs).algorithm
+    else:
+        algorithm = dissemination.all_gather
     return prepared(algorithm, place.rank, place.size)
 
 
-def share(place: Place, own: bytes, on_lane: bool, *, first: bool = False) -> Part[list[bytes]]:
-    """Every rank's small bytes, by rank (Bruck's all-gather). Synchronises all ranks.
+def share(
+    place: Place, own: bytes, on_lane: bool, *, first: bool = False, of_one: bool = False
+) -> Part[list[bytes]]:
+    """Every rank's small bytes, by rank. Synchronises all ranks.
 
-    `first`: it is the first phase of a collective, which may be posted.
+    `first`: it is the first phase of a collective, which may be posted. `of_one`: one rank at most
+    has more than a few words to share.
     """
     memory = Blobs(place.rank, place.size, own)
     if on_lane and spans_hosts(place.teams):
@@ -124,13 +132,13 @@ def share(place: Place, own: bytes, on_lane: bool, *, first: bool = False) -> Pa
         yield Phase(plan, memory, len(own), SMALL)
         memory.check()
     else:
-        yield Phase(share_over_links(place, first=first), memory)
+        yield Phase(share_over_links(place, first=first, of_one=of_one), memory)
     return memory.blobs
 
 
 def barrier(place: Place) -> Call:
     def program(on_lane: bool) -> Program:
-        yield from share(place, b"", on_lane, first=True)
+        yield from share(place, b"", on_lane, first=True, of_one=True)
 
     return Call("barrier", "barrier()", program, 0, shares_first=may_post(place))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from aiodist.schedules import bruck, chain, direct_exchange, spread, tree
+from aiodist.schedules import bruck, chain, direct_exchange, dissemination, spread, star, tree
 from aiodist.schedules.costs import ONE_HOST_TCP, Costs, Tally
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import (
@@ -22,6 +22,24 @@ from aiodist.schedules.selection import (
     frames_of,
     segment_for,
 )
+
+WORDS = 64
+"""Bytes of what a rank has to say of itself, about."""
+
+
+@lru_cache(maxsize=1024)
+def choose_share(size: int, costs: Costs = ONE_HOST_TCP) -> Choice:
+    """The sharing of small blobs, of which one at most is more than a few words. By way of one rank
+    it takes 2 (P - 1) frames of all ranks, the other way P log2 P. Where ranks are far, it is not
+    frames that cost: there they all had better be through with it at once, for what comes next."""
+    others, rounds = size - 1, doublings(size)
+    partners = _partners(size) if others else 0
+    doubled = Tally(rounds, rounds, 0, partners, others * WORDS)
+    choices = [Choice(dissemination.all_gather, (), doubled)]
+    if size > 2 and not costs.trip:  # two ranks have two frames either way: better both at once
+        by_one = Tally(2, others, 0, others, size * others * WORDS)
+        choices.insert(0, Choice(star.all_gather, (), by_one))
+    return cheapest(choices, costs, RELAY_MARGIN)
 
 
 @lru_cache(maxsize=1024)

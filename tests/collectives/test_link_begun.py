@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import over_links
 import pytest
+import torch
 from over_links import OVER_SOCKETS
 
 import aiodist
@@ -287,4 +288,88 @@ async def test_what_all_ranks_get_travels_with_the_first_words(groups, name):
         first, second = (OPERATIONS[name](group, x) for group in ranks)
         assert second.done()
         same([await first, await second], expected)
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+async def test_large_values_are_known_as_well(groups, monkeypatch, size, kind):
+    """Their data travels apart, to where it is wanted; nothing else is made anew."""
+    async with groups(size) as ranks:
+        plain = [np.arange(10_000.0) * (rank + 1) for rank in range(size)]
+        src = size - 1
+
+        async def both(number, order):
+            xs = [kind(x + number) for x in plain]
+            outs = [kind(np.zeros((size, 10_000))) for _ in ranks]
+            works = [ranks[rank].all_gather(xs[rank], out=outs[rank]) for rank in order]
+            for work, rank in zip(works, order, strict=True):
+                assert await work is outs[rank]
+                same([*np.asarray(outs[rank])], [x + number for x in plain])
+            works = [ranks[rank].broadcast(xs[rank], src) for rank in order]
+            for work, rank in zip(works, order, strict=True):
+                assert await work is xs[rank]
+                same(np.asarray(xs[rank]), plain[src] + number)
+
+        for number in range(2):
+            await both(number, range(size))
+        for group in ranks:
+            for recipe in group._context.express._recipes.values():
+                monkeypatch.setattr(recipe, "_make", refused)
+        for last in range(size):
+            await both(last, [*range(last + 1, size), *range(last + 1)])
+        nothing_is_left(ranks)
+
+
+async def test_large_values_that_are_not_what_they_were(groups):
+    """Another shape at the root, an array that does not fit, a place that nobody has named, a small
+    value of the same call: each goes the ordinary way, and then they are known again."""
+    async with groups(3) as ranks:
+        x = np.arange(20_000.0)
+
+        def start(shown, places):
+            return [
+                ranks[0].broadcast(shown, 0),
+                *[ranks[rank].broadcast(places[rank - 1], 0) for rank in (1, 2)],
+            ]
+
+        for shown in (x, x, x[:15_000], x, x[:9], x[:9], x, x):
+            here = np.zeros_like(shown)
+            works = start(shown, [here, None])
+            same([await work for work in works], [shown] * 3)
+            same(here, shown)
+            outs = [np.zeros_like(shown) for _ in range(2)]
+            await asyncio.gather(*start(shown, outs))
+            same(outs, [shown] * 2)
+        for wrong in (x[1:], x.astype(np.int64)):
+            outs = [np.zeros_like(x), np.zeros_like(wrong)]
+            works = start(x, outs)
+            await asyncio.wait(works)
+            for work in works:
+                with pytest.raises(aiodist.MismatchError):
+                    await work
+            assert not any(out.any() for out in outs)
+        outs = [np.zeros_like(x), np.zeros_like(x)]
+        await asyncio.gather(*start(x, outs))
+        same(outs, [x, x])
+        nothing_is_left(ranks)
+
+
+async def test_a_large_value_is_given_up(groups):
+    """By a cancel, before the others have come and while they wait."""
+    async with groups(3) as ranks:
+        x = np.arange(20_000.0)
+        await learn(ranks, OPERATIONS["broadcast in place"], x)
+        for late in range(3):
+            order = [rank for rank in range(3) if rank != late]
+            works = [ranks[rank].broadcast(x.copy(), 0) for rank in order]
+            works[0].cancel()
+            works.append(ranks[late].broadcast(x.copy(), 0))
+            await asyncio.wait(works)
+            assert works[0].cancelled()
+            for work in works[1:]:
+                with pytest.raises(aiodist.CollectiveAbortedError):
+                    await work
+        expected = await called(ranks, OPERATIONS["broadcast in place"], x)
+        same(expected, [x] * 3)
         nothing_is_left(ranks)

@@ -67,7 +67,7 @@ def test_words_are_parted_as_they_were_joined() -> None:
 
 
 def settled(monkeypatch: pytest.MonkeyPatch, blobs: list[bytes]) -> None:
-    def share(place: Any, own: bytes, on_lane: bool) -> Any:
+    def share(place: Any, own: bytes, on_lane: bool, *, of_one: bool) -> Any:
         return blobs
         yield
 

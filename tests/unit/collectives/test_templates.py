@@ -98,3 +98,22 @@ def test_what_travels_apart_has_none():
     found = Offer(whole.meta, 16, b"".join(whole.buffers))
     assert template_of(msgpack.packb([found, b"words of a device"]), 1, 0) is None
     assert template_of(msgpack.packb([found]), 1, 0) is not None
+
+
+def test_one_array_whose_data_travels_apart():
+    """Only where that is asked for, and only one that lies nowhere else."""
+    blob = blob_of([np.arange(300.0)], room=200)
+    assert template_of(blob, 1, 0) is None
+    template = template_of(blob, 1, 0, moves=True)
+    assert template.gaps == ()
+    assert template.apart.nbytes == 2400
+    assert template.is_of(blob)
+    reading = Reading(template, memoryview(len(blob).to_bytes(4, "big") + blob))
+    assert reading.is_there()
+    assert reading.is_apart
+    assert reading.spec == template.apart
+    assert not reading.data
+    meta = encode(np.arange(300.0)).meta
+    for odd in (Offer(meta, 2400, None, place=1), Offer(meta, 1200, None, 0, 1200)):
+        assert template_of(msgpack.packb([odd]), 1, 0, moves=True) is None
+    assert template_of(blob_of([np.arange(300.0)] * 2, room=200), 2, 0, moves=True) is None

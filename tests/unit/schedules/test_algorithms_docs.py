@@ -27,6 +27,7 @@ from aiodist.schedules import (
     reduce_scatter_all_gather,
     ring,
     spread,
+    star,
     team_slices,
     team_values,
     team_whole,
@@ -45,6 +46,7 @@ PARTS = (PART,) * SIZE
 
 ALGORITHMS: dict[str, Callable[[int], Plan]] = {
     "dissemination.all_gather": lambda r: dissemination.all_gather(r, SIZE),
+    "star.all_gather": lambda r: star.all_gather(r, SIZE),
     "recursive_doubling.all_reduce": lambda r: recursive_doubling.all_reduce(r, SIZE),
     "recursive_doubling.all_reduce_whole": lambda r: recursive_doubling.all_reduce_whole(
         r, SIZE, LENGTH, LENGTH

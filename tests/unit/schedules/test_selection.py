@@ -27,6 +27,7 @@ from aiodist.schedules.choose_values import (
     choose_broadcast,
     choose_gather,
     choose_scatter,
+    choose_share,
 )
 from aiodist.schedules.cuts import AHEAD, WINDOW
 from aiodist.schedules.plan import Send
@@ -42,6 +43,7 @@ from aiodist.schedules.selection import (
     shared_segment,
     window_for,
 )
+from aiodist.schedules.simulator import simulate
 from aiodist.wire.frames import MAX_PAYLOAD
 
 KIB = 1024
@@ -220,6 +222,24 @@ def assert_right(op: str, size: int, found: Survey) -> None:
             sent = [np.array_split(x[src], size - 1) for src in range(size)]
             mine = [sent[src][rank - (rank > src)] for src in range(size) if src != rank]
             assert np.array_equal(out[rank], np.concatenate(mine))
+
+
+def test_few_ranks_share_words_by_way_of_one() -> None:
+    names = {size: choose_share(size).name for size in (1, 2, 3, 8, 16, 32, 1024)}
+    hub = {size for size, name in names.items() if name == "star.all_gather"}
+    assert hub == {3, 8, 16}
+    assert {names[size] for size in names.keys() - hub} == {"dissemination.all_gather"}
+    far = costs.ONE_HOST_TCP._replace(trip=0.02)
+    assert choose_share(8, far).name == "dissemination.all_gather"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 32])
+def test_sharing_costs_what_was_expected(size: int) -> None:
+    chosen = choose_share(size)
+    plans = [chosen.algorithm(rank, size) for rank in range(size)]
+    found = simulate(plans, inputs=[0] * size, outputs=[size] * size)
+    assert found.rounds == chosen.tally.rounds
+    assert max(found.frames) == chosen.tally.frames
 
 
 def test_one_rank_broadcasts_to_nobody() -> None:
