@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.engine.phase import Phase, Prepared, prepared
@@ -75,6 +76,12 @@ def _reduces_whole(group: Group) -> bool:
     return group.x.nbytes <= WHOLE or not group.kernel.sliceable
 
 
+def _is_quick(group: Group) -> bool:
+    """Whether to reduce takes no longer than to copy, so that two ranks may both reduce all of
+    it."""
+    return isinstance(group.kernel, Kernel) and not (group.kernel.loads or group.kernel.stores)
+
+
 def can_reduce(group: Group) -> bool:
     """Whether there is a pull plan for it: large arrays have to be sliceable."""
     return group.x.nbytes <= SMALL or group.kernel.sliceable
@@ -100,8 +107,14 @@ def all_reduce(place: Place, group: Group) -> Phase:
         plan = prepared(pull_whole.all_reduce, place.rank, place.size, length)
         return _reduction(place, group, plan)._replace(whole=length > 0)
     longest = -(-length // place.size)
-    piece = _slice_piece(place, group, longest)
-    plan = prepared(pull_slices.all_reduce, place.rank, place.size, length, piece, DEPTH)
+    if place.size == 2 and _is_quick(group):
+        room = BULK // group.x.itemsize
+        piece = length if length <= room else room // DEPTH
+        algorithm = pull_whole.all_reduce_in_pieces
+    else:
+        piece = _slice_piece(place, group, longest)
+        algorithm = pull_slices.all_reduce
+    plan = prepared(algorithm, place.rank, place.size, length, piece, DEPTH)
     piece = piece_for(place.size, group.x.itemsize, longest)
     return _reduction(place, group, plan, (pull_direct.all_reduce, length, piece))
 

@@ -1,15 +1,17 @@
-"""Small arrays in shared memory: everyone shows all it has, and takes what it needs from all.
+"""Arrays in shared memory that everyone shows whole, and takes what it needs from all.
 
-Every rank reduces for itself, in rank order, so all evaluate the same expression. One round: no
-rank completes before all have entered, which makes each of these a barrier.
+Every rank reduces for itself, in rank order, so all evaluate the same expression. Most are for
+small ones and of one round: no rank completes before all have entered, which makes each of these a
+barrier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aiodist.schedules.cuts import pieces
 from aiodist.schedules.plan import OUT, SHARED, Await, Copy, Plan, Publish, Reduce, Span, Step, X
-from aiodist.schedules.pull import joined, others
+from aiodist.schedules.pull import joined, others, pipeline
 
 
 def all_reduce(rank: int, size: int, length: int) -> Plan:
@@ -20,6 +22,34 @@ def all_reduce(rank: int, size: int, length: int) -> Plan:
     Rounds: 1. Copied per rank: `length`; reduced: P times `length`. Shared: `length`.
     """
     return _reduction("pull_whole.all_reduce", rank, size, length, range(size))
+
+
+def all_reduce_in_pieces(rank: int, size: int, length: int, piece: int, depth: int) -> Plan:
+    """`all_reduce` of large arrays, piece by piece. Pull.
+
+    For two ranks that is no more to move than where each reduces a half, and what is reduced here
+    need not be shown: so nobody waits for it.
+
+    Rounds: one for each piece. Copied per rank: `length`; reduced: P times `length`. Shared:
+    `depth` pieces (at least two).
+    """
+    cuts = pieces(0, length, piece)
+    width = min(piece, length)
+
+    def place(owner: int, k: int) -> Span:
+        start, stop = cuts[k]
+        at = (k % depth) * width
+        return Span(SHARED + owner, at, at + stop - start)
+
+    def use(k: int) -> list[Step]:
+        own = Span(X, *cuts[k])
+        operands = tuple(own if q == rank else place(q, k) for q in range(size))
+        return [Reduce(Span(OUT, *cuts[k]), operands)]
+
+    return pipeline(
+        "pull_whole.all_reduce_in_pieces", rank, size, len(cuts), width, depth,
+        stage=lambda k: [Copy(place(rank, k), Span(X, *cuts[k]))], use=use,
+    )  # fmt: skip
 
 
 def reduce(rank: int, size: int, root: int, length: int) -> Plan:

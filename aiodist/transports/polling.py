@@ -10,17 +10,18 @@ it goes on is a matter of who else needs the core:
   for good, since each of them has to be woken by then, which makes it late for the next one.
 - **Crowded hosts.** With more ranks than cores the one that is waited for may need this core: it is
   offered (`sched_yield`) before every look. Else only after `ALONE`, for looks are faster without.
+  A yield that let somebody work who has not brought it is the last one: others need the core, and
+  who yields again and again takes it from them for nothing, each time for a switch there and back.
 - **Neighbours.** A yield that took longer than `OTHERS` let somebody work: that was no waiting, and
   does not count. One that took longer than `HOGGED` was a whole time slice of a program that only
   computes, and there will be more of them: the scheduler holds a yield against whoever yields, but
   prefers who has slept to who has computed. So for `A_WHILE` nobody here yields: who waits for a
   stamp dozes at once, who waits for a link sleeps soon. Where there are more ranks than cores it is
-  they who take the core, to copy, say; who yields to them gets it back, and goes on yielding.
-- **Dozing.** Who has polled for a stamp in vain, on a core of its own, sleeps within the call
-  (`Stamps.doze`), where the system can wake it for a word in memory: that takes a few microseconds,
-  and a frame by way of two event loops a hundred. It lasts for `DOZE` times as long as a poll, for
-  it takes no processor time; and gets shorter like that where it is in vain, as it holds up the
-  loop.
+  they who take the core, to copy, say.
+- **Dozing.** Who has polled for a stamp in vain sleeps within the call (`Stamps.doze`), where the
+  system can wake it for a word in memory: that takes a few microseconds, and a frame by way of two
+  event loops a hundred. It lasts for `DOZE` times as long as a poll, for it takes no processor
+  time; and gets shorter like that where it is in vain, as it holds up the loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
   it had no turn for `TURN`, it is due, and nothing is polled for before it, but for a glance of a
   few microseconds where a call would have to wait otherwise (`Waiting.glance`).
@@ -166,11 +167,19 @@ class Progress:
         return _PATIENCE[tried] if tried < AGAIN else _LATER[tried % AGAIN]
 
     def _spin(
-        self, look: Callable[[Any, Any], bool | None], a: Any, b: Any, spins: int, *, crowded: bool
+        self,
+        look: Callable[[Any, Any], bool | None],
+        a: Any,
+        b: Any,
+        spins: int,
+        *,
+        crowded: bool,
+        hogged: float = HOGGED,
     ) -> bool | None:
         """``look(a, b)`` again and again until it is not None, and return that; None once the
         budget is used up. The clock is looked at after `spins` looks. `crowded`: there are more
-        ranks than cores, or who waits has nothing to gain by being fast."""
+        ranks than cores, or who waits has nothing to gain by being fast. `hogged`: seconds of a
+        yield after which there is one look more, and no yield."""
         if not self._polls:
             return None
         # Three times bound a poll, and each is somebody's interest: `limit` is this rank's own, as
@@ -199,7 +208,7 @@ class Progress:
                 limit += away
             if not crowded:
                 _neighbours.yielded(before, now)
-            if now > limit or away > HOGGED:
+            if now > limit or away > hogged:
                 self._in_vain += 1
                 break
         return None
@@ -209,7 +218,10 @@ class Progress:
         if self.is_due():
             return False
         if crowded:
-            return self._spin(board.met, peers, stamp, 1, crowded=True) is True
+            hogged = OTHERS if board.can_doze else HOGGED
+            if self._spin(board.met, peers, stamp, 1, crowded=True, hogged=hogged):
+                return True
+            return board.can_doze and self._polls and self._doze(board, peers, stamp)
         dozes = _neighbours.seen and board.can_doze and _neighbours.compute(_clock())
         if not dozes and self._spin(board.met, peers, stamp, SPINS, crowded=False):
             return True

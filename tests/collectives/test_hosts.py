@@ -410,6 +410,19 @@ def test_who_is_done_may_leave(run, on_hosts, layout):
     run(main())
 
 
+def test_nobody_sleeps_within_a_call_where_other_hosts_send(run, on_hosts, monkeypatch):
+    """Their frames are for the event loop, which would have no turn meanwhile."""
+    monkeypatch.setattr(lane_setup.futex, "works", lambda: True)
+
+    async def main():
+        for layout, dozes in (("aab", {False}), ("aa", {True})):
+            async with on_hosts(layout) as ranks:
+                lanes = [group._context.lane for group in ranks if group._context.lane]
+                assert {lane.board.can_doze for lane in lanes if lane.others} == dozes
+
+    run(main())
+
+
 def test_where_one_host_has_no_memory(run, on_hosts, monkeypatch):
     reasons = iter(["", "it has none", "", ""])
     monkeypatch.setattr(lane_setup, "unsupported_reason", lambda: next(reasons) or None)

@@ -17,6 +17,7 @@ from aiodist.schedules import (
     pull_scan,
     pull_slices,
     pull_values,
+    pull_whole,
     ring,
     team_slices,
     team_values,
@@ -70,6 +71,7 @@ def plans(size: int, nbytes: int) -> Iterator[tuple[Callable[..., Plan], tuple[A
 
     slices = pulls.piece_for(size, 4, -(-length // size))
     yield pull_slices.all_reduce, (0, size, length, slices, 3)
+    yield pull_whole.all_reduce_in_pieces, (0, size, length, pulls.BULK // 12, 3)
     yield pull_slices.reduce, (0, size, 0, length, slices, 3)
     yield pull_slices.reduce_scatter, (0, size, bounds, slices, 3)
     yield pull_direct.all_reduce, (0, size, length, slices)

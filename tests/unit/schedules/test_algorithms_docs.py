@@ -91,6 +91,9 @@ ALGORITHMS: dict[str, Callable[[int], Plan]] = {
 
 PULLS: dict[str, Callable[[int], Plan]] = {
     "pull_whole.all_reduce": lambda r: pull_whole.all_reduce(r, SIZE, LENGTH),
+    "pull_whole.all_reduce_in_pieces": lambda r: pull_whole.all_reduce_in_pieces(
+        r, SIZE, LENGTH, 16, 2
+    ),
     "pull_whole.reduce": lambda r: pull_whole.reduce(r, SIZE, 0, LENGTH),
     "pull_whole.scan": lambda r: pull_whole.scan(r, SIZE, LENGTH, False),
     "pull_whole.share": lambda r: pull_whole.share(r, SIZE, 8),

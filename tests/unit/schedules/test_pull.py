@@ -171,6 +171,30 @@ def test_all_reduce(size: int, in_place: bool, depth: int) -> None:
 
 
 @pipelines
+@in_places
+def test_whole_all_reduce_in_pieces(size: int, in_place: bool, depth: int) -> None:
+    for length in lengths(size):
+        outcome = run(
+            lambda rank, n=length: pull_whole.all_reduce_in_pieces(rank, size, n, 3, depth),
+            size,
+            length,
+            length,
+            in_place=range(size) if in_place else (),
+            seed=length,
+        )
+        for out in outcome.out:
+            assert_reduced(out, range(length), range(size))
+        assert len(set(outcome.out)) == 1
+
+
+def test_what_is_reduced_whole_is_met_for_once_a_piece() -> None:
+    for pieces_, steps in ((1, 4), (7, 7 * 4)):
+        plan = pull_whole.all_reduce_in_pieces(0, 2, pieces_ * 3, 3, 3)
+        assert len(plan.steps) == steps
+        assert plan.publishes == pieces_
+
+
+@pipelines
 def test_reduce(size: int, depth: int) -> None:
     for root in roots(size):
         for length in lengths(size):
@@ -220,6 +244,7 @@ def test_slices_take_few_steps(size: int) -> None:
 def test_shared_memory_is_no_more_than_the_array_needs() -> None:
     assert pull_slices.all_reduce(0, 4, 10, 1000, 3).shared == 12
     assert pull_slices.reduce(0, 4, 0, 0, 1000, 3).shared == 0
+    assert pull_whole.all_reduce_in_pieces(0, 2, 10, 1000, 3).shared == 10
     assert pull_slices.reduce_scatter(0, 4, (0, 2, 3, 6, 6), 1000, 3).shared == 9
     assert pull_values.all_gather(0, 4, (1, 0, 2, 0), 1000, 3).shared == 2
     assert pull_values.broadcast(0, 4, 0, 10, 1000, 3).shared == 10
@@ -230,6 +255,7 @@ def test_every_rank_publishes_also_where_there_is_nothing_to_do() -> None:
     for rank in range(3):
         for plan in (
             pull_slices.all_reduce(rank, 3, 0, 4, 2),
+            pull_whole.all_reduce_in_pieces(rank, 3, 0, 4, 2),
             pull_slices.reduce(rank, 3, 1, 0, 4, 2),
             pull_slices.reduce_scatter(rank, 3, (0, 0, 0, 0), 4, 2),
             pull_values.broadcast(rank, 3, 1, 0, 4, 1),
@@ -375,6 +401,12 @@ def test_any_shape_and_interleaving(data: st.DataObject) -> None:
     )  # fmt: skip
     for out in everywhere.out:
         assert_reduced(out, range(length), range(size))
+
+    whole = run(
+        lambda rank: pull_whole.all_reduce_in_pieces(rank, size, length, piece, depth),
+        size, length, length, in_place=in_place, seed=seed,
+    )  # fmt: skip
+    assert whole.out == everywhere.out
 
     there = run(
         lambda rank: pull_slices.reduce(rank, size, root, length, piece, depth),

@@ -207,6 +207,33 @@ async def test_a_doze_ends_when_the_loop_is_due(clock: Clock) -> None:
     assert clock.now == pytest.approx(due, abs=5 * STEP)
 
 
+async def test_of_many_ranks_who_yielded_in_vain_dozes(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others need the core: it is offered once to each of them, not again and again."""
+    polling = Progress(asyncio.get_running_loop())
+    yields: list[float] = []
+
+    def let_work() -> None:
+        yields.append(clock.now)
+        clock.now += 2 * progress.OTHERS
+
+    monkeypatch.setattr(progress, "_yield", let_work)
+    peer = Peer(clock, math.inf, dozes=0)
+    polling._turned()
+    assert polling.watch(peer, [1], 1, crowded=True)
+    assert len(yields) == peer.looks == len(peer.dozed) == 1
+    brought = Peer(clock, 0)
+    assert polling.watch(brought, [1], 1, crowded=True)
+    assert not brought.dozed
+    # Who cannot doze yields on: the other way to wait takes longer.
+    yields.clear()
+    sleepless = Peer(clock, 3)
+    sleepless.can_doze = False
+    assert polling.watch(sleepless, [1], 1, crowded=True)
+    assert len(yields) == 4
+
+
 async def test_where_the_system_wakes_nobody_there_is_no_doze(clock: Clock) -> None:
     peer = Peer(clock, math.inf)
     peer.can_doze = False
@@ -225,7 +252,8 @@ async def test_beside_who_computes_nobody_polls(
     monkeypatch.setattr(progress, "_yield", long_yield)
     polling = Progress(asyncio.get_running_loop())
     # Of more ranks than cores those who take the core may be ranks: they are no neighbours.
-    assert not polling.watch(Peer(clock, math.inf), [1], 1, crowded=True)
+    assert polling.watch(Peer(clock, 0), [1], 1, crowded=True)
+    polling._turned()
     found = Peer(clock, math.inf)
     assert not watch(polling, found)  # by the first yield
     assert found.looks

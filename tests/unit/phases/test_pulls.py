@@ -1,0 +1,53 @@
+"""Which plan ranks that share memory reduce by: all the same one, in the memory that there is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.buffers.custom import CustomKernel
+from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.reductions import Group
+from aiodist.buffers.vector import Vector
+from aiodist.phases import pulls
+from aiodist.shared_memory.board import BULK
+from aiodist.types import ReduceOp
+
+QUICK = Kernel.of(ReduceOp.SUM, "float32")
+ROUNDED = Kernel.of(ReduceOp.SUM, "float16")
+OWN = CustomKernel(ReduceOp.custom(np.add, elementwise=True), "float32", ())
+
+
+def names(kernel: Any, nbytes: int, size: int) -> set[tuple[str, int]]:
+    """The plan of each rank, and how often it publishes."""
+    x = Vector([np.empty(nbytes // kernel.dtype.itemsize, kernel.dtype)], kernel.dtype)
+    group = Group("", kernel, x, x, [0, x.length])
+    found = set()
+    for rank in range(size):
+        place: Any = SimpleNamespace(rank=rank, size=size)
+        phase = pulls.all_reduce(place, group)
+        assert phase.shared is not None
+        assert phase.shared <= BULK
+        found.add((phase.prepared.plan.name, phase.prepared.plan.publishes))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kernel", "nbytes", "size", "expected"),
+    [
+        (QUICK, 8, 2, ("pull_whole.all_reduce", 1)),
+        (QUICK, BULK, 2, ("pull_whole.all_reduce_in_pieces", 1)),
+        (QUICK, 2 * BULK, 2, ("pull_whole.all_reduce_in_pieces", 6)),
+        # Where to reduce takes longer than to copy, and of more ranks, each reduces its slices.
+        (ROUNDED, BULK, 2, ("pull_slices.all_reduce", 2)),
+        (OWN, BULK, 2, ("pull_slices.all_reduce", 2)),
+        (QUICK, BULK, 3, ("pull_slices.all_reduce", 2)),
+    ],
+)
+def test_the_plan_of_an_all_reduce(
+    kernel: Any, nbytes: int, size: int, expected: tuple[str, int]
+) -> None:
+    assert names(kernel, nbytes, size) == {expected}
