@@ -56,7 +56,8 @@ async def test_tcp_to_a_near_peer_is_not_paced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usual", "far"), [(b"reno", b"bbr"), (b"cubic", b"bbr"), (b"bbr", b"bbr"), (b"vegas", b"vegas")]
+    ("usual", "far"),
+    [(b"reno", b"bbr"), (b"cubic", b"bbr"), (b"bbr", b"bbr"), (b"vegas", b"vegas")],
 )
 def test_tcp_to_a_far_peer_stands_losses(usual: bytes, far: bytes) -> None:
     """Where the system lets a process choose, and has chosen nothing special."""
