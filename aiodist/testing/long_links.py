@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Final, NamedTuple
 
 from aiodist.testing.wires import Port
@@ -43,12 +44,15 @@ _ATTACH, _TUN, _PLAIN = 0x400454CA, 0x0001, 0x1000  # TUNSETIFF, IFF_TUN, IFF_NO
 @dataclass(frozen=True, slots=True)
 class Line:
     """What joins a host to all others, each way: `rate` in bytes per second, `delay` in seconds
-    from host to host, and the bytes that the `queue` before it takes; more is dropped."""
+    from host to host, and the bytes that the `queue` before it takes; more is dropped. Of what gets
+    into it, one packet of ``1 / loss`` is lost: which ones, chance says, by the `seed`."""
 
     rate: float
     delay: float
     queue: int = 0
     """0: as much as is on the way there and back, as is usual for routers, but at least 1 MiB."""
+    loss: float = 0.0
+    seed: int = 0
 
     @property
     def room(self) -> int:
@@ -71,8 +75,12 @@ class Switch:
     and one for what it gets. No time but what it is told goes by in here."""
 
     def __init__(self, line: Line, files: Sequence[int]) -> None:
-        self._delay = line.delay
+        self._line = line
         self._files = files
+        # One for each host: which of its packets are lost does not depend on what others send.
+        self._chances = [Random(line.seed + src) for src in range(len(files))]
+        self.lost = 0
+        """Packets that the lines have lost, beside those that found their queue full."""
         self.up = [Port(line.rate, line.room) for _ in files]
         self.down = [Port(line.rate, line.room) for _ in files]
         self._events: list[_Event] = []  # a heap
@@ -87,8 +95,10 @@ class Switch:
         to = packet[19] - 1
         if packet[0] >> 4 == 4 and 0 <= to < len(self._files):
             left = self.up[src].take(now, len(packet))
-            if left is not None:
-                self._push(left + self._delay, to, packet, arrives=False)
+            if left is not None and self._chances[src].random() < self._line.loss:
+                self.lost += 1
+            elif left is not None:
+                self._push(left + self._line.delay, to, packet, arrives=False)
 
     def turn(self, now: float) -> None:
         """Do what was due by `now`."""

@@ -154,20 +154,27 @@ def _endpoint(where: tuple[str, int] | tuple[str, int, int, int]) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _choose_congestion_control(sock: socket.socket) -> None:
-    """For a peer that is near, take Reno in place of what is made for long paths.
+def _choose_congestion_control(sock: socket.socket, *, near: bool) -> None:
+    """For a peer that is near take Reno, for one that is far BBR. Another choice of the system than
+    what most have is left alone.
 
-    BBR sends at a pace that it finds out and keeps by timers, which take longer than such a round
-    trip; CUBIC ends its slow start when round trips vary, as they do there whenever somebody has to
-    wait for a core, and is much like Reno afterwards. Either can cost more than half of the
-    throughput, and as much processor time. Another choice of the system is left alone.
+    Near: BBR sends at a pace that it finds out and keeps by timers, which take longer than such a
+    round trip; CUBIC ends its slow start when round trips vary, as they do there whenever somebody
+    has to wait for a core, and is much like Reno afterwards. Either can cost more than half of the
+    throughput, and as much processor time.
+
+    Far: Reno and CUBIC take each lost packet for a full queue, and send less for many round trips.
+    Where one of a hundred is lost on the way, BBR is 13 to 40 times as fast as CUBIC; eight
+    connections of CUBIC are 5 to 7 times as fast as one, and several of BBR no faster.
     """
     name = getattr(socket, "TCP_CONGESTION", None)
     if name is None:
         return
-    if sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0") in (b"bbr", b"cubic"):
-        with contextlib.suppress(OSError):  # not allowed here
-            sock.setsockopt(socket.IPPROTO_TCP, name, b"reno")
+    chosen = b"reno" if near else b"bbr"
+    usual = {b"bbr", b"cubic", b"reno"} - {chosen}
+    if sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0") in usual:
+        with contextlib.suppress(OSError):  # not allowed here, or not there
+            sock.setsockopt(socket.IPPROTO_TCP, name, chosen)
 
 
 def _keep_the_queue_here(sock: socket.socket) -> None:
@@ -188,7 +195,6 @@ def _set_options(sock: socket.socket) -> None:
     trip = round_trip(sock)
     if trip is None:
         return
-    if trip <= NEAR:
-        _choose_congestion_control(sock)
-    else:
+    _choose_congestion_control(sock, near=trip <= NEAR)
+    if trip > NEAR:
         _keep_the_queue_here(sock)

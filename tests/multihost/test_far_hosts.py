@@ -106,6 +106,25 @@ def test_a_packet_comes_when_the_line_would_bring_it() -> None:
             there.close()
 
 
+def lost(seed: int, others: int = 0) -> list[int]:
+    """Which of 300 packets of the first host a line loses that loses one of ten."""
+    switch = Switch(Line(1e9, 1.0, loss=0.1, seed=seed), [-1, -1])
+    gone = []
+    for number in range(300):
+        for _ in range(others):
+            switch.send(1, packet(1), now=0.0)
+        before = switch.lost
+        switch.send(0, packet(2), now=0.0)
+        gone += [number] * (switch.lost - before)
+    return gone
+
+
+def test_a_line_loses_the_same_packets_in_every_run() -> None:
+    first = lost(seed=1)
+    assert 15 <= len(first) <= 45
+    assert lost(seed=1) == lost(seed=1, others=2) == first != lost(seed=2)
+
+
 def test_queues_are_of_the_size_of_the_line() -> None:
     assert Line(50e6, 0.05).room == 5_000_000
     assert Line(1e6, 0.01).room == 1 << 20

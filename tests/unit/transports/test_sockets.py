@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -53,6 +53,38 @@ async def test_tcp_to_a_near_peer_is_not_paced() -> None:
             assert isinstance(link, StreamLink)
             chosen = link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             assert chosen.rstrip(b"\0") == expected.rstrip(b"\0")
+
+
+@pytest.mark.parametrize(
+    ("usual", "far"),
+    [(b"reno", b"bbr"), (b"cubic", b"bbr"), (b"bbr", b"bbr"), (b"vegas", b"vegas")],
+)
+def test_tcp_to_a_far_peer_stands_losses(usual: bytes, far: bytes) -> None:
+    """Where the system lets a process choose, and has chosen nothing special."""
+    sock = Stub(usual)
+    tcp._choose_congestion_control(cast(Any, sock), near=False)
+    assert sock.congestion == far
+    denied = Stub(usual, allowed=False)
+    tcp._choose_congestion_control(cast(Any, denied), near=False)
+    assert denied.congestion == usual
+
+
+class Stub:
+    """A socket that has one option."""
+
+    def __init__(self, congestion: bytes, *, allowed: bool = True) -> None:
+        self.congestion = congestion
+        self._allowed = allowed
+
+    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+        assert (level, name) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        return self.congestion.ljust(size, b"\0")
+
+    def setsockopt(self, level: int, name: int, value: bytes) -> None:
+        assert (level, name) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        if not self._allowed:
+            raise PermissionError(errno.EPERM, "not permitted")
+        self.congestion = value
 
 
 @pytest.mark.parametrize(("trip", "unsent"), [(1e-3, None), (0.02, tcp.UNSENT), (None, None)])
