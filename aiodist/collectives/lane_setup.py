@@ -29,9 +29,9 @@ from aiodist.errors import AiodistError, ProtocolError
 from aiodist.links.endpoint import Endpoint
 from aiodist.phases.base import Place, share
 from aiodist.schedules.teams import post
-from aiodist.shared_memory import futex
 from aiodist.shared_memory.board import LANE, SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Sharing
+from aiodist.transports import futex
 from aiodist.transports.handover import Offer, take
 
 log = logging.getLogger("aiodist.group")

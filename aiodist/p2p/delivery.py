@@ -43,13 +43,15 @@ log = logging.getLogger("aiodist.group")
 
 class Delivery:
     """Brings matched messages to their receives. `ended` is called with a Work that is complete,
-    `consumed` with a message that is gone, `freed` with one that its receive did not take."""
+    `arrived` with a message of which that is known here, `consumed` with one that is gone, `freed`
+    with one that its receive did not take."""
 
     def __init__(
         self,
         out: wire.Wire,
         channel: wire.Channel,
         ended: Callable[[Work[Any]], None],
+        arrived: Callable[[Message], None],
         consumed: Callable[[Message], None],
         freed: Callable[[Message], None],
         device_memory: DeviceMemory | None,
@@ -59,6 +61,7 @@ class Delivery:
         self._wire = out  # takes PULL and REFUSE for senders
         self._channel = channel
         self._ended = ended
+        self._arrived = arrived
         self._consumed = consumed
         self._freed = freed
         self._device_memory = device_memory  # of arrays on devices; None: there are none here
@@ -278,7 +281,7 @@ class Delivery:
         pieces = message.pieces
         if message.body is not target or message.gone or pieces is None:
             return
-        part = wire.READ
+        part = wire.TAKEN if reading.proves else wire.READ
         try:
             reading.copy(pieces)
         except OSError as error:
@@ -291,6 +294,8 @@ class Delivery:
                 return
         message.fetched = True
         self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)
+        if part == wire.TAKEN:
+            self._arrived(message)
 
     def _fetched(self, message: Message, target: Incoming) -> None:
         """All was read that lay on the sender's device."""

@@ -90,7 +90,7 @@ class P2PExpress:
         self._context = context
         self._loop = context.loop  # of the Works that are made here
         self._p2p = context.p2p  # the ordinary way: its books are kept up here
-        self._crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
+        self.crowded = context.size > cores()  # a peer may need this core: see `Progress._spin`
         self._progress = context.endpoint.progress  # looks for a frame within the call
         self._moved = context.endpoint.moved  # counts what no link does
         self._records = context.records  # hear of what was done
@@ -184,7 +184,7 @@ class P2PExpress:
                 return None
             found = link.look_for(head, into)
             if found is None:
-                found = progress.look(link, head, into, crowded=self._crowded)
+                found = progress.look(link, head, into, crowded=self.crowded)
             if found is not False:
                 break
         if not found:

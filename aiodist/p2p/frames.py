@@ -10,10 +10,10 @@ RTS    [1, tag, wanted, id, m, n]  a message of `m` + `n` bytes is there; payloa
                             where all of its data may be read (`aiodist.p2p.shared`)
 PULL   [2, id, part]        send me its metadata (0), or its data: without (1) the arrays that I
                             have read on your device by now, or with all (2); or without any,
-                            and you have leave to push one message (3). Or nothing (4): I have
-                            read its data where it lies
+                            and you have leave to push one message (3). Or nothing: I have read
+                            its data where it lies, and it may be wrong (4), or is right (5)
 DATA   [3, id]              payload: the next bytes of what was pulled
-FIN    [4, id]              all data is there, and is right
+FIN    [4, id]              all data is there, and is right; not after (5)
 WITHDRAW [5, id]            the message does not exist any more, whatever came of it
 REFUSE [6, id, why]         I have dropped the message: too large (0), not readable (1)
 CREDIT [7, tag, amount, …]  these were consumed
@@ -58,8 +58,9 @@ BODY: Final = 1
 WHOLE: Final = 2
 LEAVE: Final = 3
 READ: Final = 4
+TAKEN: Final = 5
 """The parts of a message that are pulled. `LEAVE`: as `BODY`, with leave to push another one;
-`READ`: none, its data was read."""
+`READ`: none, its data was read; `TAKEN`: none, and nothing more is to be said."""
 
 MOST_PUSHED: Final = 1024 * 1024
 """Most bytes of data of a message that is pushed."""

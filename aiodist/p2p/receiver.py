@@ -65,7 +65,7 @@ class Receiver:
         self.took = self._flow.passed  # an eager message went straight to its receive
         # Brings messages that were matched to their receives.
         self._delivery = Delivery(
-            out, channel, ended, self._consumed, self._offer, device_memory, loop
+            out, channel, ended, self._arrived, self._consumed, self._offer, device_memory, loop
         )
         self._number = 0  # of the last message or receive, in the order in which they came to be
 
@@ -298,7 +298,12 @@ class Receiver:
             raise ProtocolError(f"rank {src} finished message {sid}: it was not pulled")
         if message.pieces.left:
             raise ProtocolError(f"rank {src} finished message {sid} before all data was there")
-        del origin.announced[sid]
+        self._arrived(message)
+
+    def _arrived(self, message: Message) -> None:
+        """All of a message that was announced is here, and right."""
+        assert message.sid is not None
+        del self._origins[message.source].announced[message.sid]
         message.complete = True
         message.pieces = None
         if message.receiving is not None:

@@ -17,7 +17,8 @@ from aiodist.p2p.credit import EAGER, Limits, MessageTag, SenderCredit, cost, li
 from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import Line
 from aiodist.p2p.pieces import cut
-from aiodist.p2p.shared import SharedMemory
+from aiodist.p2p.shared import Offer, SharedMemory
+from aiodist.transports.remote import Proof
 from aiodist.work import Work
 
 BURST: Final = 4
@@ -53,6 +54,7 @@ class Sending:
     ahead: list[memoryview] | None = None  # the piece that is next to go
     in_link: int = 0  # pieces of it that the link holds
     shown: bool = False  # the receiver knows where all of it lies, and may read it there
+    proof: Proof | None = None  # that this is so
     pushed: bool = False  # its data goes without being pulled
     gone: bool = False  # it has ended: pieces that leave do not count any more
 
@@ -190,11 +192,11 @@ class Sender:
             peer.may_push, part = True, wire.BODY
         if sending is None or sending.pushed:
             return
-        if part == wire.READ and sending.shown and sending.next_part == wire.BODY:
+        if part in (wire.READ, wire.TAKEN) and sending.shown and sending.next_part == wire.BODY:
             assert self._shared is not None
             self._shared.sent(sending.encoded.nbytes)
             sending.next_part = NOTHING
-            self._all_left(peer, sending)
+            self._all_left(peer, sending, proved=part == wire.TAKEN)
             return
         due = wire.METADATA if part == wire.METADATA else wire.BODY
         if due != sending.next_part or part > wire.WHOLE:
@@ -310,7 +312,8 @@ class Sender:
         inline = len(meta) <= wire.INLINE
         sending.next_part = wire.BODY if inline else wire.METADATA
         nbytes = sending.encoded.nbytes + sending.encoded.elsewhere
-        sending.pushed = self._pushes(peer, sending)
+        offer = self._offer(sending)
+        sending.pushed = offer is None and self._pushes(peer, sending)
         about = (sending.tag, wanted, sid, len(meta), nbytes)
         fields: tuple[Any, ...] = (wire.RTS, *about)
         if sending.pushed:
@@ -320,11 +323,10 @@ class Sender:
             if 0 < len(words) <= wire.MAX_WORDS:
                 sending.words = words
                 fields += (words,)
-        elif self._shared is not None and sending.dst != self._wire.rank:
-            where = self._shared.where(sending.dst, sending.encoded.buffers)
-            if where is not None:
-                sending.shown = True
-                fields += (where,)
+        elif offer is not None:
+            where, sending.proof = offer
+            sending.shown = True
+            fields += (where,)
         self._wire.send(
             sending.dst,
             fields,
@@ -334,6 +336,12 @@ class Sender:
             peer.may_push = False
             sending.next_part = NOTHING
             self._move(peer, sending, sending.encoded.buffers)
+
+    def _offer(self, sending: Sending) -> Offer | None:
+        """Where the receiver may read the data."""
+        if self._shared is None or sending.sources is not None or sending.dst == self._wire.rank:
+            return None
+        return self._shared.where(sending.dst, sending.encoded.buffers)
 
     def _pushes(self, peer: Peer, sending: Sending) -> bool:
         """Whether the data goes right behind the announcement."""
@@ -412,8 +420,9 @@ class Sender:
             self._all_left(peer, sending)
         self._wake(peer)
 
-    def _all_left(self, peer: Peer, sending: Sending) -> None:
-        """The part that was pulled last has left, or a section of it."""
+    def _all_left(self, peer: Peer, sending: Sending, *, proved: bool = False) -> None:
+        """The part that was pulled last has left, or a section of it. `proved`: the receiver knows
+        that it is right."""
         if sending.next_part != NOTHING:
             return
         departure = sending.departure
@@ -424,8 +433,10 @@ class Sender:
         del peer.announced[sending.sid]
         # Until this frame the receiver holds the message for incomplete: a withdrawal puts zeros
         # for what is left of a piece, and these must not be taken for data.
-        self._wire.send(sending.dst, (wire.FIN, sending.sid))
+        if not proved:
+            self._wire.send(sending.dst, (wire.FIN, sending.sid))
         self._wire.settle(sending.dst, sending)
+        _end_offer(sending)
         if sending.sources is not None:
             sending.sources.finished()
         self._ended(sending.work)
@@ -434,6 +445,7 @@ class Sender:
     def _stop(self, peer: Peer, sending: Sending) -> None:
         """Send no further pieces, and take back those that the link holds."""
         sending.gone = True
+        _end_offer(sending)
         if sending.ahead is not None:
             sending.ahead = None
             peer.moving.remove(sending)
@@ -461,3 +473,10 @@ class Sender:
         self._wire.flush()
         if peer.in_link < BURST:
             self._wake(peer)
+
+
+def _end_offer(sending: Sending) -> None:
+    """Its memory is the user's again."""
+    if sending.proof is not None:
+        sending.proof.withdraw()
+        sending.proof = None

@@ -1,12 +1,13 @@
 """Messages whose data the receiver reads where it lies: copied once, by one side alone.
 
 The sender says with the announcement where the data is, the receiver copies it from there to where
-it goes, and says so. Then the sender, whose memory it is, says that all of it was right (FIN), or
-has withdrawn the message: so what it wrote there after a cancel is never taken for the message.
+it goes, and says so. What the sender wrote there after a cancel is never taken for the message.
 
-Data may lie in arrays of `Group.empty`, which are mapped here: a place. Or in any other memory of
-the sender's process, which the system reads (`aiodist.transports.remote`): addresses. Where it does
-not let us, the data is pulled as any other.
+Data may lie in arrays of `Group.empty`, which are mapped here: a place. Then the sender, whose
+memory it is, answers that all of it was right (FIN), or has withdrawn the message. Or it is in any
+other memory of the sender's process, which the system reads (`aiodist.transports.remote`):
+addresses, and a proof, by which the receiver sees for itself that it was right. Where the system
+does not let us, the data is pulled as any other.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from aiodist.transports import remote
 AT_ONCE: Final = 2 * 1024 * 1024
 """Most bytes that one turn of the loop copies: less than a millisecond, mostly."""
 
-WORTH_IT: Final = 1024 * 1024
+WORTH_IT: Final = 512 * 1024
 """Bytes above which the system is asked for memory of another process: it takes longer for each
-page than a copy does, but there is one copy less, and no core is needed at the other side. Up to
-that, messages are pushed."""
+page than a copy does, but there is one copy less, and nobody is woken for each piece. Up to that,
+messages are pushed, so that the sender has to wait for nobody."""
 
 MOST_BUFFERS: Final = 16
 """Most buffers whose addresses are told: they are to stay a small part of a frame."""
@@ -36,6 +37,9 @@ MAX_ADDRESS: Final = 2**63 - 1
 
 Where = int | list[Any]
 """A place, or a proof with addresses: ``[proof's address, proof, address, bytes, …]``."""
+
+Offer = tuple[Where, remote.Proof | None]
+"""Where data lies, and the proof, which is the sender's to withdraw."""
 
 
 def is_where(value: Any, nbytes: int) -> bool:
@@ -62,20 +66,22 @@ class SharedMemory:
         self._process = process
         self._refused: set[int] = set()  # processes that could not be read
 
-    def where(self, dst: int, buffers: Sequence[memoryview]) -> Where | None:
+    def where(self, dst: int, buffers: Sequence[memoryview]) -> Offer | None:
         """Where rank `dst` may read these bytes; None: nowhere."""
         place = self._heap.place_of(np.frombuffer(buffer, np.uint8) for buffer in buffers)
         if place:
-            return place
+            return place, None
         if not 0 < len(buffers) <= MOST_BUFFERS or not self._process(dst):
             return None
-        proof = remote.offered()
-        if proof is None or sum([buffer.nbytes for buffer in buffers]) <= WORTH_IT:
+        if sum([buffer.nbytes for buffer in buffers]) <= WORTH_IT:
             return None
-        where: list[Any] = [*proof]
+        proof = remote.offer()
+        if proof is None:
+            return None
+        where: list[Any] = [proof.address, proof.shown()]
         for buffer in buffers:
             where += remote.address_of(buffer), buffer.nbytes
-        return where
+        return where, proof
 
     def open(self, src: int, where: Where, nbytes: int) -> Reading | None:
         """The bytes of a message of `src`, to be read; None: they have to be pulled. Raises
@@ -95,15 +101,19 @@ class SharedMemory:
 class Reading(Protocol):
     """Data in memory of another rank."""
 
+    proves: bool
+    """Whether it is right once it is copied; else the sender has to say so."""
+
     def copy(self, pieces: Pieces) -> None:
         """Copy what comes next to where it goes, at most `AT_ONCE` bytes. Raises OSError where it
-        cannot be read."""
+        cannot be read, or was withdrawn."""
 
 
 class Mapped:
     """Data that is mapped here."""
 
     __slots__ = ("_data", "_moved")
+    proves = False
 
     def __init__(self, data: memoryview, moved: Moved) -> None:
         self._data = data
@@ -122,7 +132,8 @@ class Mapped:
 class Remote:
     """Data in memory of another process."""
 
-    __slots__ = ("_moved", "_pid", "_proof", "_refused", "_spans")
+    __slots__ = ("_checked", "_moved", "_pid", "_proof", "_refused", "_spans")
+    proves = True
 
     def __init__(self, pid: int, where: list[Any], moved: Moved, refused: set[int]) -> None:
         self._pid = pid
@@ -130,17 +141,24 @@ class Remote:
         self._spans = list(zip(addresses[::2], addresses[1::2], strict=True))
         self._moved = moved
         self._refused = refused  # hears of a process that cannot be read
+        self._checked = False  # it is the process that it is taken for
 
     def copy(self, pieces: Pieces) -> None:
         address, count = self._next(pieces.left)
         pieces.place(count)
         assert pieces.memory is not None
         try:
-            remote.check(self._pid, self._proof)
-            remote.read(self._pid, address, pieces.memory)
+            holds = self._checked or remote.holds(self._pid, self._proof)
+            if holds:
+                self._checked = True
+                remote.read(self._pid, address, pieces.memory)
+                if count == pieces.left:
+                    holds = remote.holds(self._pid, self._proof)
         except OSError:
             self._refused.add(self._pid)
             raise
+        if not holds:
+            raise OSError("it was withdrawn")
         pieces.landed()
         self._moved.received += count
 

@@ -33,6 +33,7 @@ from aiodist.shared_memory.heap import Heap
 from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.trace import Scope
 from aiodist.transports.base import Landing
+from aiodist.transports.framed import FramedLink
 from aiodist.wire import kinds
 from aiodist.work import Work
 
@@ -147,7 +148,12 @@ class Context(Party):
             if peer != self.rank and (link := self.link(peer)) is not None
         ]
         if links:
-            self.endpoint.progress.inline(work.done, itertools.cycle(links).__next__)
+            only = links[0] if len(links) == 1 and not self.p2p_express.crowded else None
+            self.endpoint.progress.inline(
+                work.done,
+                itertools.cycle(links).__next__,
+                only if isinstance(only, FramedLink) else None,
+            )
 
     # -- shared memory ----------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from aiodist.shared_memory import futex
+from aiodist.transports import futex
 
 PAGE: Final = 4096
 SMALL: Final = 256 * 1024

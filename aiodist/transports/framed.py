@@ -189,6 +189,11 @@ class FramedLink(BaseLink):
         has ended.
         """
 
+    def doze(self, seconds: float) -> bool:
+        """Sleep within the call, for so long at most, until the peer has sent more than what was
+        looked at. False: this link cannot, or has ended."""
+        return False
+
     def _queue_rest(self, frame: Outgoing, sent: int, urgent: bool) -> None:
         """Queue a frame of which `sent` bytes were written, and no more for now."""
         self._direct = False

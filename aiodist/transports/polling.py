@@ -240,6 +240,25 @@ class Progress:
         self._dozed_in_vain += 1
         return False
 
+    def _doze_at(
+        self, link: FramedLink, look: Callable[[Any, Any], bool | None], a: Any, b: Any
+    ) -> bool | None:
+        """The same for a link, until ``look(a, b)`` is not None."""
+        if not self._polls:
+            return None
+        now = _clock()
+        until = min(now + DOZE * self._patience(self._dozed_in_vain), self._due)
+        while now < until:
+            if not link.doze(until - now):
+                return None
+            found = look(a, b)
+            if found is not None:
+                self._dozed_in_vain = 0
+                return found
+            now = _clock()
+        self._dozed_in_vain += 1
+        return None
+
     def until(self, look: Callable[[Any, None], bool | None], at: Any, *, crowded: bool) -> bool:
         """Poll until ``look(at, None)``: True; or the budget is used up: False."""
         spins = 1 if crowded else SPINS
@@ -251,17 +270,29 @@ class Progress:
         """Look for the frame with this prefix on `link` until it is `into`: True; until something
         else comes: False; or the budget is used up: None."""
         found = link.look_for(prefix, into)
-        if found is not None:
-            return found
-        return self._spin(link.look_for, prefix, into, 1, crowded=crowded)
+        if found is None:
+            found = self._spin(link.look_for, prefix, into, 1, crowded=crowded)
+        if found is None and not crowded:
+            found = self._doze_at(link, link.look_for, prefix, into)
+        return found
 
-    def inline(self, is_done: Callable[[], bool], link_of: Callable[[], Link | None]) -> None:
+    def inline(
+        self,
+        is_done: Callable[[], bool],
+        link_of: Callable[[], Link | None],
+        only: FramedLink | None = None,
+    ) -> None:
         """Poll `link_of()`, the link that is waited for (None: there is nothing to poll), until
-        `is_done()` or the budget is used up. What comes in between renews the budget."""
+        `is_done()` or the budget is used up. What comes in between renews the budget. `only`: it
+        is always this one, and this rank has a core of its own."""
         while not self.is_due() and (link := link_of()) is not None:
             # The peer of an in-process link runs in this loop: it needs a turn.
             if not link.poll() and (
-                link.kind == "inproc" or not self._spin(_come, link_of, None, 1, crowded=True)
+                link.kind == "inproc"
+                or not (
+                    self._spin(_come, link_of, None, 1, crowded=only is None)
+                    or (only is not None and self._doze_at(only, _come, link_of, None))
+                )
             ):
                 return
             if is_done():

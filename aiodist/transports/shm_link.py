@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 
 from aiodist.errors import ProtocolError
+from aiodist.transports import futex
 from aiodist.transports.base import Receiver
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.kept import JOINED
@@ -238,6 +239,12 @@ class ShmLink(FramedLink):
         else:
             self._receive()
         return False
+
+    def doze(self, seconds: float) -> bool:
+        if self._asleep or self._closed or self._outbox.backlog or not futex.works():
+            return False
+        self._rings.doze(seconds)
+        return True
 
     def _take(self, start: int, stop: int) -> None:
         self._parse(self._rings.incoming, self._rings.incoming, start, stop)

@@ -34,6 +34,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from aiodist.errors import ProtocolError
+from aiodist.transports import futex
 
 PAGE = 4096
 """Bytes of the words before the ring."""
@@ -63,7 +64,8 @@ _ORIGIN = 1
 _READ = 16
 """Bytes that the owner has read from the peer's ring."""
 _ASLEEP = 17
-"""Not 0: the owner sleeps until a bell, for the n-th time."""
+"""Not 0: the owner sleeps, for the n-th time; where this is 2 n until a bell, where it is 2 n + 1
+until the peer rings at the word of what it has written (it dozes)."""
 _WANTED = 18
 """Not 0: the owner waits for room, until the peer has read so many bytes."""
 
@@ -76,8 +78,9 @@ class Rings:
     """
 
     __slots__ = (
-        "_bell", "_fence", "_given", "_granted", "_limit", "_origin", "_out", "_own", "_peer",
-        "_rung", "_seen", "_sleeps", "_written", "incoming", "origin", "read", "size",
+        "_bell", "_doorstep", "_fence", "_given", "_granted", "_limit", "_origin", "_out", "_own",
+        "_peer", "_rung", "_seen", "_sleeps", "_threshold", "_written", "incoming", "origin",
+        "read", "size",
     )  # fmt: skip
 
     def __init__(self, own: memoryview, peer: memoryview, bell: Callable[[], None]) -> None:
@@ -103,6 +106,9 @@ class Rings:
         self._granted = 0  # the peer's wait for room that a bell has ended
         # Sleep.
         self._sleeps = 0
+        # Where the peer dozes, and where this side does: the words of what each has written.
+        self._doorstep = futex.address_of(own)
+        self._threshold = futex.address_of(peer)
 
     # ---- out ----
 
@@ -170,7 +176,10 @@ class Rings:
         asleep = self._peer[_ASLEEP]
         if asleep and asleep != self._rung:
             self._rung = asleep
-            self._bell()
+            if asleep & 1:
+                futex.ring(self._doorstep)
+            else:
+                self._bell()
 
     # ---- in ----
 
@@ -222,7 +231,7 @@ class Rings:
         # No bell for what is given back here: it is less than a quarter, so a peer that waits for
         # a quarter has had its bell.
         self._given = self._own[_READ] = self.read
-        self._sleeps += 1
+        self._sleeps += 2
         self._own[_ASLEEP] = self._sleeps
         wanted = self._written - self.size * 3 // 4 if for_room else 0
         self._own[_WANTED] = wanted
@@ -232,6 +241,16 @@ class Rings:
             self.wake()
             return False
         return True
+
+    def doze(self, seconds: float) -> None:
+        """Sleep within the call until there are other bytes than when last looked, for so long at
+        most. Only where `futex.works`."""
+        self._given = self._own[_READ] = self.read  # as in `sleep`
+        self._sleeps += 2
+        self._own[_ASLEEP] = self._sleeps + 1
+        # The fence is in the kernel, which compares what is written with what was seen of it.
+        futex.wait(self._threshold, self._seen, seconds)
+        self._own[_ASLEEP] = 0
 
     def wake(self) -> None:
         """No bell is needed for now."""

@@ -442,7 +442,7 @@ reads = 0
 def read_of_the_dead(pid, address, into, real=remote.read):
     global reads
     reads += 1
-    if reads == 4:  # a proof and data, twice each
+    if reads == 4:  # a proof, and data three times
         os.kill(sender, signal.SIGKILL)
     real(pid, address, into)
 

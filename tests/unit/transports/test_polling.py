@@ -37,6 +37,27 @@ class Quiet:
         self.looks += 1
         return self.answer if self.looks > self.patience else None
 
+    def doze(self, seconds: float) -> bool:
+        return False
+
+
+class Dozy(Quiet):
+    """One at which the system wakes who dozes: at the end of each doze there is something else."""
+
+    def __init__(self, clock: Clock, patience: float = float("inf")) -> None:
+        super().__init__(patience)
+        self.kind = "shm"
+        self._clock = clock
+        self.dozed: list[float] = []
+
+    def doze(self, seconds: float) -> bool:
+        self.dozed.append(seconds)
+        self._clock.now += seconds / 2
+        return True
+
+    def poll(self) -> bool:
+        return bool(self.look_for(b"", memoryview(b"")))
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -280,6 +301,45 @@ async def test_beside_who_computes_a_link_is_polled_briefly(
     assert look(polling, Quiet())[1] == pytest.approx(SHORTEST / STEP, abs=3)
     assert not progress.linger(clock.now + 100 * STEP)
     assert not yields
+
+
+async def test_who_looked_at_a_link_in_vain_dozes(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    link = Dozy(clock, round(LONGEST / STEP) + 3)
+    assert look(polling, link)[0] is True
+    assert link.dozed[:1] == [pytest.approx(progress.DOZE * LONGEST, rel=0.1)]
+    dozed = []
+    for _ in range(3):
+        never = Dozy(clock)
+        assert look(polling, never)[0] is None
+        dozed.append(never.dozed[0])
+    assert dozed == [pytest.approx(progress.DOZE * LONGEST / 2**k, rel=0.2) for k in range(3)]
+
+
+async def test_what_was_there_is_not_looked_for_again(clock: Clock) -> None:
+    link = Dozy(clock, 0)
+    assert look(Progress(asyncio.get_running_loop()), link) == (True, 1)
+    assert not link.dozed
+
+
+async def test_where_ranks_share_cores_nobody_dozes_at_a_link(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    link: Any = Dozy(clock)
+    polling.inline(lambda: False, lambda: link)
+    assert polling.look(link, b"", memoryview(b""), crowded=True) is None
+    assert not link.dozed
+
+
+async def test_a_receive_of_one_rank_dozes_at_its_link(clock: Clock) -> None:
+    polling = Progress(asyncio.get_running_loop())
+    link: Any = Dozy(clock, round(LONGEST / STEP) + 3)
+    polling.inline(lambda: link.looks > link.patience, lambda: link, link)
+    assert link.dozed
+    polling._turned()
+    never: Any = Dozy(clock)
+    polling.inline(lambda: False, lambda: never, never)
+    assert never.dozed
+    assert polling._dozed_in_vain == 1
 
 
 async def test_lingering_offers_the_core(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

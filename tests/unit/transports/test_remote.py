@@ -26,9 +26,9 @@ needs_reading = pytest.mark.skipif(not may_read_itself(), reason="this system fo
 CHILD = """
 import sys
 from aiodist.transports import remote
-address, proof = remote.offered()
+offer = remote.offer()
 data = memoryview(bytes(range(256)) * 1000)
-print(address, proof.hex(), remote.address_of(data), flush=True)
+print(offer.address, offer.shown().hex(), remote.address_of(data), flush=True)
 sys.stdin.read()
 """
 
@@ -43,7 +43,7 @@ def test_memory_of_another_process() -> None:
         proof = (int(where), bytes.fromhex(shown))
         data = bytearray(256_000)
         try:
-            remote.check(child.pid, proof)
+            assert remote.holds(child.pid, proof)
             remote.read(child.pid, int(start), memoryview(data))
         except PermissionError:
             pytest.skip("this system lets a process read none but its children, or nobody")
@@ -55,26 +55,49 @@ def test_memory_of_another_process() -> None:
             remote.read(child.pid, int(start), memoryview(data))
 
 
+def offered() -> tuple[remote.Proof, tuple[int, bytes]]:
+    proof = remote.offer()
+    assert proof is not None
+    return proof, (proof.address, proof.shown())
+
+
 @needs_reading
 def test_another_process_has_no_such_proof() -> None:
-    address, proof = remote.offered() or (0, b"")
-    remote.check(os.getpid(), (address, proof))
+    proof, (address, shown) = offered()
+    assert remote.holds(os.getpid(), (address, shown))
     with pytest.raises(OSError, match=f"process {os.getpid()} is not the one that offers"):
-        remote.check(os.getpid(), (address, bytes(len(proof))))
+        remote.holds(os.getpid(), (address, bytes(len(shown))))
+    proof.withdraw()
+
+
+@needs_reading
+def test_an_offer_that_was_withdrawn() -> None:
+    proof, shown = offered()
+    other, others = offered()
+    proof.withdraw()
+    assert not remote.holds(os.getpid(), shown)
+    again, anew = offered()  # in the same place
+    assert again is proof
+    assert not remote.holds(os.getpid(), shown)
+    assert remote.holds(os.getpid(), anew)
+    assert remote.holds(os.getpid(), others)
+    again.withdraw()
+    other.withdraw()
 
 
 @needs_reading
 def test_a_forked_copy_is_another_process() -> None:
-    address, proof = remote.offered() or (0, b"")
+    proof, (address, shown) = offered()
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        found = remote.offered()
-        os.write(writing, b"same" if found == (address, proof) else b"another")
-        os._exit(found is None or found[0] != address)
+        os.write(writing, b"same" if proof.shown() == shown else b"another")
+        os.write(writing, b", same" if offered()[1][1][:8] == shown[:8] else b", another")
+        os._exit(proof.address != address)
     assert os.waitpid(child, 0)[1] == 0
-    assert os.read(reading, 100) == b"another"
-    assert remote.offered() == (address, proof)
+    assert os.read(reading, 100) == b"another, another"
+    assert remote.holds(os.getpid(), (address, shown))
+    proof.withdraw()
     os.close(reading)
     os.close(writing)
 
@@ -87,6 +110,6 @@ def test_memory_that_is_not_there() -> None:
 
 def test_a_system_that_reads_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_read", None)
-    assert remote.offered() is None
+    assert remote.offer() is None
     with pytest.raises(OSError, match="this system does not read"):
         remote.read(os.getpid(), 4096, memoryview(bytearray(1)))

@@ -314,3 +314,68 @@ def test_closing_lets_go_of_the_memory() -> None:
     side.rings.close()
     for memory in (own, peer):
         memory.clear()  # BufferError while there are views of it
+
+
+class Futexes:
+    """In place of the system's: who dozes is told to, and `amid` happens before it would sleep."""
+
+    def __init__(self) -> None:
+        self.slept: list[tuple[int, int]] = []
+        self.rung: list[int] = []
+        self.amid: Callable[[], None] = lambda: None
+
+    def address_of(self, memory: memoryview) -> int:
+        return id(memory.obj)
+
+    def wait(self, address: int, seen: int, seconds: float) -> None:
+        self.slept.append((address, seen))
+        self.amid()
+
+    def ring(self, address: int) -> None:
+        self.rung.append(address)
+
+
+def test_who_dozes_is_woken_by_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    futexes = Futexes()
+    monkeypatch.setattr(shm_rings, "futex", futexes)
+    a, b = pair()
+    a.rings.put(b"before")
+    assert b.read() == b"before"
+
+    def amid() -> None:
+        a.rings.put(b"one")
+        a.rings.put(b"two")  # one ring is enough
+
+    futexes.amid = amid
+    b.rings.doze(1.0)
+    (address, seen), *more = futexes.slept
+    assert not more and seen == 6
+    assert futexes.rung == [address]  # where it sleeps is what the other has written
+    assert b.read() == b"onetwo"
+    a.rings.put(b"three")  # it is awake again
+    assert len(futexes.rung) == 1
+    assert b.rings.available()
+    b.rings.doze(1.0)
+    assert futexes.slept[1:] == [(address, 17)]
+    assert len(futexes.rung) == 2
+    assert not a.bells and not b.bells
+
+
+def test_who_dozed_is_woken_by_a_bell_when_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    futexes = Futexes()
+    monkeypatch.setattr(shm_rings, "futex", futexes)
+    a, b = pair()
+    b.rings.doze(1.0)
+    assert b.rings.sleep(for_room=False)
+    a.rings.put(b"x")
+    assert (a.bells, futexes.rung) == (1, [])
+
+
+def test_who_dozes_gives_back_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_rings, "futex", Futexes())
+    a, b = pair()
+    a.rings.write([bytes(1000)])
+    b.read()
+    assert a.rings.room() == RING - 1000
+    b.rings.doze(1.0)
+    assert a.rings.room() == RING

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from aiodist.shared_memory import futex
+from aiodist.transports import futex
 
 pytestmark = pytest.mark.skipif(not futex.works(), reason="this system has no futexes")
 
