@@ -99,7 +99,7 @@ def may_post(place: Place) -> bool:
     return place.shares_memory and 1 < place.size <= MAX_RANKS_POSTING
 
 
-def share_over_links(place: Place, *, first: bool, of_one: bool) -> Prepared:
+def share_over_links(place: Place, *, first: bool, of_one: bool = False) -> Prepared:
     """The plan of `share` over links."""
     if first and may_post(place):
         algorithm = direct_exchange.share

@@ -33,7 +33,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from aiodist.links.moved import Moved
-from aiodist.shared_memory import futex
 from aiodist.shared_memory.board import (
     AREAS,
     BERTH,
@@ -48,6 +47,7 @@ from aiodist.shared_memory.board import (
 )
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.turns import Rider
+from aiodist.transports import futex
 from aiodist.transports.polling import Progress
 
 _VOID: Final = 3
