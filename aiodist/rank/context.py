@@ -145,8 +145,11 @@ class Context(Party):
             for peer in peers or range(self.size)
             if peer != self.rank and (link := self.link(peer)) is not None
         ]
-        if links:
-            self.endpoint.progress.inline(work.done, itertools.cycle(links).__next__)
+        p2p = self.p2p
+        if links and not p2p.takes_long(work):
+            self.endpoint.progress.inline(
+                lambda: work.done() or p2p.takes_long(work), itertools.cycle(links).__next__
+            )
 
     # -- shared memory ----------------------------------------------------------------------------
 
