@@ -320,8 +320,13 @@ class Operations:
         at_once = self._context.p2p_express.send(x, dst, tag)
         if at_once is not None:
             return at_once
+        return self._send(x, dst, tag, timeout)
+
+    def _send(
+        self, x: Any, dst: int, tag: str | int, timeout: float | None, **how: bool
+    ) -> Work[None]:
         base.check_root(self._context, dst, "dst")
-        work = self._context.p2p.send(x, dst, tag=tag)
+        work = self._context.p2p.send(x, dst, tag=tag, **how)
         return self._deadline(work, timeout, self._context.op_timeout, (dst,))
 
     def ssend(
@@ -339,9 +344,7 @@ class Operations:
         """
         self._enter()
         deadlines.check_timeout(timeout)
-        base.check_root(self._context, dst, "dst")
-        work = self._context.p2p.send(x, dst, tag=tag, synchronous=True)
-        return self._deadline(work, timeout, self._context.op_timeout, (dst,))
+        return self._send(x, dst, tag, timeout, synchronous=True)
 
     @typed(Signatures.recv)
     def recv(
@@ -566,6 +569,13 @@ class Operations:
     def _check_source(self, src: int | AnySource) -> None:
         if src is not ANY_SOURCE:
             base.check_root(self._context, src, "src")
+
+
+def send_steady(group: Operations, x: Any, dst: int, tag: str | int) -> Work[None]:
+    """`group.send` of memory that is never written again as long as anybody refers to it, as that
+    of a version of weights: what may have to be sent again need not be copied then. The Work is
+    done when all has left. For the library itself: nobody can see whether a user keeps to it."""
+    return group._send(x, dst, tag, None, steady=True)
 
 
 def _check_partial(out: Any) -> None:

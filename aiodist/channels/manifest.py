@@ -37,6 +37,9 @@ CHUNK = 4 << 20
 SMALLEST = 1 << 18
 """Bytes of a chunk of those versions that are handed on in fewer than `CHUNKS`."""
 
+CACHED = 256 * 1024
+"""Bytes that are copied before they are checked: both copies stay in the cache of a core."""
+
 CHUNKS = 32
 """So many at least, for each host gets one while the one before it gets the next one."""
 
@@ -111,9 +114,13 @@ class Writing:
         """Copy the value into `memory`; may run in a thread."""
         release = self.release
         data = np.frombuffer(memory, np.uint8)[release.data :]
+        checks = _Checks(memory[release.data :], release.chunk)
         for start, buffer in zip(self._starts, self._value.buffers, strict=False):
-            _copy(data[start : start + buffer.nbytes], buffer)
-        packed, release = self._sealed(lambda start, stop: memory[start:stop])
+            for at in range(0, buffer.nbytes, CACHED):
+                end = start + min(at + CACHED, buffer.nbytes)
+                _copy(data[start + at : end], buffer[at : at + CACHED])
+                checks.go_on(end)
+        packed, release = self._sealed(checks.all())
         memory[: release.manifest] = packed
         return release
 
@@ -121,15 +128,44 @@ class Writing:
         """The value where it lies; may run in a thread."""
         starts = [self.release.data + start for start in self._starts[:-1]]
         lent = Stretches(starts, self._value.buffers)
-        lent.front, release = self._sealed(lent.read)
+        spans = [self.release.span(part) for part in range(1, self.release.parts)]
+        lent.front, release = self._sealed([crc32(lent.read(*span)) for span in spans])
         return replace(release, lent=True), lent
 
-    def _sealed(self, read: Callable[[int, int], memoryview]) -> tuple[bytes, Release]:
+    def _sealed(self, checks: Sequence[int]) -> tuple[bytes, Release]:
         """The manifest, and the release."""
         release = self.release
-        checks = [crc32(read(*release.span(part))) for part in range(1, release.parts)]
         packed = Manifest(self._value.meta, checks, self._extents).pack()
         return packed, replace(release, check=crc32(packed))
+
+
+class _Checks:
+    """The checks of the chunks of `data`, which is written from its front to its end, and read for
+    this while it is in the cache."""
+
+    def __init__(self, data: memoryview, chunk: int) -> None:
+        self._data = data
+        self._chunk = chunk
+        self._at = 0  # up to here it has been read
+        self._found: list[int] = []
+
+    def go_on(self, end: int) -> None:
+        """It is written up to `end`: read it, unless that is little."""
+        if end - self._at >= CACHED:
+            self._read(end)
+
+    def all(self) -> list[int]:
+        """All of it is written: the check of each chunk."""
+        self._read(len(self._data))
+        return self._found
+
+    def _read(self, end: int) -> None:
+        while self._at < end:
+            begun = self._at % self._chunk
+            stop = min(end, self._at - begun + self._chunk)
+            before = self._found.pop() if begun else 0
+            self._found.append(crc32(self._data[self._at : stop], before))
+            self._at = stop
 
 
 class Stretches:

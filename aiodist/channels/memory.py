@@ -177,6 +177,11 @@ class Memory:
         """Whether it is not mapped from another process."""
         return self._block is not None or self._lent is not None
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether nobody writes it as long as anybody refers to it."""
+        return self._lent is None
+
     def read(self, start: int, stop: int) -> memoryview:
         """Some bytes of it."""
         return self.view[start:stop] if self._lent is None else self._lent.read(start, stop)

@@ -24,6 +24,7 @@ from aiodist.channels.pace import Pace
 from aiodist.channels.participant import GIVES, TAKES
 from aiodist.errors import ProtocolError
 from aiodist.group import Group
+from aiodist.operations import send_steady
 from aiodist.transports.handover import take_segment
 from aiodist.work import Work
 
@@ -112,7 +113,10 @@ async def give(pair: Group, holding: Holding, has: int, patience: float, *, maps
             sent.append(pair.send(has, TAKES, tag=PARTS))
             if not maps:
                 part = np.frombuffer(holding.part(has), np.uint8)
-                sent.append(pair.send(part, TAKES, tag=PARTS))
+                assert holding.memory is not None
+                # A user may write again what he has lent, once it was taken back.
+                send = partial(send_steady, pair) if holding.memory.is_steady else pair.send
+                sent.append(send(part, TAKES, tag=PARTS))
                 sent[-1].add_done_callback(partial(news.given, has + 1))
             has += 1
             while len(sent) > AHEAD:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from aiodist.wire.frames import PIECE
+from aiodist.wire.frames import MAX_PAYLOAD
 
 ALONE = 16 * 1024
 """Buffers from this size on share no piece with others, so that their bytes can be received in
 place; smaller ones are joined, for fewer frames."""
 
 
-def cut(buffers: Sequence[memoryview], most: int = PIECE) -> Iterator[list[memoryview]]:
+def cut(buffers: Sequence[memoryview], most: int = MAX_PAYLOAD) -> Iterator[list[memoryview]]:
     """The bytes of `buffers`, in order, as pieces of at most `most` bytes, none of them empty."""
+    # As large as can be: what each costs Python, on both sides, is as much as the system needs for
+    # a hundred KiB, and nothing is gained by small ones. Bytes go to their place as they come, and
+    # not when a piece is complete.
     joined: list[memoryview] = []
     size = 0
     for buffer in buffers:

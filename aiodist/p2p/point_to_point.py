@@ -134,10 +134,17 @@ class PointToPoint:
     # -- from the group ---------------------------------------------------------------------------
 
     def send(
-        self, value: object, dst: int, tag: MessageTag = 0, *, synchronous: bool = False
+        self,
+        value: object,
+        dst: int,
+        tag: MessageTag = 0,
+        *,
+        synchronous: bool = False,
+        steady: bool = False,
     ) -> Work[None]:
         """Send a value to rank `dst`. The Work is complete when its memory may be reused; where it
-        is `synchronous`, not before a receive has taken the message.
+        is `synchronous`, not before a receive has taken the message. Memory that is `steady` is
+        never written again as long as anybody refers to it: a link keeps it, and no copy of it.
 
         `tag`: a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Raises TypeError and
         ValueError for arguments that no send takes, and what the engine was closed with.
@@ -161,7 +168,9 @@ class PointToPoint:
         if dst in lost:
             work.fail(self._peer_lost(work, _loss_text(dst, lost[dst]), (dst,)))
             return work
-        sending = self._sender.send(work, dst, tag, encoded, sources, synchronous=synchronous)
+        sending = self._sender.send(
+            work, dst, tag, encoded, sources, synchronous=synchronous, steady=steady
+        )
         if sending is not None:
             self._pending[work] = sending
         if self._wire.waiting:
@@ -237,6 +246,13 @@ class PointToPoint:
     def has_several(self) -> bool:
         """Whether more than one receive waits to be matched."""
         return self._receiver.has_several
+
+    def takes_long(self, work: Work[Any]) -> bool:
+        """Whether `work` receives a message that is so large that who polls for the rest of it
+        only keeps a core busy: most of the time goes by while it is sent."""
+        waiting = self._pending.get(work)
+        message = waiting.message if isinstance(waiting, Receiving) else None
+        return message is not None and message.nbytes > wire.MOST_PUSHED
 
     @property
     def idle(self) -> bool:

@@ -21,9 +21,9 @@ from aiodist.p2p.shared import Offer, SharedMemory
 from aiodist.transports.remote import Proof
 from aiodist.work import Work
 
-BURST: Final = 4
-"""Most pieces of transfers to one rank that a link holds, and that one turn of the loop sends:
-small messages and collectives get in between."""
+BURST: Final = 1024 * 1024
+"""Where a link holds so many bytes of transfers to one rank it gets no more, nor where one turn of
+the loop has sent so many: small messages and collectives get in between."""
 
 NOTHING: Final = -1
 """In `Sending.next_part`, beside `METADATA` and `BODY`: all parts have been pulled."""
@@ -41,6 +41,7 @@ class Sending:
     price: int  # what it costs of the credit of its receiver
     is_eager: bool  # it goes as one frame, whether or not there is a receive
     is_synchronous: bool  # a receive has to match it first
+    is_steady: bool  # nobody writes its memory again
     sources: Sources | None
     """Its arrays that are on a device."""
     words: bytes = b""
@@ -52,7 +53,7 @@ class Sending:
     # Of the part that was pulled: those that are not in the link yet.
     pieces: Iterator[list[memoryview]] = field(default_factory=lambda: iter(()))
     ahead: list[memoryview] | None = None  # the piece that is next to go
-    in_link: int = 0  # pieces of it that the link holds
+    in_link: int = 0  # bytes of it that the link holds
     shown: bool = False  # the receiver knows where all of it lies, and may read it there
     proof: Proof | None = None  # that this is so
     pushed: bool = False  # its data goes without being pulled
@@ -70,7 +71,7 @@ class Peer:
     next_sid: int = 0  # the id of the next message that is announced
     may_push: bool = False  # it has given leave to push one
     moving: deque[Sending] = field(default_factory=deque)  # with a piece to go, in turn
-    in_link: int = 0  # pieces that the link holds, of all messages
+    in_link: int = 0  # bytes that the link holds, of all messages
     woken: bool = False  # `_resume` is about to be called
 
     @property
@@ -116,6 +117,7 @@ class Sender:
         sources: Sources | None = None,
         *,
         synchronous: bool = False,
+        steady: bool = False,
     ) -> Sending | None:
         """Send a message, whose arrays on a device are in `sources`. None: `work` is complete.
 
@@ -135,7 +137,9 @@ class Sender:
             work.finish(None)
             return None
         self._number += 1
-        sending = Sending(self._number, work, dst, tag, encoded, price, eager, synchronous, sources)
+        sending = Sending(
+            self._number, work, dst, tag, encoded, price, eager, synchronous, steady, sources
+        )
         if wanted is not None:
             self._announce(peer, sending, wanted)
         else:
@@ -389,33 +393,35 @@ class Sender:
 
     def _pump(self, peer: Peer) -> None:
         """Give the link pieces, of all transfers in turn."""
-        for _ in range(BURST):
-            if not peer.moving or peer.in_link >= BURST:
-                return
+        moved = 0
+        while peer.moving and moved < BURST and peer.in_link < BURST:
             sending = peer.moving.popleft()
             piece = sending.ahead
             assert piece is not None
             sending.ahead = next(sending.pieces, None)
             if sending.ahead is not None:
                 peer.moving.append(sending)
-            sending.in_link += 1
-            peer.in_link += 1
+            nbytes = sum([view.nbytes for view in piece])
+            moved += nbytes
+            sending.in_link += nbytes
+            peer.in_link += nbytes
             self._wire.send(
                 sending.dst,
                 (wire.DATA, sending.sid),
                 piece,
-                done=partial(self._left, peer, sending),
+                done=partial(self._left, peer, sending, nbytes),
                 # Metadata is ours, and may leave even after a withdrawal: the receiver reads it
-                # as it comes, so it must never be replaced by zeros.
-                token=sending if sending.next_part == NOTHING else None,
+                # as it comes, so it must never be replaced by zeros. So may steady memory, which
+                # nobody wants back.
+                token=sending if sending.next_part == NOTHING and not sending.is_steady else None,
             )
 
-    def _left(self, peer: Peer, sending: Sending) -> None:
+    def _left(self, peer: Peer, sending: Sending, nbytes: int) -> None:
         """A piece has left."""
         if sending.gone:
             return
-        sending.in_link -= 1
-        peer.in_link -= 1
+        sending.in_link -= nbytes
+        peer.in_link -= nbytes
         if sending.ahead is None and not sending.in_link:
             self._all_left(peer, sending)
         self._wake(peer)

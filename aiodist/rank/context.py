@@ -147,10 +147,17 @@ class Context(Party):
             for peer in peers or range(self.size)
             if peer != self.rank and (link := self.link(peer)) is not None
         ]
-        if links:
+        # In shared memory the rest of a large message is there at once.
+        by_socket = any(link.kind != "shm" for link in links)
+        p2p = self.p2p
+
+        def is_enough() -> bool:
+            return work.done() or (by_socket and p2p.takes_long(work))
+
+        if links and not is_enough():
             only = links[0] if len(links) == 1 and not self.p2p_express.crowded else None
             self.endpoint.progress.inline(
-                work.done,
+                is_enough,
                 itertools.cycle(links).__next__,
                 only if isinstance(only, FramedLink) else None,
             )

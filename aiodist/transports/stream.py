@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import io
 import socket
+import sys
 from collections.abc import Sequence
 
 from aiodist.transports.base import Receiver
@@ -33,11 +34,19 @@ READ = 256 * 1024
 """Most payload bytes of one read."""
 
 
+ENOUGH = 256 * 1024
+"""Bytes of a payload that have to be there before the loop is woken for it, where more are to come.
+Each time it is woken takes as long as some ten KiB do."""
+
+NEVER = 0
+"""Instead of that: this system, or this kind of socket, knows no such number."""
+
+
 class StreamLink(LastingLink):
     """A link over a connected, non-blocking stream socket, which it owns from now on."""
 
     __slots__ = (
-        "_armed", "_fd", "_held", "_reading", "_scratch", "_scratch_view", "_socket",
+        "_armed", "_enough", "_fd", "_held", "_reading", "_scratch", "_scratch_view", "_socket",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +63,8 @@ class StreamLink(LastingLink):
         self._fd = sock.fileno()  # its number, for the loop
         self._reading = False  # the loop watches for bytes to read
         self._armed = False  # the loop watches for room to write
+        # It is readable for the loop with so many bytes.
+        self._enough = 1 if _can_wait_for_more(sock) else NEVER
         # While a payload is under way the scratch is empty.
         self._scratch = bytearray(SCRATCH)
         self._scratch_view = memoryview(self._scratch)  # made once: a slice of it costs no copy
@@ -164,7 +175,7 @@ class StreamLink(LastingLink):
                         (memory[self._arrived :], self._scratch_view[:LOOKAHEAD])
                     )[0]
             except (BlockingIOError, InterruptedError):
-                return budget < TURN
+                break
             except OSError as error:
                 self._lost(self._broken or error)
                 return True
@@ -185,9 +196,21 @@ class StreamLink(LastingLink):
             # Less than there was room for: the socket is empty, and need not be asked once more to
             # say so. What comes after that makes it readable again.
             if self._closed or self._peer_ended or count < room:
-                return True
+                break
             if budget <= FRAME * (self._came - came):
-                return True
+                break
+        if self._to_come > JOINED or self._enough > 1:
+            self._wait_for_enough()
+        return budget < TURN
+
+    def _wait_for_enough(self) -> None:
+        """Have the loop woken when more of the payload under way is there than a few packets."""
+        # Never for more than is to come of this frame: nothing may follow.
+        enough = max(1, min(self._to_come, ENOUGH))
+        if self._enough not in (enough, NEVER) and not (self._closed or self._severed):
+            self._enough = enough
+            with contextlib.suppress(OSError):  # the connection is gone: then it is readable
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
 
     def look_for(self, prefix: bytes, into: memoryview) -> bool | None:
         if self._to_come or self._polling or self._closed or self._peer_ended or self._again:
@@ -298,3 +321,9 @@ class StreamLink(LastingLink):
         self._closed = self._told = True
         self._forget()
         self._socket.close()
+
+
+def _can_wait_for_more(sock: socket.socket) -> bool:
+    """Whether the system can wake who waits for a socket for so many bytes only. Linux can for TCP,
+    and wakes him sooner where its buffer is full."""
+    return sys.platform == "linux" and sock.family in (socket.AF_INET, socket.AF_INET6)

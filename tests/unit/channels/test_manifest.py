@@ -52,9 +52,13 @@ def same(one, other):
     return one == other
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(manifest, "CHUNK", 128)
+@pytest.fixture(autouse=True, scope="module", params=[48, 128, 1000])
+def small_chunks(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "CHUNK", 128)
+        patch.setattr(manifest, "SMALLEST", 128)
+        patch.setattr(manifest, "CACHED", request.param)
+        yield
 
 
 @settings(deadline=None)

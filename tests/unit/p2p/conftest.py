@@ -291,6 +291,7 @@ def small_limits() -> Iterator[None]:
         patch.setattr(p2p_frames, "MOST_PUSHED", 2000)
         patch.setattr(pieces, "ALONE", 100)
         patch.setattr(p2p_sender, "cut", lambda buffers: pieces.cut(buffers, 300))
+        patch.setattr(p2p_sender, "BURST", 1200)
         yield
 
 
@@ -305,5 +306,7 @@ def limited() -> Callable[[], Any]:
 
 
 @pytest.fixture
-def net(make_net: type[Net]) -> Net:
+def net(make_net: type[Net], monkeypatch: pytest.MonkeyPatch) -> Net:
+    # A MiB is several pieces.
+    monkeypatch.setattr(p2p_sender, "cut", lambda buffers: pieces.cut(buffers, 256 * 1024))
     return make_net(2)

@@ -13,6 +13,7 @@ from aiodist.errors import MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, WINDOW
 from aiodist.types import ANY_SOURCE, ANY_TAG
+from aiodist.wire.frames import MAX_PAYLOAD
 
 MIB = 1024 * 1024
 
@@ -90,7 +91,7 @@ def test_long_metadata_is_pulled_too(net: Any) -> None:
 
 
 def test_pieces_leave_room_for_others(net: Any) -> None:
-    """A link never holds more than four pieces: a small message waits for these at most."""
+    """A link never holds more than a MiB: a small message waits for that at most."""
     net.engines[1].recv(0, 1)
     net.engines[0].send(ramp(16 * MIB), 1, 1)
     net.pipes[0, 1].flow()
@@ -99,6 +100,45 @@ def test_pieces_leave_room_for_others(net: Any) -> None:
         net.loop.turn()
         assert len(net.pipes[0, 1].queued) == 4
     assert all(frame.nbytes <= 256 * 1024 for frame in net.pipes[0, 1].queued)
+
+
+def test_a_long_message_goes_in_the_longest_frames(make_net: Any) -> None:
+    net = make_net(2)
+    receiving = net.engines[1].recv(0)
+    net.engines[0].send(ramp(16 * MIB), 1)
+    net.pipes[0, 1].flow()
+    net.pipes[1, 0].flow()
+    assert [frame.nbytes for frame in net.pipes[0, 1].queued] == [MAX_PAYLOAD]
+    net.settle()
+    assert (receiving.result() == ramp(16 * MIB)).all()
+    assert net.kinds(0, 1).count(wire.DATA) == 16
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_link_may_keep_what_nobody_writes_again(net: Any, steady: bool) -> None:
+    net.engines[1].recv(0)
+    sending = net.engines[0].send(ramp(4 * MIB), 1, steady=steady)
+    net.pipes[0, 1].flow()
+    net.pipes[1, 0].flow()
+    assert [frame.token is None for frame in net.pipes[0, 1].queued] == [steady] * 4
+    # It need not be taken back, but no more of it is sent.
+    sending.cancel()
+    assert sum(frame.nbytes for frame in net.pipes[0, 1].queued) == (MIB if steady else 0)
+    again = net.engines[0].send(ramp(MIB), 1)
+    net.settle()
+    assert again.done() and net.kinds(0, 1).count(wire.DATA) == 8
+
+
+def test_who_waits_for_much_need_not_poll(net: Any) -> None:
+    little, much = net.engines[1].recv(0), net.engines[1].recv(0)
+    net.engines[0].send(ramp(MIB), 1)
+    net.engines[0].send(ramp(MIB + 4), 1)
+    assert not net.engines[1].takes_long(much)  # nobody knows it yet
+    net.pipes[0, 1].flow()
+    net.pipes[0, 1].flow()
+    assert not net.engines[1].takes_long(little) and net.engines[1].takes_long(much)
+    net.settle()
+    assert much.done() and not net.engines[1].takes_long(much)
 
 
 def test_two_transfers_alternate(net: Any) -> None:

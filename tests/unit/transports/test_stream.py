@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import socket
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,14 +19,19 @@ from aiodist.errors import ProtocolError
 from aiodist.testing.links import Ends
 from aiodist.transports.base import Link
 from aiodist.transports.framed import BYE
-from aiodist.transports.stream import StreamLink
+from aiodist.transports.stream import ENOUGH, StreamLink
 from aiodist.wire import frames
 
 
+def over_loopback() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return socket.create_connection(server.getsockname()), server.accept()[0]
+
+
 @asynccontextmanager
-async def wired(**limits: int) -> AsyncIterator[Any]:
+async def wired(tcp: bool = False, **limits: int) -> AsyncIterator[Any]:
     """`.link` over one end of a socket pair, `.raw` the other, `.seen` what the link brought."""
-    raw, sock = socket.socketpair()
+    raw, sock = over_loopback() if tcp else socket.socketpair()
     raw.setblocking(False)
     sock.setblocking(False)
     ends = Ends()
@@ -36,7 +42,9 @@ async def wired(**limits: int) -> AsyncIterator[Any]:
     link.max_header = limits.get("max_header", frames.MAX_HEADER)
     link.start()
     try:
-        yield SimpleNamespace(link=link, raw=raw, seen=ends.at_a, until=ends.until, ends=ends)
+        yield SimpleNamespace(
+            link=link, raw=raw, sock=sock, seen=ends.at_a, until=ends.until, ends=ends
+        )
     finally:
         link.close()
         await ends.until(lambda: bool(ends.at_a.ends))
@@ -329,6 +337,37 @@ async def test_a_landing_outlives_the_connection(is_wanted: bool) -> None:
         assert bytes(before) == held
         new.receiver = second.seen
         first.seen.ends.append(None)  # of the old link nobody is told any more
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not wait for more")
+async def test_the_loop_is_woken_for_much_of_a_payload_and_never_waits_for_what_is_behind_it() -> (
+    None
+):
+    async with wired(tcp=True) as w:
+
+        async def until_woken_for(nbytes: int) -> None:
+            # The kernel tells nobody.
+            while w.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != nbytes:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        loop = asyncio.get_running_loop()
+        payload = random.Random(1).randbytes(1 << 20)
+        data = frames.encode(b"much", payload)
+        begun = ENOUGH + 20_000
+        await loop.sock_sendall(w.raw, data[:begun])
+        await until_woken_for(ENOUGH)
+        await loop.sock_sendall(w.raw, data[begun:-100])
+        await until_woken_for(100)
+        await loop.sock_sendall(w.raw, data[-100:])
+        await w.until(lambda: w.seen.frames == [(b"much", payload)])
+        await until_woken_for(1)
+        await loop.sock_sendall(w.raw, frames.encode(b"little", b"x"))
+        await w.until(lambda: len(w.seen.frames) == 2)
+        # What breaks amid a payload is seen, however little has come.
+        await loop.sock_sendall(w.raw, data[:50_000])
+        await until_woken_for(ENOUGH)
+        w.raw.close()
+        await w.until(lambda: bool(w.seen.ends))
 
 
 async def test_the_loop_gets_its_turn_while_much_arrives() -> None:
