@@ -102,7 +102,7 @@ class LinkValues(ValueRecipe):
         result."""
         assert self._laid is not None
         shown = self._laid.shown
-        return all(map(Reading.is_there, shown)) and self._take(shown, given)
+        return all(map(Reading.is_there, shown)) and self.take(shown, given)
 
     def go_on(self, x: Any, given: Given, done: int) -> tuple[Executor, Program]:
         """What goes on with it the ordinary way, where so many steps are done."""
@@ -131,7 +131,7 @@ class LinkValues(ValueRecipe):
                 Reading(template, memoryview(bytes(LENGTH) + blob))
                 for template, blob in zip(templates, memory.blobs, strict=True)
             ]
-            if self._take(shown, given):
+            if self.take(shown, given):
                 return given.result.pop()
         program = self._make(self._context, *given.args).start(False)
         phase = cast(Phase, next(program))

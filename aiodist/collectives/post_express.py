@@ -38,7 +38,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_values
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
-from aiodist.collectives.lane_express import slots_of
+from aiodist.collectives.lane_reductions import slots_of
 from aiodist.collectives.posted import (
     Data,
     InOneGo,
@@ -170,8 +170,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues]):
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostRecipe | PostedValues | None:
-        if op not in ("reduce", "reduce_scatter"):
-            return lane_values.learn(PostedValues, self._context, op, make, args)
+        found = lane_values.learn(PostedValues, self._context, op, make, args)
+        if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
+            return found
         try:
             call = make(self._context, *args)
             if op == "reduce":
