@@ -150,21 +150,32 @@ class Incoming:
             array.commit(staged)
         if self._out is not None and _only_arrays(self._tree):
             return self._out
-        return self._build(self._tree)
+        return self.build([array.value for array in self.targets])
 
-    def _build(self, tree: Any) -> Any:
-        kind = type(tree)
-        if kind is _Leaf:
-            return self.targets[tree.index].value
-        if kind is list:
-            return [self._build(item) for item in tree]
-        if kind is tuple:
-            return tuple([self._build(item) for item in tree])
-        if kind is dict:
-            return {key: self._build(item) for key, item in tree.items()}
-        if kind is _Pickled:
-            return pickle.loads(tree.data)
-        return tree
+    def build(self, arrays: Sequence[Any]) -> Any:
+        """The value, with these as its arrays."""
+        return _build(self._tree, arrays)
+
+    @property
+    def has_pickles(self) -> bool:
+        """Whether an object came as a pickle."""
+        leaves = _walk(self._tree, None, "value")
+        return any(isinstance(leaf, _Pickled) for _, leaf, _ in leaves)
+
+
+def _build(tree: Any, arrays: Sequence[Any]) -> Any:
+    kind = type(tree)
+    if kind is _Leaf:
+        return arrays[tree.index]
+    if kind is list:
+        return [_build(item, arrays) for item in tree]
+    if kind is tuple:
+        return tuple([_build(item, arrays) for item in tree])
+    if kind is dict:
+        return {key: _build(item, arrays) for key, item in tree.items()}
+    if kind is _Pickled:
+        return pickle.loads(tree.data)
+    return tree
 
 
 def _only_arrays(tree: Any) -> bool:

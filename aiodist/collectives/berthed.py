@@ -14,7 +14,7 @@ from typing import Any
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, failing, rest_of
-from aiodist.collectives.lane_express import fused_of
+from aiodist.collectives.lane_reductions import fused_of
 from aiodist.collectives.posted import KEPT_TAGS, Begin, Data, Otherwise, Posted
 from aiodist.collectives.reductions import all_reduce_where
 from aiodist.collectives.templates import LENGTH

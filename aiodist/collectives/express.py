@@ -99,9 +99,11 @@ class Recipe:
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
         self.returns = True  # whether this rank has a result
 
-    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any] | None:
+    def lay_out(
+        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
+    ) -> tuple[Any, Any] | None:
         """Its result, as far as there is one before it is done, and what it is done with; None:
-        this call is not for here."""
+        this call is not for here. `flats` and `words`: see `kind_of`."""
         return args[0] if self.returns else None, flats[0]
 
 
@@ -210,17 +212,17 @@ class Express(ABC, Generic[G, R]):
         """Start the collective `op`, which is none of the above, as ``make(context, *args)`` says.
         None: nothing has happened."""
         flats: list[Flat] = []
-        kinds = kinds_of(args, flats, has_out=op == "all_gather")
-        if kinds is None:
+        words: list[Any] = []
+        key = kind_of(op, args, flats, words)
+        if key is None:
             return None
-        key = (op, *kinds)
         try:
             recipe = self._recipes[key]
         except KeyError:
             recipe = self._keep(key, self._learn_other(op, make, args))
         if recipe is None:
             return None
-        laid = recipe.lay_out(args, flats)
+        laid = recipe.lay_out(args, flats, words)
         return None if laid is None else self._run(recipe, *laid, seconds, tag)
 
     def _learn_other(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
@@ -237,20 +239,24 @@ class Express(ABC, Generic[G, R]):
     def _may_begin(self, call: Call, args: tuple[Any, ...]) -> bool:
         """Whether the program of a call may run within it: if nothing of the user's does, which
         could call the next collective before this one has taken its number."""
-        if call.place == ON_DEVICE or self._context.allow_pickle or self._records.trace:
+        if call.place == ON_DEVICE or self._runs_others():
             return False
         return not any(map(_is_function, args))
+
+    def _runs_others(self) -> bool:
+        """Whether any program may run what is the user's: pickles, or hooks."""
+        return self._context.allow_pickle or self._records.trace is not None
 
     def _keep(self, key: tuple[Any, ...], recipe: R | None) -> R | None:
         # A recipe keeps its operator alive, so that no other one has that id. A None keeps nothing:
         # if another operator gets the id, it takes the ordinary way, and that is all.
         self._recipes[key] = recipe
-        self._weight += 1 if recipe is None else recipe.weight
+        self._weight += _weight(key, recipe)
         if recipe is not None:
             self._records.planned(recipe.call, recipe.phase.prepared.plan.name)
         while self._weight > KEPT and len(self._recipes) > 1:
-            oldest = self._recipes.pop(next(iter(self._recipes)))
-            self._weight -= 1 if oldest is None else oldest.weight
+            oldest = next(iter(self._recipes))
+            self._weight -= _weight(oldest, self._recipes.pop(oldest))
         return recipe
 
     # -- the two ends of a call -------------------------------------------------------------------
@@ -295,6 +301,14 @@ def marked(x: Any) -> Any:
     return x
 
 
+def written(x: Any) -> Any:
+    """`x`, an array or a list of arrays that were written."""
+    for each in x if isinstance(x, (list, tuple)) else (x,):
+        if type(each) is not np.ndarray:
+            tensors.mark_written(each)
+    return x
+
+
 def rest_of(recipe: Recipe, x: Any) -> Program:
     """What follows the one phase."""
     yield from ()
@@ -324,41 +338,77 @@ def _is_function(x: Any) -> bool:
     return x.function is not None if type(x) is ReduceOp else callable(x)
 
 
-def kinds_of(
-    args: tuple[Any, ...], flats: list[Flat], *, has_out: bool = False
+def _weight(key: tuple[Any, ...], recipe: Recipe | None) -> int:
+    """What a recipe, and the key that it is found by, count of `KEPT`."""
+    return (1 if recipe is None else recipe.weight) + sum(
+        len(kind) for kind in key if type(kind) is tuple
+    )
+
+
+WIDE = 64
+"""Most items of each container of a value whose kind is looked at."""
+DEEP = 4
+"""Most containers within containers there."""
+_WORDS = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def kind_of(
+    op: str, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
 ) -> tuple[Any, ...] | None:
-    """What calls have in common that are done alike: dtypes and shapes of the value, which is the
-    first of `args`, and of the last one if that is an `out`; and the others as they are. The memory
-    of arrays is added to `flats`. None where there is anything but plain arrays."""
-    if not args:
-        return args
-    value, *more = args
-    out = more.pop() if has_out else None
-    if type(value) is list or type(value) is tuple:
-        kinds = [_kind(each, flats) for each in value]
-        if not kinds or None in kinds:
-            return None
-        kind: Any = tuple(kinds)
-    elif value is None:
-        kind = None
-    elif (kind := _kind(value, flats)) is None:
-        return None
-    for index, each in enumerate(more):
+    """What calls of `op` have in common that are done alike: dtypes, shapes and types of the value,
+    which is the first of `args`, and of the last one if that is an `out`; and the others as they
+    are. The memory of arrays is added to `flats`, and to `words` all else that is in the value, as
+    something that is equal where that is. None where there is anything that is not to be
+    prepared."""
+    kinds: list[Any] = [op]
+    last = 0 if op == "broadcast" else len(args) - 1
+    for index, each in enumerate(args):
         cls = type(each)
-        if cls is ReduceOp and each.function is None:
-            more[index] = id(each)
-        elif not (each is None or cls is int):
+        if each is None or (index and cls is int):
+            kinds.append(each)
+        elif cls is ReduceOp and index and each.function is None:
+            kinds.append(id(each))
+        elif not index or index == last:
+            kind = _kind(each, flats, None if index else words)
+            if kind is None:
+                return None
+            kinds.append(kind)
+        else:
             return None
-    if out is not None:
-        more.append(_kind(out, flats))
-        if more[-1] is None:
-            return None
-    return (kind, *more)
+    return tuple(kinds)
 
 
-def _kind(x: Any, flats: list[Flat]) -> tuple[Any, Any] | None:
-    flat = arrays.plain(x)
-    if flat is None:
+def _kind(x: Any, flats: list[Flat], words: list[Any] | None, depth: int = 0) -> Any:
+    """`words`: None where there are to be none."""
+    cls = type(x)
+    if cls is np.ndarray:  # what most are
+        if not x.flags.carray:
+            return None
+        flats.append(x.reshape(-1))
+        return x.dtype, x.shape
+    if cls in _WORDS:
+        if words is None:
+            return None
+        # As texts, 0.0 and -0.0 are not equal.
+        words.append(x.hex() if cls is float else repr(x) if cls is complex else x)
+        return cls
+    kinds: list[Any] = [cls]
+    if cls is dict:
+        kinds += x
+        if {*map(type, x)} - {str}:
+            return None
+        x = x.values()
+    elif not (cls is list or cls is tuple):
+        flat = arrays.plain(x)
+        if flat is None:
+            return None
+        flats.append(flat)
+        return x.dtype, x.shape
+    if len(x) > WIDE or depth == DEEP:
         return None
-    flats.append(flat)
-    return x.dtype, x.shape
+    for each in x:
+        kind = _kind(each, flats, words, depth + 1)
+        if kind is None:
+            return None
+        kinds.append(kind)
+    return tuple(kinds)

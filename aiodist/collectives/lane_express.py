@@ -1,13 +1,13 @@
 """Prepared collectives of ranks that share memory: all of one within its call.
 
-There are two kinds. *Reductions* are one phase on arrays, which is kept with its memory. *Values*
-(broadcast, all_gather and their like, see `lane_values`) are one phase of small blobs, whose bytes
-are known but for the data. Which phase, and which bytes, the ordinary way has said: so the others
-cannot tell, and each rank for itself may go either way.
+There are two kinds. *Reductions* (see `lane_reductions`) are one phase on arrays, which is kept
+with its memory. *Values* (broadcast, all_gather and their like, see `lane_values`) are one phase of
+small blobs, whose bytes are known but for the data. Which phase, and which bytes, the ordinary way
+has said: so the others cannot tell, and each rank for itself may go either way.
 
-What is of neither kind (numbers, trees, `out=`) is made as ever, and its program is run within the
-call as far as that goes without waiting for long (`LaneExpress.begin`): all its phases in shared
-memory.
+What is of neither kind is made as ever, and its program is run within the call as far as that goes
+without waiting for long (`LaneExpress.begin`): all its phases in shared memory. So is the rest of a
+call where others have shown what is not known.
 
 Where calls before it have not ended yet, one of a known kind waits for its turn as a `QueuedCall`,
 and is then done within that, as it would have been within its call. No function of the user's may
@@ -18,115 +18,30 @@ may have one goes the ordinary way.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from aiodist.buffers import arrays
-from aiodist.buffers.kernels import Kernel
-from aiodist.buffers.reductions import Group, split_slots
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import lane_values
+from aiodist.collectives import lane_reductions, lane_values
 from aiodist.collectives.express import (
     Express,
     ExpressGroup,
-    Flat,
-    Recipe,
     before,
     failing,
-    marked,
     rest_of,
     returning,
 )
+from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.engine import waiting_calls
 from aiodist.engine.early import Key
-from aiodist.engine.executor import ALL, Executor, all_at_once, area_for, area_of, in_steps
+from aiodist.engine.executor import ALL, Executor, area_for, area_of
 from aiodist.engine.operation import Failure, Operation, Program
 from aiodist.engine.phase import Phase
-from aiodist.phases import pulls
 from aiodist.phases.base import Call
-from aiodist.schedules.selection import EAGER_LIMIT
 from aiodist.shared_memory.board import digest_of
 from aiodist.shared_memory.lane import Lane
-from aiodist.types import ReduceOp
 from aiodist.work import Work
 
-ONE_ROUND = 2
-"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
-SMALL_SLOTS = EAGER_LIMIT
-"""Most bytes of the slots of a reduce_scatter that is prepared: they are joined, or copied. With a
-tag, larger ones do not show all they have at once."""
 _NOTHING: Mapping[int, memoryview] = {}
-
-
-class LaneRecipe(Recipe):
-    """A recipe of ranks that share memory."""
-
-    __slots__ = ("at_once", "fused", "makes", "out")
-
-    def __init__(
-        self,
-        op: str,
-        call: bytes,
-        phase: Phase,
-        vector: Vector,
-        keeps: object,
-        out: Vector | None = None,
-    ) -> None:
-        """`out`: where the result goes, if not to `vector`."""
-        super().__init__(op, call, phase, vector, keeps)
-        self.out = out
-        if out is not None:
-            self.phase = self.phase._replace(lent=(vector, out))
-            out.lend(None)
-        self.fused = fused_of(phase)
-        self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
-        self.makes: Callable[[], arrays.Array] | None = None  # a new array for the result
-
-    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any]:
-        flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
-        if self.makes is None:
-            return args[0] if self.returns else None, flat
-        made = self.makes()
-        return made.value, (flat, made.read())
-
-    def executor(self, flat: Any, lane: Lane, area: int, place: int = 0, done: int = 0) -> Executor:
-        """What does it with `flat` on `lane`. The first steps are `done`."""
-        self.lend(flat)
-        return Executor(self.phase, None, lane, area, place, done)
-
-    def lend(self, flat: Any) -> None:
-        """Lend its phase the memory of one call."""
-        if self.out is None:
-            self.vector.lend(flat)
-        else:
-            x, out = flat
-            self.vector.lend(x)
-            self.out.lend(out)
-
-    def resume(
-        self, x: Any, flat: Any, lane: Lane, area: int, done: int
-    ) -> tuple[Executor, Program]:
-        """What goes on with it where it has to wait: with its phase, and with what comes after."""
-        return self.executor(flat, lane, area, 0, done), rest_of(self, x)
-
-    def keep(self, flat: Any) -> Any:
-        """What is kept of `flat` while it waits for its turn."""
-        return flat
-
-    def program(self, x: Any, flat: Any) -> Program:
-        """All of it, where nothing is done yet."""
-        self.lend(flat)  # now that it is its turn: before, another call may have had them
-        yield self.phase
-        return (yield from rest_of(self, x))
-
-
-def fused_of(phase: Phase) -> Callable[[Phase, Lane, int], Callable[[Any], int]] | None:
-    """What makes of the phase and an area a function that does it in one go; None: nothing."""
-    if phase.whole:
-        return all_at_once
-    return in_steps if phase.prepared.plan.publishes <= ONE_ROUND else None
 
 
 class QueuedCall:
@@ -200,7 +115,10 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         if (arrivals.early or arrivals.verdicts or calls.deferred) and not self._is_next(seq):
             return None
         area = area_for(phase.shared or 0, seq, 0)
-        place = 0 if phase.direct is None else self._context.heap.place_of((flat,))
+        place = 0
+        if phase.direct is not None:
+            assert isinstance(recipe, LaneRecipe)
+            place = self._context.heap.place_of((recipe.shown(flat),))
         if not lane.try_enter(seq, area, recipe.digest, recipe.call, place):
             if not lane.idle and recipe.fused is not None and not place:
                 return self._queue(recipe, seq, x, flat, seconds)
@@ -229,6 +147,8 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
             return work
         if executor is None:
             executor, rest = self._rest(recipe, x, flat, area, done)
+            if done == lane_values.SHOWN and executor is not None and not self._runs_others():
+                return self._go_on(work, recipe.call, executor, rest, seconds)
         else:
             rest = rest_of(recipe, x)
         calls.take_over(work, recipe.call, executor, rest, seconds)
@@ -329,105 +249,55 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         if not lane.try_enter(seq, seq & 1, digest_of(text), text, call.place):
             return None
         work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
-        executor, program = None, call.start(True)
+        return self._go_on(work, text, None, call.start(True), seconds, call.place)
+
+    def _go_on(
+        self,
+        work: Work[Any],
+        text: bytes,
+        executor: Executor | None,
+        program: Program,
+        seconds: float,
+        place: int = 0,
+    ) -> Work[Any]:
+        """Go on within the call with what has entered: with the phase that is under way, if one is,
+        and then with `program`."""
+        lane, seq = self._lane, work.seq
+        assert seq is not None
+        begun = executor is not None  # the first phase
         try:
-            phase, number = next(program), 0
-            while isinstance(phase, Phase) and phase.shared is not None:
-                area = area_of(phase, seq, number)
-                executor = Executor(phase, None, lane, area, call.place)
+            while True:
+                if executor is None:
+                    phase = next(program)
+                    if not isinstance(phase, Phase) or phase.shared is None:
+                        rest = before(phase, program)
+                        break
+                    number = lane.next_phase() if begun else 0
+                    executor = Executor(phase, None, lane, area_of(phase, seq, number), place)
+                begun = True
                 if not executor.run():
-                    calls.take_over(work, text, executor, program, seconds)
+                    self._calls.take_over(work, text, executor, program, seconds)
                     return work
                 executor.close()
-                executor, phase = None, next(program)
-                if isinstance(phase, Phase) and phase.shared is not None:
-                    number = lane.next_phase()
-            rest = before(phase, program)
+                executor = None
         except StopIteration as stop:
             if not isinstance(stop.value, Failure):
                 lane.finish_inline()
-                self._finish(work, call.op, text, call.nbytes, stop.value)
+                self._finish(work, work.op, text, work.nbytes, stop.value)
                 return work
             rest = returning(stop.value)
         except Exception as error:
             if executor is not None:
                 executor.close()
             rest = failing(error)
-        calls.take_over(work, text, None, rest, seconds)
+        self._calls.take_over(work, text, None, rest, seconds)
         return work
 
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> LaneRecipe | lane_values.ValueRecipe | None:
         context = self._context
-        if op not in ("reduce", "reduce_scatter"):
-            return lane_values.learn(lane_values.ValueRecipe, context, op, make, args)
-        try:
-            call = make(context, *args)
-            return (_reduce if op == "reduce" else _reduce_scatter)(context, call, *args)
-        except (TypeError, ValueError):
-            return None  # and the ordinary way raises it
-
-
-def _reduce(
-    context: ExpressGroup, call: Call, x: Any, dst: int, op: Any, out: None
-) -> LaneRecipe | None:
-    item = arrays.view(x, "x")
-    if item is None or not (item.is_flat and item.base.size and isinstance(op, ReduceOp)):
-        return None
-    kernel = Kernel.of(op, item.name)
-    vector = Vector.of(np.empty(item.base.size, kernel.dtype))
-    phase = pulls.reduce(
-        context, Group(kernel.name, kernel, vector, vector, [0, vector.length]), dst
-    )
-    recipe = LaneRecipe("reduce", call.text.encode(), phase, vector, op)
-    recipe.returns = context.rank == dst
-    if recipe.returns and item.kind == "torch":
-        recipe.finish = marked
-    return recipe
-
-
-class Slots(NamedTuple):
-    """What a reduce_scatter is called with that may be prepared: where the slots begin and end, and
-    what `makes` an array for the result. `keeps`: see `Recipe`."""
-
-    kernel: Kernel
-    bounds: list[int]
-    makes: Callable[[], arrays.Array]
-    keeps: object
-
-
-def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | None:
-    """Those of a call; None where it is not to be prepared."""
-    slots = [arrays.view(slot, "xs") for slot in split_slots(xs, context.size)]
-    own = slots[context.rank]
-    if call.nbytes > SMALL_SLOTS or own is None or not isinstance(op, ReduceOp):
-        return None
-    bounds = [0]
-    for slot in slots:
-        if slot is None or not (slot.is_flat and slot.base.size and slot.name == own.name):
-            return None
-        bounds.append(bounds[-1] + slot.base.size)
-    makes = partial(
-        arrays.empty, "torch" if own.kind == "torch" else "numpy", own.name, own.shape, "xs"
-    )
-    return Slots(Kernel.of(op, own.name), bounds, makes, op)
-
-
-def _reduce_scatter(
-    context: ExpressGroup, call: Call, xs: Any, op: Any, out: None
-) -> LaneRecipe | None:
-    slots = slots_of(context, call, xs, op)
-    if slots is None:
-        return None
-    kernel, bounds, makes, _ = slots
-    vector = Vector.of(np.empty(bounds[-1], kernel.dtype))
-    own = bounds[context.rank + 1] - bounds[context.rank]
-    result = Vector.of(np.empty(own, kernel.dtype))
-    # What is as small as this is staged, wherever it lies.
-    phase = pulls.reduce_scatter(
-        context, Group(kernel.name, kernel, vector, result, bounds)
-    )._replace(direct=None)
-    recipe = LaneRecipe("reduce_scatter", call.text.encode(), phase, vector, op, result)
-    recipe.makes = makes
-    return recipe
+        found = lane_values.learn(lane_values.ValueRecipe, context, op, make, args)
+        if found is None and op in lane_reductions.OPS:
+            return lane_reductions.learn(context, op, make, args)
+        return found

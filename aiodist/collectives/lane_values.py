@@ -1,9 +1,11 @@
-"""Prepared collectives of values: broadcast, all_gather, gather, scatter, all_to_all, barrier.
+"""Prepared collectives of values: broadcast, all_gather, gather, scatter, all_to_all, barrier; and
+reductions of numbers.
 
 All begin with one phase in which every rank shows a blob (`phases.base.share`), and where values
-are small there is nothing after it: the data is in the blobs. What a rank shows for arrays of one
-dtype and shape is a `Template`; and where the blobs of all have the bytes of known templates, which
-fit together, there is nothing to parse or to agree on: the data lies in known places.
+are small there is nothing after it: the data is in the blobs. What a rank shows for values of one
+kind (see `express.kind_of`) is a `Template`; and where the blobs of all have the bytes of known
+templates, which fit together, there is nothing to parse or to agree on: the data lies in known
+places.
 
 **What is not known goes the ordinary way**: the first call of a kind, an array of another shape at
 the root of a broadcast, whoever asks for what does not fit. What this rank shows is the same in
@@ -13,15 +15,16 @@ is learnt when it has ended well.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from aiodist.buffers import tensors
 from aiodist.buffers.vector import Vector
-from aiodist.collectives import fitting
-from aiodist.collectives.express import ExpressGroup, Flat, Recipe
+from aiodist.collectives import fitting, numbers
+from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
 from aiodist.collectives.templates import Reading, Template, template_of
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
@@ -33,31 +36,48 @@ from aiodist.shared_memory.lane import Lane
 KNOWN = 4
 """Most templates of one rank that are kept for one kind of call: those that came last."""
 LATER = 16
-"""So many calls of a kind are left to the ordinary way after one in which a rank gave no arrays."""
+"""Of so many calls nothing is learnt after some, one after the other, in which a rank showed what
+was not known: who shows something else each time will do so again. More each time."""
+RARELY = 1024
+"""Most of those."""
 MANY = 16
-"""With more ranks, what each has for each other one is not prepared."""
+"""With more ranks, what each has for each other one is not prepared. And most combinations of
+templates for which it is kept what to do."""
 BEGUN = 2
 """Steps that are done before a call waits: what this rank shows is copied, and published."""
+SHOWN = 3
+"""The same where it need not wait: what all show is there."""
 
 Make = Callable[..., Call]
 
 
 class Given(NamedTuple):
     """The arguments of one call, and the memory of the arrays among them; `result` is for its
-    result."""
+    result. `own`: the template of what this rank shows."""
 
     args: tuple[Any, ...]
     flats: list[Flat]
     result: list[Any]
+    own: Template
+
+
+Take = Callable[[Given], Any]
+"""Makes the result of a call. It raises OverflowError where the ordinary way does, on all ranks."""
+
+
+def _given(*fields: Any) -> Given:
+    """A `Given`, in half of the time."""
+    return tuple.__new__(Given, fields)
 
 
 class Exchanged(NamedTuple):
     """What an operation makes of the blobs.
 
-    `counts`: how many arrays each rank shows. `takes`: the arrays that this rank takes, by source
+    `counts`: how many values each rank shows. `takes`: the values that this rank takes, by source
     and number. Its result is a list of them, or the one if it is not `listed`, or None without any;
-    or the argument `given`, where that is the number of one. `sources`: whose arrays have to fit
-    what others have said that they take; none: nobody says anything.
+    or the argument `given`, where that is the number of one. `sources`: whose values have to fit
+    what others have said that they take. `op`: what the values are reduced by, which then are
+    numbers, of the type `number`. `moves`: it may be of arrays whose data travels apart.
     """
 
     counts: Sequence[int]
@@ -65,33 +85,46 @@ class Exchanged(NamedTuple):
     listed: bool = False
     given: int | None = None
     sources: Sequence[int] = ()
+    number: type | None = None
+    op: Any = None
+    moves: bool = False
+
+    def template_of(self, blob: bytes, rank: int) -> Template | None:
+        """That of what `rank` shows."""
+        if self.number is not None:
+            return numbers.template_of(blob, self.number)
+        return template_of(blob, self.counts[rank], rank, moves=self.moves)
 
 
 def _exchanged(op: str, rank: int, size: int, args: tuple[Any, ...]) -> Exchanged | None:
     """What `op` is, of those who exchange values; None for others."""
-    one, none = [1] * size, [0] * size
-    first = [(src, 0) for src in range(size)]
+    one, everyone = [1] * size, range(size)
+    first = [(src, 0) for src in everyone]
+    # Where the result goes, if it is given.
+    given = len(args) - 1 if args and args[-1] is not None else None
     match op:
         case "broadcast":
             value, src = args
-            counts = [int(each == src) for each in range(size)]
-            if rank == src:
-                return Exchanged(counts, given=0, sources=[src])
+            counts = [int(each == src) for each in everyone]
             given = None if value is None else 0
-            return Exchanged(counts, [(src, 0)], given=given, sources=[src])
+            takes = [] if rank == src else [(src, 0)]
+            return Exchanged(counts, takes, False, given, [src], moves=given is not None)
         case "all_gather":
-            given = None if args[1] is None else 1
-            return Exchanged(one, first, listed=True, given=given, sources=range(size))
+            return Exchanged(one, first, True, given, everyone, moves=given is not None)
         case "gather":
-            return Exchanged(one, first if rank == args[1] else (), listed=True)
+            return Exchanged(one, first if rank == args[1] else (), True, given, everyone)
         case "scatter" if size <= MANY:
             src = args[1]
-            return Exchanged([size * (each == src) for each in range(size)], [(src, rank)])
+            counts = [size * (each == src) for each in everyone]
+            return Exchanged(counts, [(src, rank)], False, given, [src])
         case "all_to_all" if size <= MANY:
-            takes = [(src, rank) for src in range(size)]
-            return Exchanged([size] * size, takes, listed=True)
+            takes = [(src, rank) for src in everyone]
+            return Exchanged([size] * size, takes, True, given, everyone)
         case "barrier":
-            return Exchanged(none)
+            return Exchanged([0] * size)
+        case "all_reduce" | "reduce" if type(args[0]) in numbers.KINDS and given is None:
+            takes = first if op == "all_reduce" or rank == args[1] else []
+            return Exchanged(one, takes, number=type(args[0]), op=args[-2])
     return None
 
 
@@ -104,17 +137,21 @@ def learn(
         return None
     try:
         call = make(context, *args)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None  # and the ordinary way raises it
     program = call.start(recipe.on_lane)
     phase = cast(Phase, next(program))
     program.close()
-    own = cast(Blobs, phase.memory).blobs[context.rank]
-    moves = recipe.moves and exchanged.given is not None
-    template = template_of(own, exchanged.counts[context.rank], context.rank, moves=moves)
-    if template is None or template.want == fitting.LOOK:  # it has to look at what comes
-        return None
-    return recipe(context, call, phase, make, exchanged, template)
+    exchanged = exchanged._replace(moves=exchanged.moves and recipe.moves)
+    own = _own(exchanged, phase, context.rank)
+    return None if own is None else recipe(context, call, phase, make, exchanged, own)
+
+
+def _own(exchanged: Exchanged, phase: Phase, rank: int) -> Template | None:
+    """The template of what `rank`, which is this one, shows in that phase. None: it is not all that
+    there is to be done, or the rank has to look at what comes."""
+    own = exchanged.template_of(cast(Blobs, phase.memory).blobs[rank], rank)
+    return None if own is None or own.want == fitting.LOOK else own
 
 
 class ValueRecipe(Recipe):
@@ -124,7 +161,10 @@ class ValueRecipe(Recipe):
     moves = False
     """Whether it may be of arrays whose data travels apart, into others that are given."""
 
-    __slots__ = ("_context", "_exchanged", "_known", "_later", "_make", "_own", "at_once", "fused")
+    __slots__ = (
+        "_context", "_exchanged", "_hit", "_known", "_later", "_make", "_misses", "_other_words",
+        "_own", "_words", "at_once", "fused",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -143,32 +183,61 @@ class ValueRecipe(Recipe):
         self._exchanged = exchanged
         self._own = own  # what this rank shows
         self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
-        self._later = 0  # so many calls are not for here, see `LATER`
+        self._words: list[Any] | None = None  # what is in the value of this rank but arrays
+        self._other_words: list[Any] | None = None  # the same of the last one where it was not that
+        self._hit = True  # since something was learnt, a call was done within itself
+        self._misses = 0  # how often that was not so, one after the other
+        self._later = 0  # of so many calls nothing is learnt, see `LATER`
         self.fused = self._bound
         self.at_once: dict[int, Callable[[Any], int]] = {}  # what does it, by area
 
-    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any] | None:
-        if self._later:
-            self._later -= 1
-            return None
+    def lay_out(
+        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
+    ) -> tuple[Any, Any] | None:
         result: list[Any] = []
-        return result, Given(args, flats, result)
+        if self._exchanged.number is not None:
+            (number, *_) = args
+            shown = numbers.bytes_of(number)
+            return None if shown is None else (result, _given(args, shown, result, self._own))
+        if words != self._words and not self._shows(args, words):
+            return None
+        return result, _given(args, flats, result, self._own)
+
+    def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
+        """Whether this rank's value, which has other `words` than the last one, may be shown by the
+        template that is kept: it is made anew for what comes twice."""
+        if self._words is not None:
+            if words != self._other_words:
+                self._other_words = words
+                return False
+            program = self._make(self._context, *args).start(self.on_lane)
+            own = _own(self._exchanged, cast(Phase, next(program)), self._context.rank)
+            program.close()
+            if own is None:
+                return False
+            self._own = own
+            self._learnt()
+        self._words = words
+        return True
 
     def _bound(self, phase: Phase, lane: Lane, area: int) -> Callable[[Given], int]:
         """What carries it out in `area`, as `executor.all_at_once` does other phases."""
-        own = Reading(self._own, lane.area(self._context.rank, area))
+        template = self._own
+        own = Reading(template, lane.area(self._context.rank, area))
         gaps = [data.flat for data in own.data]
         known = [
             (peer, [Reading(template, lane.area(peer, area)) for template in self._known[peer]])
             for peer in lane.others
         ]
         found: list[Reading] = [own] * self._context.size
-        take = self._take
+        takes: dict[tuple[Reading, ...], Take | None] = {}  # by what all ranks show
         _, _, shown, taken = phase.prepared
         shown, taken = shown * phase.itemsize, taken * phase.itemsize
         moved = lane.moved
 
         def run(call: Given) -> int:
+            if call.own is not template:
+                return 0  # it has waited, and other words are shown by now
             own.write()
             for gap, flat in zip(gaps, call.flats, strict=False):
                 gap[:] = flat
@@ -181,41 +250,44 @@ class ValueRecipe(Recipe):
                         found[peer] = reading
                         break
                 else:
-                    return BEGUN
-            if not take(found, call):
-                return BEGUN
-            if not lane.end(area):
-                return BEGUN
+                    return SHOWN
+            all_found = tuple(found)
+            if all_found not in takes:
+                if len(takes) == MANY:
+                    takes.clear()
+                takes[all_found] = self._taking(found)
+            if not (_take(takes[all_found], call) and lane.end(area)):
+                return SHOWN
+            self._hit = True
             moved.sent += shown
             moved.received += taken
             return ALL
 
         return run
 
-    def _take(self, found: Sequence[Reading], call: Given) -> bool:
-        """Make the result of `found`, what each rank shows. False: it does not fit everywhere."""
-        args, flats, result = call
-        _, takes, listed, given, sources = self._exchanged
-        if sources and not fit(found, sources):
-            return False
-        # Only now: where it does not fit on one rank, nothing is written on any.
-        if given is not None:
-            x, at = args[given], 0
-            for peer, number in takes:
-                data = found[peer].data[number].flat
-                flats[-1][at : at + len(data)] = data
-                at += len(data)
-            if takes and type(x) is not np.ndarray:
-                tensors.mark_written(x)
-            result.append(x)
-        elif listed and takes:
-            result.append([found[peer].data[number].copy() for peer, number in takes])
-        elif takes:
-            ((peer, number),) = takes
-            result.append(found[peer].data[number].copy())
-        else:
-            result.append(None)
-        return True
+    def take(self, found: Sequence[Reading], call: Given) -> bool:
+        """Make the result of `found`, what each rank shows. False: that goes the ordinary way."""
+        return _take(self._taking(found), call)
+
+    def _taking(self, found: Sequence[Reading]) -> Take | None:
+        """What makes the result of `found`. None: it does not fit everywhere."""
+        exchanged, takes = self._exchanged, self._exchanged.takes
+        if exchanged.number is not None and takes:
+            shown = [found[src] for src, _ in takes]
+            reduce = numbers.reducing(shown, exchanged.number, exchanged.op)
+            return lambda call: reduce()
+        if exchanged.sources and not fit(found, exchanged.sources):
+            return None
+        if exchanged.given is not None:
+            data = [found[src].data[number].flat for src, number in takes]
+            return _filling(data, exchanged.given, len(self._own.gaps))
+        copies = [found[src].values[number].copy for src, number in takes]
+        if exchanged.listed and copies:
+            return lambda call: [copy() for copy in copies]
+        if not copies:
+            return lambda call: None
+        (copy,) = copies
+        return lambda call: copy()
 
     def resume(
         self, result: Any, given: Given, lane: Lane, area: int, done: int
@@ -227,8 +299,7 @@ class ValueRecipe(Recipe):
 
     def keep(self, given: Given) -> Given:
         """What is left of it if the program changes the list that it has called with."""
-        value, *more = given.args or (None,)
-        return given._replace(args=([*value], *more)) if type(value) is list else given
+        return given._replace(args=tuple(map(_kept, given.args)))
 
     def program(self, result: Any, given: Given) -> Program:
         """All of it the ordinary way, where nothing is done yet."""
@@ -243,14 +314,18 @@ class ValueRecipe(Recipe):
         blobs = cast(Blobs, phase.memory).blobs
         if self._are_known(blobs):
             return result
-        moves = self.moves and self._exchanged.given is not None
-        for peer, count in enumerate(self._exchanged.counts):
-            template = template_of(blobs[peer], count, peer, moves=moves)
-            if template is None or (template.want and not self._exchanged.sources):
-                self._later = LATER  # who sends a tree will send another one
-                continue
-            others = [each for each in self._known[peer] if each != template]
-            self._known[peer] = [template, *others][:KNOWN]
+        if self._later:
+            self._later -= 1
+            return result
+        self._misses = 0 if self._hit else self._misses + 1
+        self._hit = False
+        if self._misses >= KNOWN:
+            self._later = min(LATER << self._misses - KNOWN, RARELY)
+        for peer, blob in enumerate(blobs):
+            template = self._exchanged.template_of(blob, peer)
+            if template is not None:
+                others = [each for each in self._known[peer] if each != template]
+                self._known[peer] = [template, *others][:KNOWN]
         self._learnt()
         return result
 
@@ -279,6 +354,46 @@ def fit(readings: Sequence[Reading], sources: Sequence[int]) -> bool:
         if reading.want:
             # Of other metadata, if only of another library's arrays, it is not known: on no rank.
             for src in sources:
-                if readings[src].spec != first.spec:
+                if readings[src].given != first.given or readings[src].meta != first.meta:
                     return False
     return True
+
+
+def _kept(value: Any) -> Any:
+    """`value`, though the program may change the lists and dicts in it."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind(map(_kept, value))
+    return {key: _kept(each) for key, each in value.items()} if kind is dict else value
+
+
+def _take(take: Take | None, call: Given) -> bool:
+    """Make the result of a call. False: that goes the ordinary way."""
+    if take is None:
+        return False
+    # Only now: where it does not fit on one rank, nothing is written on any.
+    try:
+        call.result.append(take(call))
+    except OverflowError:
+        return False
+    return True
+
+
+def _filling(data: Sequence[Flat], given: int, before: int) -> Take:
+    """What writes `data` to the argument `given`, which is the result: to one array for each, or
+    one behind the other. There are so many arrays `before` these."""
+    bounds = [0, *accumulate(map(len, data))]
+    parts = list(zip(data, itertools.pairwise(bounds), strict=True))
+
+    def take(call: Given) -> Any:
+        places = call.flats[before:]
+        if len(places) == len(data):
+            for place, each in zip(places, data, strict=True):
+                place[:] = each
+        else:
+            for each, (start, stop) in parts:
+                places[0][start:stop] = each
+        x = call.args[given]
+        return written(x) if data else x
+
+    return take

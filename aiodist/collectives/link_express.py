@@ -207,7 +207,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> LinkValues | None:
         recipe = None
-        if op in SHARE_FIRST and self._context.size > 1:
+        if self._context.size > 1:
             recipe = lane_values.learn(LinkValues, self._context, op, make, args)
         if recipe is not None:
             recipe.arena = self._arena

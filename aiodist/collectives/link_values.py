@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from aiodist.buffers import tensors
 from aiodist.collectives import exchange, lane_values
-from aiodist.collectives.express import Flat
+from aiodist.collectives.express import Flat, written
 from aiodist.collectives.lane_values import Given, ValueRecipe
 from aiodist.collectives.link_frames import Frames, LinkGroup
 from aiodist.collectives.templates import LENGTH, Reading
@@ -121,7 +120,7 @@ class LinkValues(ValueRecipe):
         shown = self._laid.shown
         if any(shown[src].is_apart for src in self._exchanged.sources):
             return False  # their data is still to come
-        return all(map(Reading.is_there, shown)) and self._take(shown, given)
+        return all(map(Reading.is_there, shown)) and self.take(shown, given)
 
     def go_on(self, x: Any, given: Given, done: int) -> tuple[Executor, Program]:
         """What goes on with it the ordinary way, where so many steps are done."""
@@ -153,7 +152,7 @@ class LinkValues(ValueRecipe):
             ]
             sources = self._exchanged.sources
             if not any(shown[src].is_apart for src in sources):
-                if self._take(shown, given):
+                if self.take(shown, given):
                     return given.result.pop()
             elif all(shown[src].is_apart for src in sources) and lane_values.fit(shown, sources):
                 return (yield from self._moved(given))
@@ -166,23 +165,24 @@ class LinkValues(ValueRecipe):
         """Who gives and who takes is known, and that it fits: the data moves as it would in the
         ordinary way."""
         place, rank = self._context, self._context.rank
-        _, takes, listed, at, sources = self._exchanged
+        exchanged = self._exchanged
+        takes, at = exchanged.takes, exchanged.given
         assert at is not None
-        if listed:  # an all_gather
-            own, out = given.flats
-            parts = out.reshape(place.size, -1)
+        if exchanged.listed:  # an all_gather
+            own, *places = given.flats
+            parts = places if len(places) == place.size else places[0].reshape(place.size, -1)
             others = [_bytes(part) for peer, part in enumerate(parts) if peer != rank]
+            if any(np.may_share_memory(own, other) for other in others):
+                own = own.copy()  # what comes would be sent
             chosen = choose_all_gather((own.nbytes,) * place.size, place.costs)
             yield exchange.by(place, chosen, [_bytes(own)], others)
-            parts[rank] = own
+            parts[rank][:] = own
         else:
             view = [_bytes(given.flats[0])]
             ways = ([], view) if takes else (view, [])
-            yield exchange.one_to_all(place, sources[0], *ways)
+            yield exchange.one_to_all(place, exchanged.sources[0], *ways)
         x = given.args[at]
-        if takes and type(x) is not np.ndarray:
-            tensors.mark_written(x)
-        return x
+        return written(x) if takes else x
 
 
 def _bytes(flat: Flat) -> memoryview:

@@ -40,7 +40,7 @@ from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_values
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
-from aiodist.collectives.lane_express import fused_of, slots_of
+from aiodist.collectives.lane_reductions import fused_of, slots_of
 from aiodist.collectives.posted import (
     Data,
     InOneGo,
@@ -188,8 +188,9 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostRecipe | PostedValues | BerthRecipe | None:
-        if op not in ("reduce", "reduce_scatter"):
-            return lane_values.learn(PostedValues, self._context, op, make, args)
+        found = lane_values.learn(PostedValues, self._context, op, make, args)
+        if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
+            return found
         try:
             call = make(self._context, *args)
             if op == "reduce":

@@ -24,7 +24,7 @@ from aiodist.collectives.express import (
     rest_of,
     returning,
 )
-from aiodist.collectives.lane_express import Slots
+from aiodist.collectives.lane_reductions import Slots
 from aiodist.collectives.lane_values import Given, ValueRecipe
 from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.engine.executor import Executor
@@ -258,17 +258,19 @@ class PostedSlots(PostRecipe):
         # How long this rank's slot is in each, and where it begins.
         self._slot = stop - start, LENGTH + start * self.dtype.itemsize
 
-    def lay_out(self, args: tuple[Any, ...], flats: list[Flat]) -> tuple[Any, Any]:
+    def lay_out(
+        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
+    ) -> tuple[Any, Any]:
         return args, flats[0] if len(flats) == 1 else np.concatenate(flats)
 
     def shown(self, given: Flat) -> Data:
         return self._length + native(given).tobytes()
 
     def result(self, values: Sequence[Data], x: Any, given: Flat) -> Any:
-        made = self._makes()
+        value, out = self._makes()
         slots = [np.frombuffer(value, self.dtype, *self._slot) for value in values]
-        self.reduce(slots, made.read())
-        return made.value
+        self.reduce(slots, out)
+        return value
 
     def begun(self, x: Any, given: Flat) -> Otherwise:
         program = self._make(self._context, *x).start(False)
@@ -293,7 +295,7 @@ class PostedValues(ValueRecipe, Posted):
         shown = len(self._own.gaps)
         parts: list[Any] = []
         for (_, fixed), flat in zip(self._own.fixed, given.flats[:shown], strict=False):
-            parts += (fixed, native(flat).tobytes())
+            parts += (fixed, flat if isinstance(flat, bytes) else native(flat).tobytes())
         return b"".join([*parts, self._own.fixed[shown][1]])
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
@@ -337,7 +339,7 @@ class PostedValues(ValueRecipe, Posted):
             else:
                 return self.begun(x, given)
             found.append(reading)
-        if not self._take(found, given):
+        if not self.take(found, given):
             return self.begun(x, given)
         return x.pop()
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group, Operand
 from aiodist.buffers.scalars import Scalar, reduce_scalars
 from aiodist.buffers.vector import align
+from aiodist.collectives.numbers import pack, unpack
 from aiodist.collectives.operators import confirm
 from aiodist.engine.operation import Failure, Program, Start
 from aiodist.engine.phase import Phase, prepared
@@ -331,15 +331,11 @@ def _reduce_slot(group: Group, blobs: Sequence[bytes], rank: int) -> None:
 
 def _share_numbers(place: Place, own: Any, on_lane: bool) -> Part[list[list[Scalar]]]:
     """Every rank's numbers, by rank."""
-    # There are no complex numbers in msgpack.
-    packed = [[value.real, value.imag] if type(value) is complex else value for value in own]
-    blobs = yield from share(place, msgpack.packb(packed), on_lane, first=True)
+    blobs = yield from share(place, pack(own), on_lane, first=True)
     numbers: list[list[Scalar]] = []
     for src, blob in enumerate(blobs):
         try:
-            values = [
-                complex(*value) if type(value) is list else value for value in msgpack.unpackb(blob)
-            ]
+            values = unpack(blob)
         except Exception as error:
             raise ProtocolError(f"malformed numbers of rank {src}: {error!r}") from None
         # All have called the same, and the call names the types. What came nevertheless may be

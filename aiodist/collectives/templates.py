@@ -1,24 +1,27 @@
 """Blobs of offers, but for their data: after the first time it is known what ranks show.
 
-A rank that offers small arrays shows one blob: what it wants, the metadata of each array, and the
-data among it. In calls of one kind only the data differs. So a blob that was read once by the rules
-(`offers.unpack`) gives a `Template`, and one that has the same bytes beside its data means the same
-and need not be read again. A template says nothing of what it has not seen: any other blob goes the
-ordinary way.
+A rank that offers small values shows one blob: what it wants, the metadata of each value, and the
+data of its arrays among it. In calls of one kind only the data differs. So a blob that was read
+once by the rules (`offers.unpack`) gives a `Template`, and one that has the same bytes beside its
+data means the same and need not be read again. A template says nothing of what it has not seen: any
+other blob goes the ordinary way.
+
+The data of a tree are its arrays, one behind the other. Its numbers and strings are metadata: in a
+template they are what they are. Numbers that are reduced are data: see `numbers`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from aiodist.buffers import arrays
 from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.tokens import Spec
-from aiodist.buffers.values import parse
+from aiodist.buffers.values import Incoming, parse
 from aiodist.collectives import fitting
 from aiodist.collectives.offers import Offer, unpack
 
@@ -30,16 +33,28 @@ class Template(NamedTuple):
     """A blob with its length before it, as it lies in shared memory.
 
     `fixed`: what is the same each time, and where; `gaps`: where the data of each array lies, and
-    what that is. `want`: what its rank takes, `given`: what it gives (see `fitting`). `apart`: the
-    array that it gives, where its data travels behind the blob.
+    what that is. `metas`: the metadata of each value. `want`: what its rank takes, `given`: what it
+    gives (see `fitting`). `is_apart`: it gives one array, whose data travels behind the blob.
     """
 
     length: int
     fixed: tuple[tuple[int, bytes], ...]
     gaps: tuple[tuple[int, Spec], ...]
-    want: bytes
-    given: bytes
-    apart: Spec | None = None
+    metas: tuple[bytes, ...] = ()
+    want: bytes = fitting.NOTHING
+    given: bytes = fitting.NOTHING
+    is_apart: bool = False
+
+    @classmethod
+    def of(cls, blob: bytes, gaps: Sequence[tuple[int, Spec]], *more: Any) -> Template:
+        """That of a `blob` with data in these `gaps`."""
+        shown = len(blob).to_bytes(LENGTH, "big") + blob
+        edges = [0, *[edge for start, spec in gaps for edge in (start, start + spec.nbytes)]]
+        ends = [*edges[1:], len(shown)]
+        fixed = tuple(
+            (start, shown[start:stop]) for start, stop in list(zip(edges, ends, strict=True))[::2]
+        )
+        return cls(len(shown), fixed, tuple(gaps), *more)
 
     def is_of(self, blob: bytes) -> bool:
         """Whether this is the template of `blob`."""
@@ -52,8 +67,9 @@ class Template(NamedTuple):
 
 
 def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Template | None:
-    """The template of a sound blob of `src` with so many offers; None where these are not all
-    arrays whose data is in the blob, nor, if it `moves`, one array whose data travels apart."""
+    """The template of a sound blob of `src` with so many offers; None where their data is not all
+    in the blob, nor, if it `moves`, that of one array which travels apart; or where there is more
+    than arrays."""
     (want,), (words,) = fitting.parted([blob])
     offers: list[Offer] = []
     if count:
@@ -65,43 +81,49 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
     head = len(msgpack.packb([None] * count)) - count
     at = LENGTH + len(blob) - len(words) + (head if count else 0)
     gaps: list[tuple[int, Spec]] = []
-    apart: Spec | None = None
+    is_apart = False
     for offer in offers:
         if not isinstance(offer.meta, bytes):
             return None
-        spec = parse(offer.meta).array
-        if spec is None or not spec.nbytes:
+        value = parse(offer.meta)
+        if not all(spec.nbytes for spec in value.specs) or value.has_pickles:
             return None
         if offer.data is None:
-            if not moves or count > 1 or offer != Offer(offer.meta, spec.nbytes, None):
+            if not moves or count > 1 or offer != Offer(offer.meta, value.nbytes, None):
                 return None
-            apart = spec
+            if value.array is None:
+                return None
+            is_apart = True
             break
         # The data is the last but three of its fields, and these are small numbers.
         at += len(msgpack.packb(offer))
-        gaps.append((at - len(msgpack.packb(offer[3:])) + 1 - spec.nbytes, spec))
-    shown = len(blob).to_bytes(LENGTH, "big") + blob
-    given = fitting.given([offer.meta for offer in offers]) if offers else fitting.NOTHING
-    edges = [0, *[edge for start, spec in gaps for edge in (start, start + spec.nbytes)]]
-    ends = [*edges[1:], len(shown)]
-    fixed = tuple(
-        (start, shown[start:stop]) for start, stop in list(zip(edges, ends, strict=True))[::2]
-    )
-    return Template(len(shown), fixed, tuple(gaps), want, given, apart)
+        start = at - len(msgpack.packb(offer[3:])) + 1 - value.nbytes
+        for spec in value.specs:
+            gaps.append((start, spec))
+            start += spec.nbytes
+    metas = [offer.meta for offer in offers]
+    given = fitting.given(metas) if offers else fitting.NOTHING
+    return Template.of(blob, gaps, tuple(metas), want, given, is_apart)
 
 
 class Reading:
     """A template in the area of one rank."""
 
-    __slots__ = ("_fixed", "data", "given", "is_apart", "spec", "want")
+    __slots__ = ("_fixed", "data", "given", "is_apart", "meta", "values", "want")
 
     def __init__(self, template: Template, area: memoryview) -> None:
-        self._fixed = [(area[at : at + len(part)], part) for at, part in template.fixed]
+        self._fixed = [(area[at : at + len(part)], part) for at, part in template.fixed if part]
         self.data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
+        self.values: list[_Data | _Tree] = []  # what is offered
+        first = 0
+        for value in map(parse, () if template.is_apart else template.metas):
+            data = self.data[first : first + len(value.specs)]
+            first += len(data)
+            self.values.append(_Tree(value, data) if value.array is None else data[0])
         self.want = template.want
         self.given = template.given
-        self.is_apart = template.apart is not None
-        self.spec = template.gaps[0][1] if template.gaps else template.apart  # of the first array
+        self.is_apart = template.is_apart
+        self.meta = template.metas[0] if template.metas else b""  # of the first value
 
     def is_there(self) -> bool:
         """Whether the area shows what the template says."""
@@ -119,20 +141,36 @@ class Reading:
 
 
 class _Data:
-    """The data of one array in an area: `flat` is a view of it."""
+    """The data of one array in an area: `flat` is a view of it. `copy` makes an array of its
+    own."""
 
-    __slots__ = ("_shape", "_spec", "flat")
+    __slots__ = ("_spec", "copy", "flat")
 
     def __init__(self, spec: Spec, memory: memoryview) -> None:
         self._spec = spec
-        self.flat: NDArray[np.generic] = np.frombuffer(memory, carrier(spec.name))
-        # Most are numpy arrays: one call copies them.
-        self._shape = self.flat.reshape(spec.shape) if spec.kind == "numpy" else None
+        self.flat: Any = memory
+        self.copy: Callable[[], Any] = memory.tobytes
+        if spec.kind != "scalar":  # bytes of a number are as they are
+            self.flat = np.frombuffer(memory, carrier(spec.name))
+            # Most are numpy arrays: one call copies them.
+            shaped = self.flat.reshape(spec.shape) if spec.kind == "numpy" else None
+            self.copy = self._made if shaped is None else shaped.copy
 
-    def copy(self) -> object:
-        """An array of its own."""
-        if self._shape is not None:
-            return self._shape.copy()
+    def _made(self) -> object:
         made = arrays.empty(self._spec.kind, self._spec.name, self._spec.shape, "value")
         made.read()[:] = self.flat
         return made.value
+
+
+class _Tree:
+    """A value in an area that is more than one array, or other than that."""
+
+    __slots__ = ("_data", "_value")
+
+    def __init__(self, value: Incoming, data: Sequence[_Data]) -> None:
+        self._value = value
+        self._data = data
+
+    def copy(self) -> object:
+        """It with arrays of its own."""
+        return self._value.build([data.copy() for data in self._data])

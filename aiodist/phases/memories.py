@@ -245,7 +245,9 @@ class Reductions(Regions):
             if isinstance(step, Copy):
                 moves.append(_copying(find(step.into), find(step.source)))
             elif isinstance(step, Reduce):
-                moves.append(self._reducing(find(step.into), [*map(find, step.operands)]))
+                _, start, stop = step.into
+                operands = [*map(find, step.operands)]
+                moves.append(self._reducing(find(step.into), operands, stop - start))
             else:
                 moves.append(None)
         slices = [(which, slice(*cut)) for which, *cut in cuts]
@@ -253,8 +255,19 @@ class Reductions(Regions):
             return lambda x: [x[cut] for _, cut in slices], moves
         return lambda both: [both[which][cut] for which, cut in slices], moves
 
-    def _reducing(self, into: Array | int, operands: Sequence[Array | int]) -> Moves:
-        size = self._size
+    def _reducing(self, into: Array | int, operands: Sequence[Array | int], length: int) -> Moves:
+        size, kernel = self._size, self._kernel
+        plain = kernel.plain(length) if isinstance(kernel, Kernel) else None
+        if plain is not None and len(operands) == 2:
+            quietly = self._quietly
+            one, two = operands
+
+            def reduce_two(x: Sequence[Array]) -> None:
+                a = x[one] if type(one) is int else one
+                b = x[two] if type(two) is int else two
+                quietly(plain, a, b, out=x[into] if type(into) is int else into)
+
+            return reduce_two
 
         def reduce(x: Sequence[Array]) -> None:
             views = [x[view] if type(view) is int else view for view in operands]

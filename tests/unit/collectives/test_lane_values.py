@@ -245,19 +245,21 @@ def test_deadlines(run, inline):
     assert ALL in inline
 
 
-def test_who_is_sent_trees_does_not_look_for_arrays(run, inline):
+def test_of_who_sends_something_else_each_time_little_is_learnt(run, inline):
     async def main():
         async with sharing(2) as ranks:
 
             async def send(x):
                 return (await everyone(ranks, lambda g: g.broadcast(None if g.rank else x, 0)))[1]
 
-            for number in range(5):
+            for number in range(lane_values.KNOWN + 1):
                 assert await send(number) == number
-            tried = len(inline)
-            for number in range(lane_values.LATER - 4):
+            known = ranks[1]._context.express._recipes["broadcast", None, 0]._known
+            (before, _) = map(list, known)
+            for number in range(lane_values.LATER):
                 assert await send([number]) == [number]
-            assert len(inline) == tried
+                assert known[0] == before
+            assert ALL not in inline
             for _ in range(3):
                 assert (await send(np.ones(3)) == 1).all()
             assert inline[-1] == ALL
@@ -276,7 +278,184 @@ def test_numbers_are_no_kinds(run):
                 await everyone(ranks, lambda g, n=number: g.all_gather(n))
                 await everyone(ranks, lambda g, n=number: g.all_to_all([n, n]))
                 await everyone(ranks, lambda g, n=number: g.broadcast(n, 0))
-            assert len(express._recipes) == before
+            assert len(express._recipes) == before + 3
+
+    run(main())
+
+
+TREES = [{"a": np.ones(2), "b": 3}, {"a": np.ones(2), "b": 4.5}, [1, None, "text", (True, 2.0)]]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("op", CALLS)
+def test_trees(run, inline, op, size):
+    """What is in them besides arrays may change at any time, and stay changed."""
+
+    async def main():
+        async with sharing(size) as ranks:
+
+            async def check(x):
+                due = await everyone(ranks, lambda g: CALLS[op](g, x, "tag"))
+                found = await everyone(ranks, lambda g: CALLS[op](g, x, None))
+                assert [*map(shown, found)] == [*map(shown, due)]
+
+            for tree in TREES:
+                for _ in range(4):
+                    await check(tree)
+                assert inline[-1] == ALL, tree
+            for number in range(6):
+                await check({"a": np.full(2, number), "b": -number})
+                await check({"a": np.full(2, number), "b": float(-number)})
+            for _ in range(40):
+                await check({"a": np.ones(2), "b": -0.0})
+            assert inline[-1] == ALL
+
+    run(main())
+
+
+def test_trees_that_wait_their_turn(run, inline):
+    """Each is what it was when it was called, whatever else was called meanwhile."""
+
+    async def main():
+        async with sharing(2) as ranks:
+            for number in (0, 1, 1):
+                await everyone(ranks, lambda g, n=number: g.all_gather({"a": np.ones(1), "b": n}))
+            trees = [{"a": np.full(1, k), "b": k // 3} for k in range(12)]
+            works = [[g.all_gather(tree) for tree in trees] for g in ranks]
+            trees[5]["b"] = "changed"
+            for row in works:
+                for k, work in enumerate(row):
+                    for tree in await work:
+                        assert tree["a"] == k
+                        assert tree["b"] == k // 3
+
+    run(main())
+
+
+NUMBERS = {
+    "float": [1.5, -0.0, float("inf"), 1e308],
+    "int": [0, -7, 2**62, -(2**63)],
+    "bool": [True, False],
+    "complex": [1 + 2j, -0.5j],
+}
+OPS = {
+    "float": ["SUM", "PRODUCT", "MIN", "AVG", "LXOR"],
+    "int": ["SUM", "PRODUCT", "MAX", "AVG", "BOR"],
+    "bool": ["BOR", "LXOR"],
+    "complex": ["SUM", "PRODUCT", "AVG"],
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers(run, inline, kind, size):
+    """The same as the ordinary way, or the same error on all ranks."""
+    values = NUMBERS[kind]
+
+    async def main():
+        async with sharing(size) as ranks:
+
+            async def call(op, number, tag):
+                at = [values[(number + rank) % len(values)] for rank in range(size)]
+                starts = [
+                    lambda g: g.all_reduce(at[g.rank], op, tag=tag),
+                    lambda g: g.reduce(at[g.rank], 1, op, tag=tag),
+                ]
+                return [
+                    repr(each)
+                    for start in starts
+                    for each in await asyncio.gather(*map(start, ranks), return_exceptions=True)
+                ]
+
+            for op in map(aiodist.ReduceOp, OPS[kind]):
+                for number in range(5):
+                    due = await call(op, number, f"{op} {number}")
+                    assert await call(op, number, None) == due
+
+    run(main())
+    assert inline.count(ALL) > 10
+
+
+def test_numbers_that_are_too_large(run, inline):
+    async def main():
+        async with sharing(2) as ranks:
+            for _ in range(4):
+                assert await everyone(ranks, lambda g: g.all_reduce(2**61)) == [2**62] * 2
+            works = [g.all_reduce(2**62) for g in ranks]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, OverflowError)
+            works = [ranks[0].all_reduce(1)]
+            with pytest.raises(OverflowError):
+                ranks[1].all_reduce(2**63)
+            with pytest.raises(CollectiveAbortedError):
+                await works[0]
+            works = [g.all_reduce(1 if g.rank else 1.0) for g in ranks]
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, MismatchError)
+            assert await everyone(ranks, lambda g: g.all_reduce(-1)) == [-2, -2]
+
+    run(main())
+    assert ALL in inline
+
+
+OUTS = {
+    "all_gather": lambda g, x, out: g.all_gather(x, out=out),
+    "gather": lambda g, x, out: g.gather(x, 1, out=out if g.rank == 1 else None),
+    "scatter": lambda g, x, out: g.scatter([x] * g.size if g.rank == 1 else None, 1, out=out[0]),
+    "all_to_all": lambda g, x, out: g.all_to_all([x] * g.size, out=out),
+}
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("op", OUTS)
+def test_into_arrays(run, inline, op, listed, make):
+    """They are written, and are the result; what does not fit on one rank is written on none."""
+
+    start = OUTS[op]
+
+    async def main():
+        async with sharing(3) as ranks:
+            outs = [make(np.zeros((3, 2))) for _ in ranks]
+            for number in range(1, 6):
+                xs = [make(np.full(2, 10.0 * number + g.rank)) for g in ranks]
+                given = [[*out] if listed else out for out in outs]
+                found = await everyone(
+                    ranks, lambda g, xs=xs, given=given: start(g, xs[g.rank], given[g.rank])
+                )
+                due = [10.0 * number + rank for rank in range(3)]
+                for rank, (result, out) in enumerate(zip(found, outs, strict=True)):
+                    if op == "scatter":
+                        assert (np.asarray(out[0]) == due[1]).all()
+                    elif op != "gather" or rank == 1:
+                        assert result is given[rank]
+                        assert [float(row[1]) for row in out] == due
+            assert inline[-1] == ALL
+            before = [np.array(out.tolist()) for out in outs]
+            wrong = make(np.zeros(3))
+            works = [start(g, make(np.ones(2)) if g.rank != 1 else wrong, given[g.rank])
+                     for g in ranks]  # fmt: skip
+            for result in await asyncio.gather(*works, return_exceptions=True):
+                assert isinstance(result, MismatchError)
+            for out, due in zip(outs, before, strict=True):
+                assert np.array_equal(np.asarray(out), due)
+
+    run(main())
+
+
+def test_an_array_and_a_tree_that_begins_with_one_do_not_fit_alike(run):
+    async def main():
+        async with sharing(2) as ranks:
+            x, outs = np.ones(2), [np.zeros((2, 2)) for _ in ranks]
+            for _ in range(4):
+                await everyone(ranks, lambda g: g.all_gather(x, out=outs[g.rank]))
+            for _ in range(4):
+                works = [
+                    ranks[0].all_gather(x, out=outs[0]),
+                    ranks[1].all_gather([x]),
+                ]
+                for result in await asyncio.gather(*works, return_exceptions=True):
+                    assert isinstance(result, MismatchError)
 
     run(main())
 

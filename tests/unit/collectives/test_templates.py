@@ -82,12 +82,49 @@ def test_whoever_offers_nothing():
     assert template_of(blob_of([np.ones(2)]), 0, 0) is None  # more than nothing
 
 
-@pytest.mark.parametrize(
-    "value", [3, "text", [np.ones(2)], {"a": np.ones(2)}, np.float64(2), np.ones(0), None]
-)
-def test_what_is_no_array_with_data_has_none(value):
+TREES = {
+    "number": 3,
+    "text": "text",
+    "nothing": None,
+    "a number of numpy": np.float64(2),
+    "list": [np.arange(2.0), 1.5, ()],
+    "dict": {"a": np.arange(3.0), "b": (np.arange(2, dtype="i2"), {"c": "text"}), "d": 2**70},
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_trees(kind):
+    """Their arrays are data, all else is metadata."""
+    value = TREES[kind]
+    blob = blob_of([np.ones(2), value, np.arange(3)])
+    template = template_of(blob, 3, 0)
+    shown = len(blob).to_bytes(4, "big") + blob
+    reading = Reading(template, memoryview(shown))
+    assert reading.is_there()
+    assert repr([each.copy() for each in reading.values]) == repr([np.ones(2), value, np.arange(3)])
+    assert repr(reading.values[1].copy()) == repr(value)
+    assert template_of(blob_of([np.zeros(2), value, np.ones(3, int)]), 3, 0) == template
+    assert template_of(blob_of([np.zeros(2), [value], np.ones(3, int)]), 3, 0) != template
+
+
+def test_containers_are_made_anew():
+    reading_of = template_of(blob := blob_of([{"a": [np.ones(1)]}]), 1, 0)
+    (value,) = Reading(reading_of, memoryview(len(blob).to_bytes(4, "big") + blob)).values
+    one, two = value.copy(), value.copy()
+    assert one["a"] is not two["a"]
+    assert not np.shares_memory(one["a"][0], two["a"][0])
+
+
+@pytest.mark.parametrize("value", [np.ones(0), {"a": np.ones(0)}])
+def test_arrays_without_data_have_none(value):
     assert template_of(blob_of([value]), 1, 0) is None
     assert template_of(blob_of([np.ones(2), value]), 2, 0) is None
+
+
+def test_pickles_have_none():
+    packed = encode({"a": {1, 2}}, allow_pickle=True)
+    blob = pack_offers(PLACE, DeviceTransfer(PLACE), [packed], 10_000)
+    assert template_of(blob, 1, 0) is None
 
 
 def test_what_travels_apart_has_none():

@@ -16,7 +16,8 @@ from seeds import seeds
 import aiodist
 from aiodist import ReduceOp
 from aiodist.collectives import reductions
-from aiodist.collectives.lane_express import LaneExpress, LaneRecipe
+from aiodist.collectives.lane_express import LaneExpress
+from aiodist.collectives.lane_reductions import LaneRecipe
 from aiodist.engine import executor
 from aiodist.shared_memory.board import AREAS, STAMP
 

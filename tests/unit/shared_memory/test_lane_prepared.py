@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from aiodist.collectives import lane_express, lane_values
+from aiodist.collectives import lane_reductions, lane_values
 from aiodist.engine.executor import ALL
 
 
@@ -32,8 +32,8 @@ def ends(monkeypatch):
 
     bound = counted(lane_values.ValueRecipe._bound, "values")
     monkeypatch.setattr(lane_values.ValueRecipe, "_bound", bound)
-    in_steps = counted(lane_express.in_steps, "reductions")
-    monkeypatch.setattr(lane_express, "in_steps", in_steps)
+    in_steps = counted(lane_reductions.in_steps, "reductions")
+    monkeypatch.setattr(lane_reductions, "in_steps", in_steps)
     return seen
 
 

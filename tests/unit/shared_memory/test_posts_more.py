@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import lane_express, post_express, posted, reductions
+from aiodist.collectives import post_express, posted, reductions
 from aiodist.engine import tags
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
 from aiodist.shared_memory import berths, posts
@@ -163,7 +163,7 @@ def calls_of(request, lanes, monkeypatch):
     large = request.param.endswith("on berths")
     if large:
         monkeypatch.setattr(reductions, "EAGER_LIMIT", 20)
-        monkeypatch.setattr(lane_express, "SMALL_SLOTS", 20)
+        monkeypatch.setattr(lane_reductions, "SMALL_LISTS", 20)
     if request.param.startswith("all_reduce"):
         return some_calls
 

@@ -1,0 +1,238 @@
+"""Prepared reductions of ranks that share memory: all_reduce, reduce and reduce_scatter of arrays.
+
+A reduction is one phase on two vectors, the input and where the result goes, or on one that is
+both. The ordinary way has chosen it, by dtype, lengths and operator alone: so it is kept, and each
+call lends it its arrays. A list of arrays is copied to one that is reduced in place, and its result
+is copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiodist.buffers import arrays, overlaps
+from aiodist.buffers.dtypes import carrier
+from aiodist.buffers.kernels import Kernel
+from aiodist.buffers.reductions import Group, split_slots
+from aiodist.buffers.vector import Vector
+from aiodist.collectives.express import ExpressGroup, Flat, Recipe, rest_of, written
+from aiodist.engine.executor import Executor, all_at_once, in_steps
+from aiodist.engine.operation import Program
+from aiodist.engine.phase import Phase
+from aiodist.phases import pulls
+from aiodist.phases.base import Call
+from aiodist.schedules.selection import EAGER_LIMIT
+from aiodist.shared_memory.lane import Lane
+from aiodist.types import ReduceOp
+
+OPS = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+ONE_ROUND = 2
+"""Most publishes of a plan whose views of shared memory are kept: those of 1.5 MiB and less."""
+SMALL_LISTS = EAGER_LIMIT
+"""Most bytes of the arrays of a list that is prepared: they are joined, so they are copied. With a
+tag, larger ones do not show all they have at once."""
+
+
+Makes = Callable[[], tuple[Any, Flat]]
+"""Makes an array, of which the second is the memory."""
+
+
+class LaneRecipe(Recipe):
+    """A recipe of ranks that share memory."""
+
+    __slots__ = ("at_once", "fused", "given", "inputs", "makes", "out", "parts")
+
+    def __init__(
+        self,
+        op: str,
+        call: bytes,
+        phase: Phase,
+        vector: Vector,
+        keeps: object,
+        out: Vector | None = None,
+    ) -> None:
+        """`out`: where the result goes, if not to `vector`."""
+        super().__init__(op, call, phase, vector, keeps)
+        self.out = out
+        if out is not None:
+            self.phase = self.phase._replace(lent=(vector, out))
+            out.lend(None)
+        self.fused = fused_of(phase, in_place=out is None)
+        self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
+        self.makes: Makes | None = None  # a new array for the result
+        self.given: int | None = 0  # the argument that is the result; None: there is none
+        self.inputs = 1  # so many arrays are the input
+        self.parts = False  # whether the result is copied to several arrays
+
+    def lay_out(
+        self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
+    ) -> tuple[Any, Any] | None:
+        inputs = flats[: self.inputs]
+        flat = inputs[0] if self.inputs == 1 else np.concatenate(inputs)
+        if self.makes is not None:
+            value, out = self.makes()
+            return value, (flat, out)
+        result = None if self.given is None else args[self.given]
+        if self.parts:
+            places = flats[self.inputs :] or inputs
+            # The ordinary way refuses two places in the same memory.
+            if overlaps.Ranges(places).overlap:
+                return None
+            return (result, flat, places), flat
+        if self.out is None:
+            return result, flat
+        out = flats[-1]
+        # The ordinary way copies what would be written before it is read.
+        return None if np.may_share_memory(flat, out) else (result, (flat, out))
+
+    def shown(self, flat: Any) -> Flat:
+        """The input of a call."""
+        shown: Flat = flat if self.out is None else flat[0]
+        return shown
+
+    def executor(self, flat: Any, lane: Lane, area: int, place: int = 0, done: int = 0) -> Executor:
+        """What does it with `flat` on `lane`. The first steps are `done`."""
+        self.lend(flat)
+        return Executor(self.phase, None, lane, area, place, done)
+
+    def lend(self, flat: Any) -> None:
+        """Lend its phase the memory of one call."""
+        if self.out is None:
+            self.vector.lend(flat)
+        else:
+            x, out = flat
+            self.vector.lend(x)
+            self.out.lend(out)
+
+    def resume(
+        self, x: Any, flat: Any, lane: Lane, area: int, done: int
+    ) -> tuple[Executor, Program]:
+        """What goes on with it where it has to wait: with its phase, and with what comes after."""
+        return self.executor(flat, lane, area, 0, done), rest_of(self, x)
+
+    def keep(self, flat: Any) -> Any:
+        """What is kept of `flat` while it waits for its turn."""
+        return flat
+
+    def program(self, x: Any, flat: Any) -> Program:
+        """All of it, where nothing is done yet."""
+        self.lend(flat)  # now that it is its turn: before, another call may have had them
+        yield self.phase
+        return (yield from rest_of(self, x))
+
+
+def fused_of(
+    phase: Phase, *, in_place: bool = True
+) -> Callable[[Phase, Lane, int], Callable[[Any], int]] | None:
+    """What makes of the phase and an area a function that does it in one go; None: nothing."""
+    if phase.whole and in_place:
+        return all_at_once
+    return in_steps if phase.prepared.plan.publishes <= ONE_ROUND else None
+
+
+class Slots(NamedTuple):
+    """Arrays that are reduced together: where each begins and ends, and what `makes` an array as
+    that of this rank is. `keeps`: see `Recipe`."""
+
+    kernel: Kernel
+    bounds: list[int]
+    makes: Makes
+    keeps: object
+
+
+def slots_of(context: ExpressGroup, call: Call, xs: Any, op: Any) -> Slots | None:
+    """Those of a reduce_scatter; None where it is not to be prepared."""
+    return _joined(split_slots(xs, context.size), context.rank, op, call.nbytes <= SMALL_LISTS)
+
+
+def _joined(parts: list[Any], own: int, op: Any, is_small: bool) -> Slots | None:
+    views = [arrays.view(part, "xs") for part in parts]
+    mine = views[own]
+    if not is_small or mine is None or not isinstance(op, ReduceOp):
+        return None
+    bounds = [0]
+    for view in views:
+        if view is None or not (view.is_flat and view.base.size and view.name == mine.name):
+            return None
+        bounds.append(bounds[-1] + view.base.size)
+    return Slots(Kernel.of(op, mine.name), bounds, _maker(mine), op)
+
+
+def _maker(like: arrays.Array) -> Makes:
+    """What makes arrays like that."""
+    kind, name, shape = like.kind, like.name, like.shape
+    if kind != "torch":  # in one call
+        dtype = carrier(name)
+
+        def new() -> tuple[Any, Flat]:
+            made = np.empty(shape, dtype)
+            return made, made.reshape(-1)
+
+        return new
+
+    def empty() -> tuple[Any, Flat]:
+        made = arrays.empty(kind, name, shape, "xs")
+        return made.value, made.read()
+
+    return empty
+
+
+def learn(
+    context: ExpressGroup, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+) -> LaneRecipe | None:
+    """The recipe of one of `OPS`, called with arrays; None where it is not to be prepared."""
+    try:
+        call = make(context, *args)
+        return _learn(context, op, call, args)
+    except (TypeError, ValueError, OverflowError):
+        return None  # and the ordinary way raises it
+
+
+def _learn(context: ExpressGroup, op: str, call: Call, args: tuple[Any, ...]) -> LaneRecipe | None:
+    x, *more, how, out = args
+    listed, scatters = isinstance(x, (list, tuple)), op == "reduce_scatter"
+    is_small = call.nbytes <= SMALL_LISTS
+    parts = split_slots(x, context.size) if scatters else [*x] if listed else [x]
+    slots = _joined(parts, context.rank if scatters else 0, how, is_small or not listed)
+    if slots is None:
+        return None
+    kernel, bounds, makes, keeps = slots
+    start, stop = bounds[context.rank : context.rank + 2] if scatters else (0, bounds[-1])
+    vector = result = Vector.of(np.empty(bounds[-1], kernel.dtype))
+    if scatters or (out is not None and not listed):
+        result = Vector.of(np.empty(stop - start, kernel.dtype))
+    group = Group(kernel.name, kernel, vector, result, bounds if scatters else [0, stop])
+    if scatters:
+        phase = pulls.reduce_scatter(context, group)
+    elif op == "all_reduce":
+        phase = pulls.all_reduce(context, group)
+    else:
+        phase = pulls.reduce(context, group, more[0])
+    if listed or is_small or not scatters:
+        phase = phase._replace(direct=None)  # it is staged, wherever it lies
+    recipe = LaneRecipe(
+        op, call.text.encode(), phase, vector, keeps, None if result is vector else result
+    )
+    recipe.inputs = len(parts) if listed else 1
+    if scatters and out is None:
+        recipe.makes = makes
+    elif op == "reduce" and context.rank != more[0]:
+        recipe.given = None
+    else:
+        recipe.given = 0 if out is None else len(args) - 1
+        recipe.parts = listed and not scatters
+        recipe.finish = _spread if recipe.parts else written
+    return recipe
+
+
+def _spread(found: tuple[Any, Flat, list[Flat]]) -> Any:
+    """The result of a list of arrays, which were reduced as one."""
+    result, flat, places = found
+    at = 0
+    for place in places:
+        place[:] = flat[at : at + len(place)]
+        at += len(place)
+    return written(result)
