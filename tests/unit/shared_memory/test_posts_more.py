@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import post_express, posted, reductions
+from aiodist.collectives import lane_reductions, post_express, posted, reductions
 from aiodist.engine import tags
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
 from aiodist.shared_memory import berths, posts
