@@ -192,7 +192,6 @@ def test_a_list_that_changes_after_the_call(run):
 
 
 OTHERS = {
-    "large": lambda g: g.all_reduce(np.ones(50_000), tag="a"),
     "half": lambda g: g.all_reduce(np.ones(3, np.float16), tag="a"),
     "own": lambda g: g.all_reduce(np.ones(3), ReduceOp.custom(np.add), tag="a"),
     "soon": lambda g: g.all_reduce(np.ones(3), tag="a", timeout=1.5),
