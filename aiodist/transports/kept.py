@@ -10,7 +10,7 @@ Small frames are joined for their write anyway, and kept as they are. A large pa
 `done` says, as without this, that a frame has left. Before the memory is given back to its user,
 `Link.settle` copies what the peer's system has not acknowledged. Within a plan nothing of that is
 needed: a plan overwrites what it has sent only after it has received what the peer could not have
-sent without it.
+sent without it. Nor is it for memory that is never written again (`STEADY`): it is kept as it is.
 
 Acknowledgements are frames of the link itself. The sender asks for one after 512 frames, or after
 2 MiB of copies, and the other side answers with its count. So no other frame is longer for it.
