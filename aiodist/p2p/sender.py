@@ -18,6 +18,7 @@ from aiodist.p2p.device_sections import Departure
 from aiodist.p2p.mailbox import Line
 from aiodist.p2p.pieces import cut
 from aiodist.p2p.shared import Offer, SharedMemory
+from aiodist.transports.base import STEADY
 from aiodist.transports.remote import Proof
 from aiodist.work import Work
 
@@ -410,11 +411,17 @@ class Sender:
                 (wire.DATA, sending.sid),
                 piece,
                 done=partial(self._left, peer, sending, nbytes),
-                # Metadata is ours, and may leave even after a withdrawal: the receiver reads it
-                # as it comes, so it must never be replaced by zeros. So may steady memory, which
-                # nobody wants back.
-                token=sending if sending.next_part == NOTHING and not sending.is_steady else None,
+                token=self._token(sending),
             )
+
+    @staticmethod
+    def _token(sending: Sending) -> object:
+        """With which its pieces are taken back."""
+        # Metadata is ours, and may leave even after a withdrawal: the receiver reads it as it
+        # comes, so it must never be replaced by zeros. So may what nobody wants back.
+        if sending.next_part != NOTHING:
+            return None
+        return STEADY if sending.is_steady else sending
 
     def _left(self, peer: Peer, sending: Sending, nbytes: int) -> None:
         """A piece has left."""

@@ -8,9 +8,13 @@ Nothing in here awaits per frame. All calls come from the loop that owns the lin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 Done = Callable[[], None]
+
+STEADY: Final = object()
+"""The token of frames whose views are of memory that is never written again as long as anybody has
+a view of it: nobody wants it back, and it is kept, not copied, until the peer has the frame."""
 
 
 class Landing(Protocol):

@@ -10,7 +10,7 @@ Small frames are joined for their write anyway, and kept as they are. A large pa
 `done` says, as without this, that a frame has left. Before the memory is given back to its user,
 `Link.settle` copies what the peer's system has not acknowledged. Within a plan nothing of that is
 needed: a plan overwrites what it has sent only after it has received what the peer could not have
-sent without it.
+sent without it. Nor is it for memory that is never written again (`STEADY`): it is kept as it is.
 
 Acknowledgements are frames of the link itself. The sender asks for one after 512 frames, or after
 2 MiB of copies, and the other side answers with its count. So no other frame is longer for it.
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
-from aiodist.transports.base import Done
+from aiodist.transports.base import STEADY, Done
 from aiodist.transports.outbox import Outgoing
 from aiodist.wire.frames import prefix
 
@@ -75,7 +75,7 @@ class Lent:
     head: bytes  # its bytes before the payload
     views: Sequence[memoryview]
     nbytes: int
-    token: object  # who gets the memory back; None: nobody, it is ours
+    token: object  # who gets the memory back; None: nobody, it is ours; STEADY: nobody
 
     def copy(self) -> None:
         """Have a copy of the payload, and forget whose it was."""
@@ -134,10 +134,10 @@ class Kept:
         """Keep a large frame: `head` and the payload."""
         lent = Lent(self.sent, head, views, nbytes, token)
         self.frames.append(lent)
-        if token is not None:
-            self._lent.append(lent)
-        else:
+        if token is None:
             self.count(nbytes)
+        elif token is not STEADY:
+            self._lent.append(lent)
 
     def finished(self, frame: Outgoing) -> None:
         """Keep a frame that has left, of those that were queued."""

@@ -33,7 +33,6 @@ LOOKAHEAD = 512
 READ = 256 * 1024
 """Most payload bytes of one read."""
 
-
 ENOUGH = 256 * 1024
 """Bytes of a payload that have to be there before the loop is woken for it, where more are to come.
 Each time it is woken takes as long as some ten KiB do."""

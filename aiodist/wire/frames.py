@@ -30,8 +30,7 @@ MAX_PAYLOAD = 1024 * 1024
 """Most payload bytes of a data frame, so that control frames and aborts fit in between."""
 
 PIECE = 256 * 1024
-"""Payload bytes of most frames of what travels in many: they stay in the cache until they are used.
-"""
+"""Payload bytes of frames of what is computed with: they stay in the cache until then."""
 
 MAX_HEADER_BEFORE_HELLO = 4096
 """Most bytes of a header from a peer that has not said who it is."""

@@ -12,6 +12,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.errors import MessageTooLargeError, MismatchError, ProtocolError
 from aiodist.p2p import frames as wire
 from aiodist.p2p.credit import EAGER, WINDOW
+from aiodist.transports.base import STEADY
 from aiodist.types import ANY_SOURCE, ANY_TAG
 from aiodist.wire.frames import MAX_PAYLOAD
 
@@ -120,7 +121,7 @@ def test_a_link_may_keep_what_nobody_writes_again(net: Any, steady: bool) -> Non
     sending = net.engines[0].send(ramp(4 * MIB), 1, steady=steady)
     net.pipes[0, 1].flow()
     net.pipes[1, 0].flow()
-    assert [frame.token is None for frame in net.pipes[0, 1].queued] == [steady] * 4
+    assert [frame.token is STEADY for frame in net.pipes[0, 1].queued] == [steady] * 4
     # It need not be taken back, but no more of it is sent.
     sending.cancel()
     assert sum(frame.nbytes for frame in net.pipes[0, 1].queued) == (MIB if steady else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodist.errors import ProtocolError
+from aiodist.transports.base import STEADY
 from aiodist.transports.kept import COPIED, JOINED, MANY, MUCH, OWN, Kept, own_frame, read_own
 from aiodist.transports.outbox import Outbox, Outgoing
 
@@ -95,6 +96,15 @@ def test_only_the_memory_of_the_token_is_settled() -> None:
     kept.settle("one", None)
     other[:1] = b"z"
     assert b"<y>zy" in again(kept)
+
+
+def test_what_is_steady_is_kept_as_it_is_and_nobody_is_asked_for_it() -> None:
+    kept = Kept()
+    memory = lend(kept, b"x", STEADY, MUCH)
+    assert not kept.has_lent and kept.limit
+    kept.settle(STEADY, None)
+    assert kept.frames[0].views[0].obj is memory
+    assert kept.can_go_on(0) and again(kept)[3:] == memory
 
 
 def test_when_the_peer_is_asked() -> None:
