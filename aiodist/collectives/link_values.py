@@ -13,7 +13,7 @@ prepared as well (`LinkValues.moves`): a broadcast into arrays of all, an all_ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +26,7 @@ from aiodist.collectives.link_frames import Frames, LinkGroup
 from aiodist.collectives.templates import LENGTH, Reading
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
-from aiodist.engine.phase import Phase
+from aiodist.engine.phase import Phase, Spans
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import star
 from aiodist.schedules.choose_values import choose_all_gather
@@ -45,11 +45,54 @@ class Move(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Where all is, as far as known: the steps; what each rank shows, and where, by rank."""
+    """Where all is, as far as known: the steps; what is in a frame, by its spans; the own blob; and
+    what each rank shows, by rank."""
 
     moves: Sequence[Move]
+    frames: Mapping[Spans, memoryview]
+    own: memoryview
     shown: Sequence[Reading]
-    starts: Sequence[int]
+
+
+class LaidBlobs(Blobs):
+    """The blobs of a call that waits, in the arena: there is one such call at a time. Where a frame
+    has another length than was known, they have to part, each to memory of its own."""
+
+    def __init__(self, rank: int, size: int, laid: Laid, come: Iterable[Spans]) -> None:
+        super().__init__(rank, size, b"")
+        self.laid = laid
+        self.is_laid = True
+        self._come = [*come]  # the frames that have, in their places
+        self._coming: set[Spans] = set()  # those that are to be in their places
+
+    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
+        return (self.laid.frames[spans],) if self.is_laid else super().outgoing(spans)
+
+    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
+        place = self.laid.frames[spans]
+        if self.is_laid and nbytes == len(place):
+            self._coming.add(spans)
+            return place
+        self.part()
+        return super().incoming(spans, nbytes)
+
+    def arrived(self, spans: Spans) -> None:
+        if spans not in self._coming:
+            super().arrived(spans)
+            return
+        self._coming.discard(spans)
+        if self.is_laid:
+            self._come.append(spans)
+        else:
+            self.read(spans, self.laid.frames[spans])
+
+    def part(self) -> None:
+        """Take the blobs out of the arena."""
+        if self.is_laid:
+            self.is_laid = False
+            self.blobs[self._rank] = bytes(self.laid.own[LENGTH:])
+            for spans in self._come:
+                self.read(spans, self.laid.frames[spans])
 
 
 class LinkValues(ValueRecipe):
@@ -81,18 +124,20 @@ class LinkValues(ValueRecipe):
         if ends[-1] > ARENA:
             return
         moves: list[Move] = []
+        frames: dict[Spans, memoryview] = {}
         for step in self.phase.prepared.plan.steps:
             assert isinstance(step, (Send, Recv))
             first = (step.spans[0].start - origin) % size
             stop = first + sum(map(_length, step.spans))
-            view = self.arena[ends[first] : ends[stop]]
+            view = frames.setdefault(step.spans, self.arena[ends[first] : ends[stop]])
             moves.append(Move(isinstance(step, Send), step.peer, view))
         shown = [
             Reading(template, self.arena[start:])
             for start, template in zip(ends, templates, strict=False)
         ]
-        places = [(peer - origin) % size for peer in range(size)]
-        self._laid = Laid(moves, [shown[at] for at in places], [ends[at] for at in places])
+        at = (rank - origin) % size
+        own = self.arena[ends[at] : ends[at + 1]]
+        self._laid = Laid(moves, frames, own, [shown[p - origin] for p in range(size)])
 
     def begin(self, given: Given) -> tuple[int, Executor | None]:
         """See `LinkRecipe.begin`. The steps are those of the executor, which would have more to
@@ -105,10 +150,13 @@ class LinkValues(ValueRecipe):
         for data, flat in zip(own.data, given.flats, strict=False):
             data.flat[:] = flat
         frames = self.frames
+        last, made = None, b""
         for number, (sends, peer, view) in enumerate(laid.moves):
             prefix = frames.prefix(len(view))
             if sends:
-                frames.links[peer].send_copy(prefix, view)
+                if view is not last:  # else another one gets the same frame
+                    last, made = view, prefix + view
+                frames.links[peer].send_copy(prefix, view, made)
             elif not frames.has_come(peer, prefix, view):
                 return number, None
         return ALL, None
@@ -131,31 +179,23 @@ class LinkValues(ValueRecipe):
             return Executor(phase, self.frames), self._rest(program, phase)
         steps = self.phase.prepared.plan.steps
         done = len(steps) if done == ALL else done
-        at = laid.starts[rank]
-        own = bytes(self.arena[at + LENGTH : at + self._own.length])
-        memory = Blobs(rank, self._context.size, own)
-        for step, move in zip(steps[:done], laid.moves, strict=False):
-            if isinstance(step, Recv):
-                memory.incoming(step.spans, len(move.view))[:] = move.view
-                memory.arrived(step.spans)
+        come = (step.spans for step in steps[:done] if isinstance(step, Recv))
+        memory = LaidBlobs(rank, self._context.size, laid, come)
         phase = Phase(self.phase.prepared, memory)
         return Executor(phase, self.frames, done=done), self._ended(memory, self.keep(given))
 
-    def _ended(self, memory: Blobs, given: Given) -> Program:
+    def _ended(self, memory: LaidBlobs, given: Given) -> Program:
         """The blobs of all are here. Where they are what they were known to be, that is all; else
         the call is made anew, and goes on from there."""
-        if self._are_known(memory.blobs):
-            templates = [known[0] if known else self._own for known in self._known]
-            shown = [
-                Reading(template, memoryview(bytes(LENGTH) + blob))
-                for template, blob in zip(templates, memory.blobs, strict=True)
-            ]
+        shown = memory.laid.shown
+        if memory.is_laid and all(map(Reading.is_there, shown)):
             sources = self._exchanged.sources
             if not any(shown[src].is_apart for src in sources):
                 if self.take(shown, given):
                     return given.result.pop()
             elif all(shown[src].is_apart for src in sources) and lane_values.fit(shown, sources):
                 return (yield from self._moved(given))
+        memory.part()
         program = self._make(self._context, *given.args).start(False)
         phase = cast(Phase, next(program))
         cast(Blobs, phase.memory).blobs[:] = memory.blobs

@@ -63,14 +63,17 @@ class Blobs:
         return self.incoming(spans, 4 * len(lengths) + sum(lengths))
 
     def arrived(self, spans: Spans) -> None:
-        data = bytes(self._inbox.pop(spans))
+        self.read(spans, memoryview(self._inbox.pop(spans)))
+
+    def read(self, spans: Spans, data: memoryview) -> None:
+        """Take the blobs of `spans` from a frame. Raises ProtocolError."""
         at = 0
         for span in spans:
             for index in range(span.start, span.stop):
                 stop = at + 4 + int.from_bytes(data[at : at + 4], "big")
                 if stop > len(data):
                     raise ProtocolError("a frame of blobs is cut off")
-                self.blobs[index] = data[at + 4 : stop]
+                self.blobs[index] = bytes(data[at + 4 : stop])
                 at = stop
         if at != len(data):
             raise ProtocolError("a frame of blobs has bytes to spare")

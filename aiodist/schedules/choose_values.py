@@ -53,12 +53,14 @@ def choose_broadcast(nbytes: int, size: int, root: int, costs: Costs = ONE_HOST_
     first = min(segment, nbytes)
     slices = sum(frames_of(-(-nbytes // (2 << k)), segment) for k in range(rounds))
     hops = Tally(others, frames, 1, min(2, others), nbytes + (others - 1) * first)
-    down = Tally(rounds, rounds * frames, 1, rounds, rounds * nbytes)
+    # Down a tree the root is busy all the time, however it is cut: so it is not, if it can be.
+    whole = frames_of(nbytes, FRAME_LIMIT)
+    down = Tally(rounds, rounds * whole, int(whole > 1), rounds, rounds * nbytes)
     halves = Tally(2 * rounds, 2 * slices, 1 + rounds, _partners(size), 2 * nbytes * others / size)
     args = (root, nbytes, segment)
     return cheapest(
         [
-            Choice(tree.broadcast, args, down),
+            Choice(tree.broadcast, (root, nbytes, FRAME_LIMIT), down),
             Choice(chain.broadcast, args, hops),
             Choice(spread.tree, args, halves),
         ],

@@ -32,7 +32,8 @@ def parent(v: int) -> int:
 
 
 def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Plan:
-    """Send X[0:length] of `root` to OUT[0:length] of the others. Bulk.
+    """Send X[0:length] of `root` to OUT[0:length] of the others. Bulk, but eager where all is one
+    frame: who has entered has a place for that, if not where it belongs.
 
     At `root` OUT is not used. X may be OUT. A segment is passed on as soon as it is here.
 
@@ -50,7 +51,9 @@ def broadcast(rank: int, size: int, root: int, length: int, segment: int) -> Pla
 
     steps = Script()
     steps.repeat(len(frames), pass_on)
-    return Plan("tree.broadcast", rank, size, granted(steps).steps(), eager=False)
+    eager = len(frames) == 1
+    done = (steps if eager else granted(steps)).steps()
+    return Plan("tree.broadcast", rank, size, done, eager=eager)
 
 
 def gather(rank: int, size: int, root: int, lengths: Sequence[int], segment: int) -> Plan:

@@ -93,11 +93,11 @@ class StreamLink(LastingLink):
             if len(frames) > kept.limit:
                 self._ask()
 
-    def send_copy(self, prefix: bytes, payload: memoryview) -> None:
+    def send_copy(self, prefix: bytes, payload: memoryview, made: bytes | None = None) -> None:
         """Send one frame, urgently, whose prefix is made already. `payload` may be written to as
-        soon as this has returned."""
+        soon as this has returned. `made`: all of the frame, if that is there already."""
         if self._direct:
-            data = prefix + payload
+            data = prefix + payload if made is None else made
             sent = 0
             try:
                 sent = self._socket.send(data)
