@@ -64,6 +64,11 @@ class Place(Protocol):
     shares_memory: bool
     """Whether all ranks are of one host and are to share memory, once that is agreed on."""
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more ranks share memory than have a core each, as all of them know."""
+        ...
+
     def call_roll(self, op: Operation) -> None:
         """Tells all others that the array of this rank is on a device, and asks for theirs."""
         ...

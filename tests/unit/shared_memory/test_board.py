@@ -591,6 +591,7 @@ class User:
             0,
             Moved(),
             size=self._size,
+            crowded=False,
             polls=polls,
         )
 
