@@ -47,6 +47,10 @@ from aiodist.engine.operation import Program, Start
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place, share
 
+IN_CACHE: Final = 512 * 1024
+"""Bytes that are copied at once: of long copies the C library has the target go past the caches,
+which takes longer here, a tenth for 32 MiB."""
+
 THROUGH_HOST: Final = b"-"
 """The words of a rank whose arrays go through the host, and so those of all others do."""
 
@@ -195,7 +199,8 @@ class DeviceTransfer:
         value = parse(encoded.meta, allow_pickle=self._place.allow_pickle)
         value.allocate(out, foreign=self.places(self._place.rank, self.first(encoded), value))
         for target, source in zip(value.buffers, encoded.buffers, strict=True):
-            target[:] = source
+            for start in range(0, target.nbytes, IN_CACHE):
+                target[start : start + IN_CACHE] = source[start : start + IN_CACHE]
         return value
 
     def read(self) -> None:

@@ -33,6 +33,7 @@ from aiodist.shared_memory.board import LANE, SEGMENT, Board
 from aiodist.shared_memory.lane import Lane, Sharing
 from aiodist.transports import futex
 from aiodist.transports.handover import Offer, take
+from aiodist.transports.polling import cores
 
 log = logging.getLogger("aiodist.group")
 
@@ -106,16 +107,18 @@ class LaneSetup:
             # From here on no untagged call takes a number, until all answers are known: the number
             # that is told now must still be the next one when the lane is begun with the highest.
             self.settling = True
-            answers = await self._share((not problem, context.calls.tags.upcoming(None)))
+            upcoming = context.calls.tags.upcoming(None)
+            crowded = len(self._mates) + 1 > cores()
+            answers = await self._share((not problem, upcoming, crowded))
             # A rank that is alone on its host shows nobody what it has there.
             memory = memoryview(bytearray(LANE)) if offer is None else offer.segment.memory
         finally:
             if offer is not None:
                 offer.close()  # all that want it have it
         for answer in answers:
-            if not (isinstance(answer, list) and list(map(type, answer)) == [bool, int]):
+            if not (isinstance(answer, list) and list(map(type, answer)) == [bool, int, bool]):
                 raise ProtocolError(f"malformed words about shared memory: {answer!r}")
-        refused = [rank for rank, (ready, _) in enumerate(answers) if not ready]
+        refused = [rank for rank, (ready, *_) in enumerate(answers) if not ready]
         if refused:
             log.warning(
                 "group %r: rank %d uses sockets, not shared memory: %s",
@@ -131,9 +134,10 @@ class LaneSetup:
             context.loop,
             context.endpoint.progress,
             context.kick,
-            max(upcoming for _, upcoming in answers),
+            max(upcoming for _, upcoming, _ in answers),
             context.endpoint.moved,
             size=context.size,
+            crowded=any(crowded for *_, crowded in answers),
             polls=self._sharing is Sharing.POLLED,
         )
 

@@ -152,6 +152,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             self._progress,
             context.kick,
             lane.moved,
+            crowded=lane.crowded,
             polls=lane.polls,
         )
         self._moved = lane.moved

@@ -71,6 +71,11 @@ class Place(Protocol):
         """Lanes for operations that have none, once memory is shared."""
         ...
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more ranks share memory than have a core each, as all of them know."""
+        ...
+
     def call_roll(self, op: Operation) -> None:
         """Tells all others that the array of this rank is on a device, and asks for theirs."""
         ...

@@ -23,6 +23,8 @@ from aiodist.shared_memory.board import BULK, SMALL
 
 WHOLE = 128 * 1024
 """Most bytes of an array that everyone reduces for itself."""
+WORTH = 2 * 1024 * 1024
+"""Bytes more that a crowded rank moves rather than meet all others once more."""
 DEPTH = 3
 """Buffers through which large arrays go: one is filled, one is read, one is behind."""
 ROUNDS = 4
@@ -76,10 +78,17 @@ def _reduces_whole(group: Group) -> bool:
     return group.x.nbytes <= WHOLE or not group.kernel.sliceable
 
 
-def _is_quick(group: Group) -> bool:
-    """Whether to reduce takes no longer than to copy, so that two ranks may both reduce all of
-    it."""
-    return isinstance(group.kernel, Kernel) and not (group.kernel.loads or group.kernel.stores)
+def _shows_whole(place: Place, group: Group) -> bool:
+    """Whether everyone reduces all of it, though slices could be: that is to meet once, not twice.
+
+    Two ranks move no more bytes for that. More do, which is worth it where some have to wait for
+    the core of others before they meet. In any case to reduce must take no longer than to copy.
+    """
+    kernel = group.kernel
+    if not isinstance(kernel, Kernel) or kernel.loads or kernel.stores:
+        return False
+    more = (place.size - 2) * group.x.nbytes
+    return more == 0 or (place.crowded and more <= WORTH)
 
 
 def can_reduce(group: Group) -> bool:
@@ -107,7 +116,7 @@ def all_reduce(place: Place, group: Group) -> Phase:
         plan = prepared(pull_whole.all_reduce, place.rank, place.size, length)
         return _reduction(place, group, plan)._replace(whole=length > 0)
     longest = -(-length // place.size)
-    if place.size == 2 and _is_quick(group):
+    if _shows_whole(place, group):
         room = BULK // group.x.itemsize
         piece = length if length <= room else room // DEPTH
         algorithm = pull_whole.all_reduce_in_pieces

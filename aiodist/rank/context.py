@@ -190,6 +190,11 @@ class Context(Party):
             if self.post_express is not None:
                 self.post_express.end()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more ranks share memory than have a core each, as all of them know."""
+        return self.calls.lane is not None and self.calls.lane.crowded
+
     def use_links(self) -> None:
         """There will be no lane: collectives go over links."""
         self.express = LinkExpress(self)

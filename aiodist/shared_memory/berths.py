@@ -120,8 +120,11 @@ class Berth(Lane):
         kick: Callable[[int], None],
         moved: Moved,
         size: int,
+        crowded: bool,
     ) -> None:
-        super().__init__(board, loop, progress, kick, 0, moved, size=size, polls=False)
+        super().__init__(
+            board, loop, progress, kick, 0, moved, size=size, crowded=crowded, polls=False
+        )
         self.index = index
         self.offered = -1  # the number with which it is offered; -1: it is not
         self.along: Sequence[int] = ()  # by rank, the berths that the board is about
@@ -230,6 +233,7 @@ class Berths:
         kick: Callable[[int], None],
         moved: Moved,
         *,
+        crowded: bool,
         polls: bool,
     ) -> None:
         self.rank = board.rank
@@ -239,6 +243,7 @@ class Berths:
         self.memories = [_berths_in(board.memory(rank)) for rank in range(self.size)]
         self._dozes = board.can_doze
         self._surroundings = loop, progress, kick, moved
+        self._crowded = crowded
         self._polls = polls
         self._all: list[Berth] = []  # made when first needed
         self._moored: list[Berth] = []  # those with an operation
@@ -259,7 +264,7 @@ class Berths:
             others = {r: m[at] for r, m in enumerate(self.memories) if r != self.rank}
             own = self.memories[self.rank][at]
             board = BerthBoard(self.rank, own, others, dozes=self._dozes)
-            self._all.append(Berth(self, at, board, *self._surroundings, self.size))
+            self._all.append(Berth(self, at, board, *self._surroundings, self.size, self._crowded))
         return self._all[index]
 
     def now(self, berth: Berth, *, moored: bool) -> None:

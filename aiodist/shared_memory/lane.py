@@ -86,7 +86,7 @@ from aiodist.shared_memory.board import (
 )
 from aiodist.shared_memory.turns import Rider, SkippedCall, Turns
 from aiodist.shared_memory.waiting import Waiting
-from aiodist.transports.polling import Progress, cores
+from aiodist.transports.polling import Progress
 
 
 class Sharing(enum.Enum):
@@ -118,7 +118,8 @@ class DifferentCallsError(Exception):
 
 class Lane:
     """One rank's end of a lane. `first`: the number of the first operation that runs on it; `size`:
-    the ranks of the group, of whom those on this host are on the board."""
+    the ranks of the group, of whom those on this host are on the board. `crowded`: there are more
+    of these than cores, as all of them know."""
 
     def __init__(
         self,
@@ -130,6 +131,7 @@ class Lane:
         moved: Moved,
         *,
         size: int,
+        crowded: bool,
         polls: bool,
     ) -> None:
         self.board = board  # the words of the ranks
@@ -137,6 +139,7 @@ class Lane:
         self.moved = moved  # bytes that were shown to others, or read of them
         self.others: Sequence[int] = tuple(board.words)  # the other ranks of this host
         self.is_broken = False  # a rank is lost, see `break_off`
+        self.crowded = crowded
         self.polls = polls  # whether waiting begins with a look at memory, again and again
         self._kick = kick  # wakes a rank that sleeps
         self._turns = Turns(loop)  # whose turn it is
@@ -148,7 +151,7 @@ class Lane:
             self._turns.resume_soon,
             polls=polls,
             # Between hosts a yield of the core costs little of the time that is waited anyway.
-            crowded=here > cores() or size > here,
+            crowded=crowded or size > here,
         )
         self._areas = Areas(board, size)  # staging memory
         # Of the current operation:

@@ -69,6 +69,21 @@ def turn():
     return asyncio.sleep(0)
 
 
+@pytest.mark.parametrize(("cores", "crowded"), [((2, 9), False), ((9, 1), True)])
+def test_all_know_whether_one_of_them_has_too_few_cores(run, monkeypatch, cores, crowded):
+    """Plans are chosen by it, and all have to choose the same."""
+    counts = iter(cores)
+    monkeypatch.setattr(lane_setup, "cores", lambda: next(counts))
+
+    async def main():
+        async with aiodist.local(2, **SHM) as ranks:
+            assert not any(group._context.crowded for group in ranks)
+            await settled(ranks)
+            assert [group._context.crowded for group in ranks] == [crowded] * 2
+
+    run(main())
+
+
 @pytest.mark.parametrize("tag", [None, "some"])
 def test_it_begins_with_the_first_collective(run, set_ups, tag):
     async def main():

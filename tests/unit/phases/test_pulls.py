@@ -18,16 +18,17 @@ from aiodist.types import ReduceOp
 
 QUICK = Kernel.of(ReduceOp.SUM, "float32")
 ROUNDED = Kernel.of(ReduceOp.SUM, "float16")
+MIB = 1 << 20
 OWN = CustomKernel(ReduceOp.custom(np.add, elementwise=True), "float32", ())
 
 
-def names(kernel: Any, nbytes: int, size: int) -> set[tuple[str, int]]:
+def names(kernel: Any, nbytes: int, size: int, crowded: bool) -> set[tuple[str, int]]:
     """The plan of each rank, and how often it publishes."""
     x = Vector([np.empty(nbytes // kernel.dtype.itemsize, kernel.dtype)], kernel.dtype)
     group = Group("", kernel, x, x, [0, x.length])
     found = set()
     for rank in range(size):
-        place: Any = SimpleNamespace(rank=rank, size=size)
+        place: Any = SimpleNamespace(rank=rank, size=size, crowded=crowded)
         phase = pulls.all_reduce(place, group)
         assert phase.shared is not None
         assert phase.shared <= BULK
@@ -44,10 +45,25 @@ def names(kernel: Any, nbytes: int, size: int) -> set[tuple[str, int]]:
         # Where to reduce takes longer than to copy, and of more ranks, each reduces its slices.
         (ROUNDED, BULK, 2, ("pull_slices.all_reduce", 2)),
         (OWN, BULK, 2, ("pull_slices.all_reduce", 2)),
-        (QUICK, BULK, 3, ("pull_slices.all_reduce", 2)),
+        (QUICK, MIB, 4, ("pull_slices.all_reduce", 2)),
     ],
 )
 def test_the_plan_of_an_all_reduce(
     kernel: Any, nbytes: int, size: int, expected: tuple[str, int]
 ) -> None:
-    assert names(kernel, nbytes, size) == {expected}
+    assert names(kernel, nbytes, size, False) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "size", "expected"),
+    [
+        (MIB, 4, "pull_whole.all_reduce_in_pieces"),
+        (MIB + 4, 4, "pull_slices.all_reduce"),
+        (MIB // 4, 10, "pull_whole.all_reduce_in_pieces"),
+        (MIB, 10, "pull_slices.all_reduce"),
+    ],
+)
+def test_of_more_ranks_than_cores_few_meetings_are_worth_some_bytes(
+    nbytes: int, size: int, expected: str
+) -> None:
+    assert {name for name, _ in names(QUICK, nbytes, size, True)} == {expected}

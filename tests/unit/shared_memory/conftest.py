@@ -203,6 +203,7 @@ class World:
             first,
             Moved(),
             size=self.size,
+            crowded=self.size > 2,
             polls=polls,
         )
         context.share_memory(lane)

@@ -74,7 +74,13 @@ class User:
         self._phases = phases
         progress: Any = Progress()
         self.berths = Berths(
-            machine.board(rank), self.loop, progress, self._kick, Moved(), polls=False
+            machine.board(rank),
+            self.loop,
+            progress,
+            self._kick,
+            Moved(),
+            crowded=False,
+            polls=False,
         )
 
     def number(self, seq: int, phase: int) -> int:

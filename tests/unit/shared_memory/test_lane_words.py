@@ -37,6 +37,7 @@ class User:
             0,
             Moved(),
             size=self._size,
+            crowded=False,
             polls=polls,
         )
 
