@@ -28,6 +28,7 @@ from benchmarks.namespaces import iperf3, namespaces
 AIODIST = aiodist_over("auto")
 TORCH = Contender(asked.OWN, "torch")
 WIRE = Contender("wire", "benchmarks.wire:Wire")
+TURNS = Contender("wire", "benchmarks.wire:Turns")
 LINKS = [
     Contender("tcp link", "benchmarks.links:Tcp"),
     Contender("unix link", "benchmarks.links:Unix"),
@@ -93,7 +94,7 @@ async def two_hosts(report: Report, progress: Progress) -> None:
 async def long_lines(report: Report, progress: Progress) -> None:
     """How busy operations keep the lines between hosts that are far from each other."""
     peers, report.notes = find_peers(["gloo"], [])
-    await wan.measured(report, [AIODIST, *peers, WIRE], progress)
+    await wan.measured(report, [AIODIST, *peers, TURNS], progress)
 
 
 def _add_shares(report: Report, case: Case, first: Site, second: Site, progress: Progress) -> None:

@@ -1,8 +1,8 @@
 """Operations between hosts that are far from each other: how much of their line is used.
 
 The hosts are namespaces that `aiodist.testing.long_links` joins. TCP is that of the kernel, so what
-is lost there is lost to all; Gloo, and plain sockets that send as much each way as an all_reduce of
-two ranks has to, are measured in the same run.
+is lost there is lost to all; Gloo, and plain sockets that send what two ranks have to, are measured
+in the same run.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ def _fact(delay: float, case: Case, results: Sequence[Result]) -> Fact:
     shares = {
         result.column: crossing(case) / RATE / result.summary.median
         for result in results
-        if result.case == case
-        and result.summary is not None
-        and (result.column != "wire" or case.op == "all_reduce")  # it goes both ways at once
+        if result.case == case and result.summary is not None
     }
     if asked.OWN not in shares:
         why = [r.error or "" for r in results if (r.case, r.column) == (case, asked.OWN)]
@@ -88,5 +86,6 @@ def _fact(delay: float, case: Case, results: Sequence[Result]) -> Fact:
     own = shares.pop(asked.OWN)
     seconds = format_seconds(crossing(case) / RATE / own)
     others = "".join(f"; {column} {share:.0%}" for column, share in shares.items())
-    found = f"{own:.0%} of the line, {seconds}{others}"
+    bare = f" ({own / shares['wire']:.0%} of plain sockets)" if "wire" in shares else ""
+    found = f"{own:.0%} of the line{bare}, {seconds}{others}"
     return Fact(name, found, f"at least {SHARE:.0%}", own >= SHARE)

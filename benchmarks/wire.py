@@ -43,18 +43,20 @@ class Wire:
         return lambda: self._exchange(x.nbytes)
 
     def _exchange(self, nbytes: int) -> None:
-        os.ftruncate(self._file, max(nbytes, os.fstat(self._file).st_size))
         sender = threading.Thread(target=self._send, args=(nbytes,))
         sender.start()
-        left = nbytes
-        while left:
-            got = self._socket.recv_into(self._block[:left])
-            if not got:
-                raise ConnectionError("the other end of the wire is gone")
-            left -= got
+        self._receive(nbytes)
         sender.join()
 
+    def _receive(self, nbytes: int) -> None:
+        while nbytes:
+            got = self._socket.recv_into(self._block[:nbytes])
+            if not got:
+                raise ConnectionError("the other end of the wire is gone")
+            nbytes -= got
+
     def _send(self, nbytes: int) -> None:
+        os.ftruncate(self._file, max(nbytes, os.fstat(self._file).st_size))
         at = 0
         while at < nbytes:
             at += os.sendfile(self._socket.fileno(), self._file, at, nbytes - at)
@@ -65,6 +67,18 @@ class Wire:
     def close(self) -> None:
         self._socket.close()
         os.close(self._file)
+
+
+class Turns(Wire):
+    """The same, but bytes go only where they have to: of a broadcast there, of a ping-pong there
+    and back. Of a broadcast a byte comes back, so that its end is seen."""
+
+    def operation(self, op: str, x: Any, out: Any) -> Callable[[], Any]:
+        back = {"broadcast": 1, "ping_pong": x.nbytes}.get(op)
+        if back is None:
+            return super().operation(op, x, out)
+        ways = (self._send, self._receive) if self.rank == 0 else (self._receive, self._send)
+        return lambda: [way(nbytes) for way, nbytes in zip(ways, (x.nbytes, back), strict=True)]
 
 
 def _listen_once(host: str, port: int) -> socket.socket:

@@ -78,7 +78,7 @@ class Switch:
         self._line = line
         self._files = files
         # One for each host: which of its packets are lost does not depend on what others send.
-        self._chances = [Random(line.seed + src) for src in range(len(files))]
+        self._chances = [Random(f"{line.seed} {src}") for src in range(len(files))]
         self.lost = 0
         """Packets that the lines have lost, beside those that found their queue full."""
         self.up = [Port(line.rate, line.room) for _ in files]

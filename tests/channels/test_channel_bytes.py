@@ -34,6 +34,7 @@ def into(chance, sliced):
     return aiodist.Shard(np.zeros(shape, np.int32), index, SHAPE)
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sliced", [False, True])
 def test_the_publisher_sends_at_most_two_copies_where_nobody_dies(seed, sliced):

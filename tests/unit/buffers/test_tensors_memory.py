@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,3 +187,20 @@ def test_huge_pages_are_asked_for_within_large_tensors(monkeypatch: pytest.Monke
     assert start % 4096 == 0
     assert start + nbytes == x.data_ptr() + x.nbytes
     assert advice == 14
+
+
+def test_a_dtype_is_known_from_its_first_tensor_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "_names", {})
+    monkeypatch.setattr(tensors, "_carriers", {})
+    for _ in range(2):
+        found = tensors.plain(torch.arange(3, dtype=torch.int16))
+        assert found is not None and found.tolist() == [0, 1, 2]
+    assert tensors.plain(SimpleNamespace(dtype="torch.none")) is None
+
+
+def test_there_are_no_plain_tensors_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "_plain_types", [])
+    monkeypatch.delitem(sys.modules, "torch")
+    assert tensors.plain_type() is None
+    monkeypatch.undo()
+    assert tensors.plain_type() is torch.Tensor

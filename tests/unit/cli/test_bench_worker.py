@@ -209,15 +209,22 @@ async def test_late_ticks_count_each_by_its_own_due_time(monkeypatch: pytest.Mon
     assert [ns // 1_000_000 for ns in late] == [0, 5, 4, 3, 2, 1, 0, 0, 0]
 
 
-def test_the_wire_carries_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "op"),
+    [(wire.Wire, "all_reduce"), (wire.Turns, "all_reduce"), (wire.Turns, "broadcast"),
+     (wire.Turns, "ping_pong")],
+)  # fmt: skip
+def test_the_wire_carries_what_has_to_go(
+    monkeypatch: pytest.MonkeyPatch, kind: type[wire.Wire], op: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     monkeypatch.setattr(wire.Wire, "PORT", port)
     moved: list[list[int]] = []
 
     def end(rank: int) -> None:
-        library = wire.Wire(rank, 2, "127.0.0.1", "")
-        prepared = bench_worker.prepare(library, "all_reduce", 3 << 20)
+        library = kind(rank, 2, "127.0.0.1", "")
+        prepared = bench_worker.prepare(library, op, 3 << 20)
         moved.append(bench_worker.run(library, prepared, 2).ns)
         library.close()
 

@@ -192,3 +192,11 @@ def test_rounds_that_are_not_alike_are_refused(wrong: int) -> None:
 
     with pytest.raises(ValueError, match="not alike"):
         Script().repeat(1000, rounds)
+
+
+def test_receives_of_a_list_are_those_of_each_peer_in_order() -> None:
+    first, second, other = (
+        Recv(peer, (Span(OUT, at, at + 1),)) for at, peer in enumerate((1, 1, 2))
+    )
+    steps: list[Step] = [first, Send(1, (Span(X, 0, 1),)), other, second]
+    assert receives_of(steps) == {1: [first, second], 2: [other]}

@@ -95,11 +95,16 @@ async def test_tcp_to_a_far_peer_keeps_its_queue_here(
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
         usual = other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
     monkeypatch.setattr(tcp, "round_trip", lambda sock: trip)
+    chosen: list[bool] = []
+    monkeypatch.setattr(
+        tcp, "_choose_congestion_control", lambda sock, *, near: chosen.append(near)
+    )
     async with connected(TcpTransport()) as ends:
         for link in (ends.a, ends.b):
             assert isinstance(link, StreamLink)
             found = link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
             assert found == (usual if unsent is None else unsent)
+    assert chosen == ([] if trip is None else [unsent is None] * 2)
 
 
 async def test_tcp_over_ipv6() -> None:
