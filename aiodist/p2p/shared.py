@@ -24,8 +24,8 @@ from aiodist.transports import polling, remote
 from aiodist.transports.second_thread import SecondThread
 
 AT_ONCE: Final = 2 * 1024 * 1024
-"""Most bytes that one turn of the loop copies: less than a millisecond, mostly. With a second
-thread twice as many take as long."""
+"""Most bytes that one turn of the loop copies: less than a millisecond, mostly. A second thread may
+copy as many at the same time."""
 
 STEP: Final = 256 * 1024
 """Bytes that one of two threads copies at a time."""
@@ -169,13 +169,13 @@ class Remote:
 
     def copy(self, pieces: Pieces) -> None:
         helper = None if polling.others_compute() else self._helper
-        most = AT_ONCE if helper is None else 2 * AT_ONCE
-        address, count = self._next(pieces.left, most)
+        address, count = self._next(pieces.left, AT_ONCE if helper is None else 2 * AT_ONCE)
         pieces.place(count)
         memory = pieces.memory
         assert memory is not None
 
-        def step(at: int) -> None:
+        def step(number: int) -> None:
+            at = number * STEP
             remote.read(self._pid, address + at, memory[at : at + STEP])
 
         try:
@@ -183,7 +183,9 @@ class Remote:
             if holds:
                 self._checked = True
                 if helper is not None and count >= WORTH_HELP:
-                    helper.run(step, range(0, count, STEP))
+                    done = helper.run(step, -(-count // STEP), AT_ONCE // STEP)
+                    count = min(count, done * STEP)
+                    pieces.memory = memory[:count]
                 else:
                     remote.read(self._pid, address, memory)
                 if count == pieces.left:

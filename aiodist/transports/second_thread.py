@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -19,38 +19,52 @@ IDLE: Final = 0.2
 
 
 class _Job:
-    """One call, with the steps that nobody has taken yet."""
+    """One call: its steps are taken in order, by two threads."""
 
-    def __init__(self, step: Callable[[int], None], steps: Iterator[int]) -> None:
+    def __init__(self, step: Callable[[int], None], steps: int) -> None:
         self._step = step
-        self._steps = steps  # to take one is a single operation of the interpreter
+        self._lock = threading.Lock()  # held by who takes a step, or ends this
+        self._steps = steps
+        self._taken = 0
+        self._helping = False  # the second thread has taken one
         self._failed: BaseException | None = None
-        # The second thread may be at a step. It says so before it takes one: who finds none left,
-        # and then that this is not said, knows that it will not take one, either.
-        self._helped = False
-        self._over = threading.Event()
+        self._over = threading.Event()  # and takes no more
 
-    def do(self) -> None:
-        for number in self._steps:
+    def do(self, most: int) -> None:
+        """Do `most` steps, in the thread that has called."""
+        for _ in range(most):
+            number = self._take()
+            if number is None:
+                return
             self._step(number)
 
     def help(self) -> None:
-        """Take steps in the second thread."""
-        self._helped = True
+        """Do what there is, in the second thread."""
         try:
-            self.do()
+            while (number := self._take(helps=True)) is not None:
+                self._step(number)
         except BaseException as error:  # raised where the copy was asked for
             self._failed = error
         self._over.set()
 
-    def finish(self) -> None:
-        """Wait for the step that the second thread is at. Raises what that has raised."""
-        for _ in self._steps:  # those that are left after an error
-            pass
-        if self._helped:
+    def _take(self, *, helps: bool = False) -> int | None:
+        with self._lock:
+            if self._taken == self._steps:
+                return None
+            self._helping |= helps
+            self._taken += 1
+            return self._taken - 1
+
+    def finish(self) -> int:
+        """Take no more, and wait for the step that the second thread is at: how many were done.
+        Raises what that has raised."""
+        with self._lock:
+            self._steps = self._taken
+        if self._helping:
             self._over.wait()
         if self._failed is not None:
             raise self._failed
+        return self._steps
 
 
 class SecondThread:
@@ -65,20 +79,22 @@ class SecondThread:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._runs = False
 
-    def run(self, step: Callable[[int], None], steps: Iterable[int]) -> None:
-        """Call `step` once with each of `steps`, in any order, two at a time at most. They are to
-        release the interpreter while they work. Raises what one of them has raised: then some may
-        have been left out."""
-        job = _Job(step, iter(steps))
+    def run(self, step: Callable[[int], None], steps: int, mine: int) -> int:
+        """Call `step` with 0, 1, … up to `steps`, in two threads; in this one `mine` times at most.
+        Returns how many were done, which are the first ones: that is all this thread may do, and
+        what the other one has done in that time. They are to release the interpreter while they
+        work. Raises what one of them has raised: then some may have been left out."""
+        job = _Job(step, steps)
         with self._lock:
             self._jobs.put(job)
             if not self._runs:
                 self._runs = True
                 threading.Thread(target=self._serve, name="aiodist-copies", daemon=True).start()
         try:
-            job.do()
+            job.do(mine)
         finally:
-            job.finish()
+            done = job.finish()
+        return done
 
     def _serve(self) -> None:
         while True:

@@ -336,16 +336,18 @@ def test_what_one_sends_to_oneself_takes_the_ordinary_way(net: Any) -> None:
 
 
 class Helper:
-    """Does all steps itself, in an order of its own. `runs`: how many in each call."""
+    """Does all steps itself, in an order of its own; where there is `no_core` for a second thread,
+    those that the first one may do. `runs`: how many in each call."""
 
     def __init__(self) -> None:
         self.runs: list[int] = []
+        self.no_core = False
 
-    def run(self, step: Any, steps: Any) -> None:
-        numbers = list(steps)
-        self.runs.append(len(numbers))
-        for number in reversed(numbers):
+    def run(self, step: Any, steps: int, mine: int) -> int:
+        self.runs.append(min(steps, mine) if self.no_core else steps)
+        for number in reversed(range(self.runs[-1])):
             step(number)
+        return self.runs[-1]
 
 
 @pytest.fixture
@@ -365,6 +367,18 @@ def test_two_threads_read_twice_as_much_in_a_turn(reading: Any, helper: Helper) 
     assert sending.done() and receiving.result() is out and (out == x).all()
     whole = 2 * shared.AT_ONCE // shared.STEP
     assert helper.runs == [whole, whole // 2 + 1]
+
+
+def test_where_the_second_thread_comes_late_a_turn_reads_no_more(
+    reading: Any, helper: Helper
+) -> None:
+    helper.no_core = True
+    nbytes = 2 * shared.AT_ONCE + 4
+    x, sending, receiving, out = read_for_a_while(reading, 0, nbytes)
+    assert (out != -1).sum() == shared.AT_ONCE // 4
+    reading.settle()
+    assert sending.done() and receiving.result() is out and (out == x).all()
+    assert helper.runs == [shared.AT_ONCE // shared.STEP] * 2
 
 
 def test_what_is_soon_read_is_read_by_one(

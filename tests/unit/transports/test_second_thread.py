@@ -18,7 +18,7 @@ def test_each_step_is_done_once_by_whoever_takes_it() -> None:
     helper = SecondThread()
     for count in (0, 1, 2, 1000):
         done: list[int] = []
-        helper.run(done.append, range(count))
+        assert helper.run(done.append, count, count) == count
         assert sorted(done) == list(range(count))
 
 
@@ -30,7 +30,7 @@ def test_two_threads_work_at_the_same_time() -> None:
         meeting.wait()  # breaks if there is no other
         who.append(threading.current_thread().name)
 
-    SecondThread().run(step, range(2))
+    assert SecondThread().run(step, 2, 2) == 2
     assert sorted(who) == sorted(["aiodist-copies", threading.current_thread().name])
 
 
@@ -47,7 +47,7 @@ def test_the_call_ends_after_the_last_step() -> None:
             threading.Timer(0, may_end.set).start()  # once this thread has no more to do
         done.append(number)
 
-    SecondThread().run(step, range(2))
+    assert SecondThread().run(step, 2, 2) == 2
     assert len(done) == 2
 
 
@@ -62,9 +62,9 @@ def test_an_error_is_raised_where_the_work_was_asked_for(mine: bool) -> None:
             raise OSError("not today")
 
     with pytest.raises(OSError, match="not today"):
-        helper.run(step, range(2))
+        helper.run(step, 2, 2)
     done: list[int] = []
-    helper.run(done.append, range(10))  # and it goes on
+    helper.run(done.append, 10, 10)  # and it goes on
     assert len(done) == 10
 
 
@@ -81,19 +81,31 @@ def test_a_thread_that_has_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -
             threads.append(threading.current_thread())
             meeting.wait()
 
-        helper.run(step, range(2))
+        helper.run(step, 2, 2)
         (other,) = set(threads) - {threading.current_thread()}
         other.join(WAIT)
         assert not other.is_alive() and not helper._runs
 
 
-def test_who_comes_late_finds_nothing_to_do() -> None:
+def test_the_first_steps_are_done_and_no_more_than_it_may_do() -> None:
     done: list[int] = []
-    job = _Job(done.append, iter(range(3)))
-    job.do()
-    job.finish()  # waits for nobody: none has come
-    job.help()
+    job = _Job(done.append, 10)
+    job.do(3)
+    assert job.finish() == 3  # and waits for nobody: none has come
+    job.help()  # who comes late finds nothing to do
     assert done == [0, 1, 2]
+
+
+def test_what_the_other_one_does_meanwhile_comes_on_top() -> None:
+    done: list[int] = []
+    job = _Job(done.append, 10)
+    job.do(1)
+    other = threading.Thread(target=job.help)
+    other.start()
+    other.join()
+    job.do(3)
+    assert job.finish() == 10
+    assert done == list(range(10))
 
 
 def test_what_an_error_leaves_is_left() -> None:
@@ -101,10 +113,10 @@ def test_what_an_error_leaves_is_left() -> None:
         raise OSError(number)
 
     done: list[int] = []
-    job = _Job(fail, iter(range(3)))
+    job = _Job(fail, 3)
     with pytest.raises(OSError, match="0"):
-        job.do()
-    job.finish()
+        job.do(3)
+    assert job.finish() == 1
     job._step = done.append
     job.help()
     assert not done
@@ -113,13 +125,13 @@ def test_what_an_error_leaves_is_left() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_copy_has_a_thread_of_its_own() -> None:
     helper = second_thread.SECOND_THREAD
-    helper.run(lambda number: None, range(2))
+    helper.run(lambda number: None, 2, 2)
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
             meeting = threading.Barrier(2, timeout=WAIT)
-            helper.run(lambda number: os.write(writing, b"x%d" % (meeting.wait() < 2)), range(2))
+            helper.run(lambda number: os.write(writing, b"x%d" % (meeting.wait() < 2)), 2, 2)
         finally:
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
