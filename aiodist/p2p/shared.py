@@ -81,13 +81,14 @@ class SharedMemory:
         self._process = process
         self._helper = helper
         self._refused: set[int] = set()  # processes that could not be read
+        self._unread: set[int] = set()  # ranks that could not read this process
 
     def where(self, dst: int, buffers: Sequence[memoryview]) -> Offer | None:
         """Where rank `dst` may read these bytes; None: nowhere."""
         place = self._heap.place_of(np.frombuffer(buffer, np.uint8) for buffer in buffers)
         if place:
             return place, None
-        if not 0 < len(buffers) <= MOST_BUFFERS or not self._process(dst):
+        if dst in self._unread or not 0 < len(buffers) <= MOST_BUFFERS or not self._process(dst):
             return None
         if sum([buffer.nbytes for buffer in buffers]) <= WORTH_IT:
             return None
@@ -108,6 +109,10 @@ class SharedMemory:
         if not process or process in self._refused:
             return None
         return Remote(process, where, self._moved, self._refused, self._helper)
+
+    def pulled(self, dst: int) -> None:
+        """Rank `dst` has asked for what it was to read: it cannot."""
+        self._unread.add(dst)
 
     def sent(self, nbytes: int) -> None:
         """Another rank has read a message."""

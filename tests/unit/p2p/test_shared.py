@@ -164,6 +164,8 @@ def test_a_process_that_cannot_be_read(
         assert receiving.result() is out and (out == ramp(reading, 5 * MIB, number)).all()
         assert sending.done()
     assert len(tried) == {"forbidden": 1, "another process": 1, "amid": 4}[why]
+    # Its sender knows, and pushes where it may.
+    assert reading.engines[0]._sender._shared.where(1, [memoryview(bytes(MIB))]) is None
     assert reading.kinds(0, 1).count(wire.FIN) == 2
     assert_idle(reading)
 
