@@ -211,6 +211,8 @@ class Sender:
             self._move(peer, sending, [memoryview(sending.encoded.meta)])
             return
         sending.next_part = NOTHING
+        if sending.proof is not None and self._shared is not None:
+            self._shared.pulled(src)
         sources = sending.sources
         if sources is None or (part == wire.BODY and sending.words):
             if sources is not None:

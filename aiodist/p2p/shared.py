@@ -20,10 +20,18 @@ import numpy as np
 from aiodist.links.moved import Moved
 from aiodist.p2p.pieces import Pieces
 from aiodist.shared_memory.heap import Heap
-from aiodist.transports import remote
+from aiodist.transports import polling, remote
+from aiodist.transports.second_thread import SecondThread
 
 AT_ONCE: Final = 2 * 1024 * 1024
-"""Most bytes that one turn of the loop copies: less than a millisecond, mostly."""
+"""Most bytes that one turn of the loop copies: less than a millisecond, mostly. A second thread may
+copy as many at the same time."""
+
+STEP: Final = 256 * 1024
+"""Bytes that one of two threads copies at a time."""
+
+WORTH_HELP: Final = 2 * 1024 * 1024
+"""Bytes from which two threads copy: to wake the second one takes as long as some hundred KiB."""
 
 WORTH_IT: Final = 512 * 1024
 """Bytes above which the system is asked for memory of another process: it takes longer for each
@@ -58,20 +66,29 @@ def is_where(value: Any, nbytes: int) -> bool:
 
 class SharedMemory:
     """The memory that ranks read of each other, for messages. `process` gives the process of a rank
-    of this host, as the system knows it (0: it is not known)."""
+    of this host, as the system knows it (0: it is not known); `helper`: where ranks have cores of
+    their own, what uses that of the sender, which waits."""
 
-    def __init__(self, heap: Heap, moved: Moved, process: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        heap: Heap,
+        moved: Moved,
+        process: Callable[[int], int],
+        helper: SecondThread | None = None,
+    ) -> None:
         self._heap = heap
         self._moved = moved  # counts what no link does
         self._process = process
+        self._helper = helper
         self._refused: set[int] = set()  # processes that could not be read
+        self._unread: set[int] = set()  # ranks that could not read this process
 
     def where(self, dst: int, buffers: Sequence[memoryview]) -> Offer | None:
         """Where rank `dst` may read these bytes; None: nowhere."""
         place = self._heap.place_of(np.frombuffer(buffer, np.uint8) for buffer in buffers)
         if place:
             return place, None
-        if not 0 < len(buffers) <= MOST_BUFFERS or not self._process(dst):
+        if dst in self._unread or not 0 < len(buffers) <= MOST_BUFFERS or not self._process(dst):
             return None
         if sum([buffer.nbytes for buffer in buffers]) <= WORTH_IT:
             return None
@@ -91,7 +108,11 @@ class SharedMemory:
         process = self._process(src)
         if not process or process in self._refused:
             return None
-        return Remote(process, where, self._moved, self._refused)
+        return Remote(process, where, self._moved, self._refused, self._helper)
+
+    def pulled(self, dst: int) -> None:
+        """Rank `dst` has asked for what it was to read: it cannot."""
+        self._unread.add(dst)
 
     def sent(self, nbytes: int) -> None:
         """Another rank has read a message."""
@@ -105,8 +126,8 @@ class Reading(Protocol):
     """Whether it is right once it is copied; else the sender has to say so."""
 
     def copy(self, pieces: Pieces) -> None:
-        """Copy what comes next to where it goes, at most `AT_ONCE` bytes. Raises OSError where it
-        cannot be read, or was withdrawn."""
+        """Copy what comes next to where it goes, as much as one turn of the loop may. Raises
+        OSError where it cannot be read, or was withdrawn."""
 
 
 class Mapped:
@@ -132,26 +153,46 @@ class Mapped:
 class Remote:
     """Data in memory of another process."""
 
-    __slots__ = ("_checked", "_moved", "_pid", "_proof", "_refused", "_spans")
+    __slots__ = ("_checked", "_helper", "_moved", "_pid", "_proof", "_refused", "_spans")
     proves = True
 
-    def __init__(self, pid: int, where: list[Any], moved: Moved, refused: set[int]) -> None:
+    def __init__(
+        self,
+        pid: int,
+        where: list[Any],
+        moved: Moved,
+        refused: set[int],
+        helper: SecondThread | None = None,
+    ) -> None:
         self._pid = pid
         self._proof, addresses = where[:2], where[2:]
         self._spans = list(zip(addresses[::2], addresses[1::2], strict=True))
         self._moved = moved
         self._refused = refused  # hears of a process that cannot be read
+        self._helper = helper
         self._checked = False  # it is the process that it is taken for
 
     def copy(self, pieces: Pieces) -> None:
-        address, count = self._next(pieces.left)
+        helper = None if polling.others_compute() else self._helper
+        address, count = self._next(pieces.left, AT_ONCE if helper is None else 2 * AT_ONCE)
         pieces.place(count)
-        assert pieces.memory is not None
+        memory = pieces.memory
+        assert memory is not None
+
+        def step(number: int) -> None:
+            at = number * STEP
+            remote.read(self._pid, address + at, memory[at : at + STEP])
+
         try:
             holds = self._checked or remote.holds(self._pid, self._proof)
             if holds:
                 self._checked = True
-                remote.read(self._pid, address, pieces.memory)
+                if helper is not None and count >= WORTH_HELP:
+                    done = helper.run(step, -(-count // STEP), AT_ONCE // STEP)
+                    count = min(count, done * STEP)
+                    pieces.memory = memory[:count]
+                else:
+                    remote.read(self._pid, address, memory)
                 if count == pieces.left:
                     holds = remote.holds(self._pid, self._proof)
         except OSError:
@@ -162,11 +203,11 @@ class Remote:
         pieces.landed()
         self._moved.received += count
 
-    def _next(self, left: int) -> tuple[int, int]:
-        """Where the last `left` bytes begin, and how many of them to copy."""
+    def _next(self, left: int, most: int) -> tuple[int, int]:
+        """Where the last `left` bytes begin, and how many of them to copy, `most` at most."""
         end = 0
         for address, nbytes in reversed(self._spans):
             end += nbytes
             if left <= end:
-                return address + end - left, min(AT_ONCE, nbytes - (end - left))
+                return address + end - left, min(most, nbytes - (end - left))
         raise ValueError(f"{left} bytes are left of {end}")

@@ -34,6 +34,8 @@ from aiodist.shared_memory.lane import Lane, Layout, Sharing
 from aiodist.trace import Scope
 from aiodist.transports.base import Landing
 from aiodist.transports.framed import FramedLink
+from aiodist.transports.polling import cores
+from aiodist.transports.second_thread import SECOND_THREAD
 from aiodist.wire import kinds
 from aiodist.work import Work
 
@@ -78,7 +80,8 @@ class Context(Party):
         # Arrays in memory that all ranks see.
         self.heap = Heap(self, shares=self.shares_memory)
         # Its messages.
-        shared = SharedMemory(self.heap, endpoint.moved, self.process_of)
+        helper = SECOND_THREAD if self.size <= cores() else None
+        shared = SharedMemory(self.heap, endpoint.moved, self.process_of, helper)
         self.p2p = PointToPoint(
             self, self.loop, self.records, self.device_memory, self.costs.way, shared
         )

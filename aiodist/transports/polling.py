@@ -125,6 +125,11 @@ class Neighbours:
 _neighbours = Neighbours()
 
 
+def others_compute() -> bool:
+    """Whether programs were seen that compute on the cores of this process."""
+    return _neighbours.compute(_clock())
+
+
 def linger(until: float) -> bool:
     """Whether it is not `until` yet, by `time.perf_counter`, and worth while: then look again in
     the next turn of the loop, rather than sleep. The core has been offered to the peer that is

@@ -146,6 +146,8 @@ class Rings:
         room = left = self.room()
         if not room:
             raise BlockingIOError("the ring is full")
+        total = sum([memoryview(buffer).nbytes for buffer in buffers])
+        step = PIECE if total > PIECE + PAGE else total  # a piece with its header is shown at once
         at = self._written - self._origin & self.size - 1
         hidden = 0
         for buffer in buffers:
@@ -154,13 +156,13 @@ class Rings:
                 continue
             view = view.cast("B")
             while view and left:
-                count = min(len(view), left, self.size - at, PIECE - hidden)
+                count = min(len(view), left, self.size - at, step - hidden)
                 self._out[at : at + count] = view[:count]
                 view = view[count:]
                 at = at + count & self.size - 1
                 left -= count
                 hidden += count
-                if hidden == PIECE:
+                if hidden == step:
                     self._show(hidden)
                     hidden = 0
         if hidden:

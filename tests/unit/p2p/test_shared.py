@@ -17,7 +17,7 @@ from aiodist.p2p import shared
 from aiodist.p2p.point_to_point import PointToPoint
 from aiodist.p2p.shared import SharedMemory
 from aiodist.shared_memory.heap import address_of
-from aiodist.transports import remote
+from aiodist.transports import polling, remote
 
 MIB = 1024 * 1024
 
@@ -164,6 +164,8 @@ def test_a_process_that_cannot_be_read(
         assert receiving.result() is out and (out == ramp(reading, 5 * MIB, number)).all()
         assert sending.done()
     assert len(tried) == {"forbidden": 1, "another process": 1, "amid": 4}[why]
+    # Its sender knows, and pushes where it may.
+    assert reading.engines[0]._sender._shared.where(1, [memoryview(bytes(MIB))]) is None
     assert reading.kinds(0, 1).count(wire.FIN) == 2
     assert_idle(reading)
 
@@ -243,10 +245,9 @@ def test_without_an_out(net: Any) -> None:
     assert (receiving.result()["a"] == ramp(net, 3 * MIB, 2)).all()
 
 
-def read_for_a_while(net: Any, turns: int) -> tuple[Any, Any, Any, Any]:
+def read_for_a_while(net: Any, turns: int, nbytes: int = 7 * MIB) -> tuple[Any, Any, Any, Any]:
     """A message is read so many turns of the loop: its array, its send, its receive, and where
     that puts it."""
-    nbytes = 7 * MIB
     x = ramp(net, nbytes, 1)
     receiving, out = receive(net, nbytes)
     sending = net.engines[0].send(x, 1)
@@ -331,6 +332,86 @@ def test_what_one_sends_to_oneself_takes_the_ordinary_way(net: Any) -> None:
     net.settle()
     assert sending.done() and (receiving.result() == ramp(net, 5 * MIB)).all()
     assert net.moved[0].sent == 0
+
+
+# -- with a second thread -------------------------------------------------------------------------
+
+
+class Helper:
+    """Does all steps itself, in an order of its own; where there is `no_core` for a second thread,
+    those that the first one may do. `runs`: how many in each call."""
+
+    def __init__(self) -> None:
+        self.runs: list[int] = []
+        self.no_core = False
+
+    def run(self, step: Any, steps: int, mine: int) -> int:
+        self.runs.append(min(steps, mine) if self.no_core else steps)
+        for number in reversed(range(self.runs[-1])):
+            step(number)
+        return self.runs[-1]
+
+
+@pytest.fixture
+def helper(reading: Any) -> Helper:
+    made = Helper()
+    for engine in reading.engines:
+        engine._receiver._shared._helper = made
+    return made
+
+
+def test_two_threads_read_twice_as_much_in_a_turn(reading: Any, helper: Helper) -> None:
+    nbytes = 3 * shared.AT_ONCE + 5 * 4
+    x, sending, receiving, out = read_for_a_while(reading, 0, nbytes)
+    assert (out != -1).sum() == 2 * shared.AT_ONCE // 4
+    assert not receiving.done()
+    reading.settle()
+    assert sending.done() and receiving.result() is out and (out == x).all()
+    whole = 2 * shared.AT_ONCE // shared.STEP
+    assert helper.runs == [whole, whole // 2 + 1]
+
+
+def test_where_the_second_thread_comes_late_a_turn_reads_no_more(
+    reading: Any, helper: Helper
+) -> None:
+    helper.no_core = True
+    nbytes = 2 * shared.AT_ONCE + 4
+    x, sending, receiving, out = read_for_a_while(reading, 0, nbytes)
+    assert (out != -1).sum() == shared.AT_ONCE // 4
+    reading.settle()
+    assert sending.done() and receiving.result() is out and (out == x).all()
+    assert helper.runs == [shared.AT_ONCE // shared.STEP] * 2
+
+
+def test_what_is_soon_read_is_read_by_one(
+    reading: Any, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, receiving, _ = read_for_a_while(reading, 0, shared.WORTH_HELP - 4)
+    assert receiving.done()
+    # Where others compute there is no core for it, and to wait for it takes a time slice of theirs.
+    monkeypatch.setattr(polling, "others_compute", lambda: True)
+    _, _, receiving, _ = read_for_a_while(reading, 1, 2 * shared.AT_ONCE)
+    assert receiving.done()
+    assert not helper.runs
+
+
+def test_a_step_that_cannot_be_read(
+    reading: Any, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = 20
+
+    def fail(pid: int, address: int, into: memoryview) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise PermissionError("forbidden")
+        read(pid, address, into)
+
+    monkeypatch.setattr(remote, "read", fail)
+    x, sending, receiving, out = read_for_a_while(reading, 0)
+    reading.settle()
+    assert not left and wire.DATA in reading.kinds(0, 1)
+    assert sending.done() and receiving.result() is out and (out == x).all()
 
 
 # -- frames that nobody sends ---------------------------------------------------------------------

@@ -379,3 +379,13 @@ def test_who_dozes_gives_back_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert a.rings.room() == RING - 1000
     b.rings.doze(1.0)
     assert a.rings.room() == RING
+
+
+def test_a_piece_with_its_header_is_shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = pair()
+    shown: list[int] = []
+    monkeypatch.setattr(Rings, "_show", lambda rings, count: shown.append(count))
+    a.rings.write([bytes(100), bytes(PIECE)])
+    assert shown == [PIECE + 100]
+    b.rings.write([bytes(100), bytes(2 * PIECE)])
+    assert shown[1:] == [PIECE, PIECE, 100]
