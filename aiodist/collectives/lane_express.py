@@ -80,7 +80,12 @@ class LaneRecipe(Recipe):
         if out is not None:
             self.phase = self.phase._replace(lent=(vector, out))
             out.lend(None)
-        self.fused = fused_of(phase)
+        # What makes of the phase and an area a function that does it in one go; None: nothing.
+        self.fused: Callable[[Phase, Lane, int], Callable[[Any], int]] | None = None
+        if phase.whole:
+            self.fused = all_at_once
+        elif phase.prepared.plan.publishes <= ONE_ROUND:
+            self.fused = in_steps
         self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
         self.makes: Callable[[], arrays.Array] | None = None  # a new array for the result
 
@@ -120,13 +125,6 @@ class LaneRecipe(Recipe):
         self.lend(flat)  # now that it is its turn: before, another call may have had them
         yield self.phase
         return (yield from rest_of(self, x))
-
-
-def fused_of(phase: Phase) -> Callable[[Phase, Lane, int], Callable[[Any], int]] | None:
-    """What makes of the phase and an area a function that does it in one go; None: nothing."""
-    if phase.whole:
-        return all_at_once
-    return in_steps if phase.prepared.plan.publishes <= ONE_ROUND else None
 
 
 class QueuedCall:
