@@ -146,11 +146,11 @@ class Berth(Lane):
         return Offer(self, Offered(self.index, self._number))
 
     def withdraw(self) -> None:
-        """Nothing comes of the offer."""
+        """Nothing comes of the offer. Any thread may do this: it is free with the last step."""
         self.board.withdraw(self.offered)
         self._number = self.offered + 1
-        self.offered = -1
         self._quit = 0
+        self.offered = -1
 
     def moor(self, offers: Sequence[Offered], place: int, *, within: bool) -> None:
         """All ranks have offered a berth: an operation is on these from here on. `place`: where its
