@@ -1,24 +1,28 @@
 """Large all_reduces with a tag, prepared: the ranks meet by posts, and the rest is on berths.
 
-What is posted says which berth a rank offers (`aiodist.shared_memory.berths`). Where all have
-posted, the berths are a lane of its own, and what is done there is what is done with such an array
-on the lane of the group, in one go if nothing has to be waited for long.
+What is posted says which berth a rank offers (`aiodist.shared_memory.berths`), where it shows its
+array already: so the post is the first publish as well. Where all have posted, the berths are a
+lane of its own, and what is done there is what is done with such an array on the lane of the group,
+in one go if nothing has to be waited for long.
+
+A call that goes on as an operation before all have posted begins with the steps of its plan anew,
+once they have. What it copies to its berth then is what lies there, byte for byte, so it is no
+matter who reads it meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, failing, rest_of
-from aiodist.collectives.lane_reductions import fused_of
 from aiodist.collectives.posted import KEPT_TAGS, Begin, Data, Otherwise, Posted
 from aiodist.collectives.reductions import all_reduce_where
 from aiodist.collectives.templates import LENGTH
-from aiodist.engine.executor import ALL, Executor, area_for
+from aiodist.engine.executor import ALL, Executor, Parts, area_for, in_parts
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.errors import ProtocolError
@@ -39,7 +43,7 @@ class BerthRecipe(Recipe):
     """A recipe of an all_reduce that has berths. What is posted is a `BerthedCall` of it."""
 
     in_one_go = None
-    __slots__ = ("_at_once", "_begins", "context", "group", "lengths", "offers")
+    __slots__ = ("_begins", "_parts", "context", "group", "lengths", "offers")
 
     def __init__(
         self,
@@ -56,8 +60,8 @@ class BerthRecipe(Recipe):
         self.group = group
         self.lengths = [SHOWN] * context.size
         self._begins: dict[object, Begin] = {}  # by tag
-        # By berth of this rank and area: the others' berths, and what does it there in one go.
-        self._at_once: dict[tuple[int, int], tuple[Sequence[int], Callable[[Any], int]]] = {}
+        # By berth of this rank and area: the others' berths, and what does it there.
+        self._parts: dict[tuple[int, int], tuple[Sequence[int], Parts]] = {}
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes]:
         begin = self._begins.get(tag)
@@ -67,15 +71,15 @@ class BerthRecipe(Recipe):
             begin = self._begins[tag] = prefixes(pack_fields(tag, self.call), SHOWN)
         return (begin(number),) * len(self.lengths)
 
-    def at_once(self, berth: Berth, area: int) -> Callable[[Any], int]:
-        """What does it on `berth` in one go, see `executor.in_steps`."""
-        along, run = self._at_once.get((berth.index, area), ((), None))
-        if run is None or along != berth.along:
-            fused = fused_of(self.phase)
-            assert fused is not None
-            run = fused(self.phase, berth, area)
-            self._at_once[berth.index, area] = berth.along, run
-        return run
+    def parts(self, berth: Berth, area: int) -> Parts:
+        """What does it on `berth`."""
+        found = self._parts.get((berth.index, area))
+        if found is None or found[0] != berth.along:
+            found = self._parts[berth.index, area] = (
+                berth.along,
+                in_parts(self.phase, berth, area),
+            )
+        return found[1]
 
     def of(self, flat: Flat) -> Group:
         """What is reduced, of one call."""
@@ -86,12 +90,17 @@ class BerthRecipe(Recipe):
 class BerthedCall(Posted):
     """One call of such a recipe."""
 
-    __slots__ = ("_area", "_offer", "_recipe", "call", "lengths", "nbytes", "op")
+    __slots__ = ("_area", "_offer", "_place", "_recipe", "call", "lengths", "nbytes", "op")
 
-    def __init__(self, recipe: BerthRecipe, number: int) -> None:
+    def __init__(self, recipe: BerthRecipe, number: int, flat: Flat) -> None:
+        phase = recipe.phase
         self._recipe = recipe
+        self._area = area_for(phase.shared or 0, number, 0)
+        # Where the array lies in memory that all see, if it does.
+        self._place = 0 if phase.direct is None else recipe.context.heap.place_of((flat,))
         self._offer = recipe.offers.offer(number)
-        self._area = area_for(recipe.phase.shared or 0, number, 0)
+        if self._offer is not None and not self._place:
+            self._offer.show(lambda berth: recipe.parts(berth, self._area).show(flat))
         self.op, self.call, self.nbytes = recipe.op, recipe.call, recipe.nbytes
         self.lengths = recipe.lengths
 
@@ -112,18 +121,19 @@ class BerthedCall(Posted):
             offers = None  # and the ordinary way finds it, too, and says whose it is
         if offer is None or offers is None:
             return self.begun(x, given)
-        phase = recipe.phase
-        place = 0 if phase.direct is None else recipe.context.heap.place_of((given,))
+        place = self._place
         berth = offer.moor(offers, place, within=True)
         executor = None
         try:
-            if not place:
-                done = recipe.at_once(berth, self._area)(given)
-                if done != ALL:
-                    executor = self._executor(given, berth, 0, done)
-            else:
-                executor = self._executor(given, berth, place, 0)
+            if place:
+                executor = self._executor(given, berth, 0)
                 done = ALL if executor.run() else 0
+            else:
+                _, run, rest, shown = recipe.parts(berth, self._area)
+                berth.publish()
+                done = run(given, shown if all(each.shows for each in offers) else rest)
+                if done != ALL:
+                    executor = self._executor(given, berth, done)
         except Exception as error:
             return Otherwise(None, failing(error), berth)
         if done != ALL:
@@ -133,10 +143,10 @@ class BerthedCall(Posted):
         berth.finish_inline()
         return x if recipe.finish is None else recipe.finish(x)
 
-    def _executor(self, flat: Flat, berth: Berth, place: int, done: int) -> Executor:
+    def _executor(self, flat: Flat, berth: Berth, done: int) -> Executor:
         # Of its own, for of calls with one recipe many may be under way.
         phase = pulls.all_reduce(self._recipe.context, self._recipe.of(flat))
-        return Executor(phase, None, berth, self._area, place, done)
+        return Executor(phase, None, berth, self._area, self._place, done)
 
     def begun(self, x: Any, given: Flat) -> Otherwise:
         recipe, offer = self._recipe, self._offer

@@ -60,7 +60,12 @@ class LaneRecipe(Recipe):
         if out is not None:
             self.phase = self.phase._replace(lent=(vector, out))
             out.lend(None)
-        self.fused = fused_of(phase, in_place=out is None)
+        # What makes of the phase and an area a function that does it in one go; None: nothing.
+        self.fused: Callable[[Phase, Lane, int], Callable[[Any], int]] | None = None
+        if phase.whole and out is None:
+            self.fused = all_at_once
+        elif phase.prepared.plan.publishes <= ONE_ROUND:
+            self.fused = in_steps
         self.at_once: dict[int, Callable[[Any], int]] = {}  # these functions, by area
         self.makes: Makes | None = None  # a new array for the result
         self.given: int | None = 0  # the argument that is the result; None: there is none
@@ -122,15 +127,6 @@ class LaneRecipe(Recipe):
         self.lend(flat)  # now that it is its turn: before, another call may have had them
         yield self.phase
         return (yield from rest_of(self, x))
-
-
-def fused_of(
-    phase: Phase, *, in_place: bool = True
-) -> Callable[[Phase, Lane, int], Callable[[Any], int]] | None:
-    """What makes of the phase and an area a function that does it in one go; None: nothing."""
-    if phase.whole and in_place:
-        return all_at_once
-    return in_steps if phase.prepared.plan.publishes <= ONE_ROUND else None
 
 
 class Slots(NamedTuple):

@@ -40,7 +40,7 @@ from aiodist.buffers.vector import Vector
 from aiodist.collectives import lane_values
 from aiodist.collectives.berthed import BerthedCall, BerthRecipe
 from aiodist.collectives.express import Express, ExpressGroup, before, failing, returning
-from aiodist.collectives.lane_reductions import fused_of, slots_of
+from aiodist.collectives.lane_reductions import ONE_ROUND, slots_of
 from aiodist.collectives.posted import (
     Data,
     InOneGo,
@@ -64,7 +64,7 @@ from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader, has_news
+from aiodist.shared_memory.posts import Posts, Reader
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.types import ReduceOp
@@ -173,7 +173,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
 
     def _prepare_large(self, call: bytes, group: Group, op: ReduceOp) -> BerthRecipe | None:
         phase = pulls.all_reduce(self._context, group)
-        if fused_of(phase) is None:
+        if phase.prepared.plan.publishes > ONE_ROUND:
             return None
         return BerthRecipe(self._context, self.berths, call, phase, group, op)
 
@@ -250,7 +250,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             or ((arrivals.early or arrivals.verdicts) and not arrivals.is_quiet((tag, seq)))
         ):
             if type(what) is BerthRecipe:
-                what = BerthedCall(what, seq)
+                what = BerthedCall(what, seq, given)
             return self._post(what, x, given, seconds, tag, seq)
         work: Work[Any] = Work.begin(self._loop, what.op, tag, seq, what.nbytes)
         try:
@@ -439,7 +439,7 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         return self._polls and self._comes(late)
 
     def _comes(self, readers: Sequence[Reader]) -> bool:
-        return self._progress.until(has_news, readers, crowded=self._crowded)
+        return self._progress.watch(self._posts, readers, 0, crowded=self._crowded)
 
     def _follows(self, reader: Reader) -> bool:
         return self._polls and self._comes((reader,))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiodist.engine.phase import Phase, Spans
 from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Send, Step
@@ -302,16 +302,51 @@ def in_steps(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
     two copies that fill the caches, all that Python has to look at is far away again, so the views
     of shared memory that the steps need are cut once.
     """
+    return _in_steps(phase, lane, area)[0]
+
+
+_Steps = list[tuple[int, Any, int]]
+"""The number of a step, what it moves, and how often others have published that it waits for."""
+
+
+class Parts(NamedTuple):
+    """The same in two parts: what a rank shows before it knows where the others are, and the rest,
+    which begins when that is published."""
+
+    show: Callable[[Any], None]
+    run: Callable[[Any, _Steps], int]
+    rest: _Steps
+    shown: _Steps
+    """The rest, where all others are known to have shown theirs, too."""
+
+
+def in_parts(phase: Phase, lane: Lane, area: int) -> Parts:
+    """What `in_steps` is, where what is published first may be shown early."""
+    run, program, views_of = _in_steps(phase, lane, area)
+    publish = next(pc for pc, move, count in program if move is None and not count)
+    moves, rest = [move for _, move, _ in program[:publish]], program[publish + 1 :]
+
+    def show(x: Any) -> None:
+        views = views_of(x)
+        for move in moves:
+            move(views)
+
+    return Parts(show, run, rest, [step for step in rest if step[2] != 1])
+
+
+def _in_steps(
+    phase: Phase, lane: Lane, area: int
+) -> tuple[Callable[..., int], _Steps, Callable[[Any], Any]]:
     memory: Any = phase.memory
     steps = phase.prepared.plan.steps
     views_of, moves = memory.in_views(steps, lane, area)
     counts = [step.count if isinstance(step, Await) else 0 for step in steps]
-    program = list(zip(range(len(steps)), moves, counts, strict=True))
+    every = list(zip(range(len(steps)), moves, counts, strict=True))
     _, _, shown, taken = phase.prepared
     shown, taken = shown * phase.itemsize, taken * phase.itemsize
     moved = lane.moved
 
-    def run(x: Any) -> int:
+    def run(x: Any, program: _Steps = every) -> int:
         views = views_of(x)
         others, publish, watch = lane.others, lane.publish, lane.watch
         for pc, move, count in program:
@@ -322,9 +357,9 @@ def in_steps(phase: Phase, lane: Lane, area: int) -> Callable[[Any], int]:
             elif not watch(others, count):
                 return pc
         if not lane.end(area):
-            return len(program)
+            return len(every)
         moved.sent += shown
         moved.received += taken
         return ALL
 
-    return run
+    return run, every, views_of

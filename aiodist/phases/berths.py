@@ -12,10 +12,10 @@ from aiodist.phases.base import Part, Place, share
 from aiodist.shared_memory.berths import MOST, Offer, Offered
 from aiodist.shared_memory.board import BERTHS
 
-_WORDS: Final = struct.Struct("<qq")
+_WORDS: Final = struct.Struct("<iqi")
 LENGTH: Final = _WORDS.size
 """Bytes that say what a rank offers."""
-NOTHING: Final = _WORDS.pack(-1, 0)
+NOTHING: Final = _WORDS.pack(-1, 0, 0)
 
 
 def words_of(offer: Offer | None) -> bytes:
@@ -27,11 +27,11 @@ def read(words: Sequence[bytes | memoryview]) -> list[Offered] | None:
     """What all ranks offer; None where one of them offers nothing. Raises ProtocolError."""
     found: list[Offered] = []
     for rank, each in enumerate(words):
-        offered = Offered(*_WORDS.unpack(each)) if len(each) == LENGTH else None
-        if offered is None or not (-1 <= offered.berth < BERTHS and 0 <= offered.number < MOST):
+        berth, number, shows = _WORDS.unpack(each) if len(each) == LENGTH else (-2, 0, 0)
+        if not (-1 <= berth < BERTHS and 0 <= number < MOST and 0 <= shows <= 1):
             raise ProtocolError(f"malformed words of rank {rank} about its berth")
-        if offered.berth >= 0:
-            found.append(offered)
+        if berth >= 0:
+            found.append(Offered(berth, number, shows == 1))
     return found if len(found) == len(words) else None
 
 

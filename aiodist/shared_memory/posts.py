@@ -16,7 +16,8 @@ whether the rank sleeps, and one cursor for each other rank. The data is written
 that says that it is there; and read before the cursor that says that it may be written over.
 Whoever goes to sleep writes so and looks again, and whoever posts writes its head and looks who
 sleeps: with a fence on both sides, as on a lane, so no wake-up is lost. A rank is woken once for
-each sleep, whatever is posted meanwhile, and reads all that is there then.
+each sleep, whatever is posted meanwhile, and reads all that is there then. Who sleeps within a call
+does so at the head of one that it needs, who alone rings there.
 
 **No room.** A reader that does nothing for long leaves the ring full. Nobody waits for it: `put`
 says no, and what was to be posted goes over links as ever. What a post is for stands in its words,
@@ -33,6 +34,7 @@ from typing import Final, NamedTuple
 
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory.board import PAGE, POSTS, Board, fence
+from aiodist.transports import futex
 
 START, SIZE = POSTS
 
@@ -40,6 +42,8 @@ START, SIZE = POSTS
 # alone in its line.
 HEAD: Final = 384
 SLEEP: Final = 392
+DOZES: Final = 393
+"""1 + the rank at whose head it sleeps; 0: it is a frame that wakes it."""
 CURSORS: Final = 400
 """And further ones, by rank on this host: bytes that were read of that rank."""
 MOST_RANKS: Final = PAGE // 8 - CURSORS
@@ -83,6 +87,8 @@ class Posts:
         assert len(ranks) <= MOST_RANKS
         place = ranks.index(board.rank)
         self._own = board.own
+        self._rank = board.rank
+        self._dozes = board.can_doze
         self.size = SIZE  # bytes of each ring
         self._ring = board.memory(board.rank)[START : START + SIZE]
         self._head = 0  # bytes that were posted
@@ -93,12 +99,17 @@ class Posts:
         self._sleepers = list(board.words.items())
         self._woken = dict.fromkeys(board.words, 0)  # by rank: the sleep that was ended last
         self._naps = 0  # how often this rank has slept
+        self._slept = 0  # how, as its words say
         self.asleep = False
         self.readers = [  # the posts of the others
             Reader(rank, board.memory(rank), board.words[rank], board.own, CURSORS + at)
             for at, rank in enumerate(ranks)
             if rank != board.rank
         ]
+        if self._dozes:
+            # By rank: where its head lies.
+            self._heads = {r: futex.address_of(board.memory(r)[8 * HEAD :]) for r in ranks}
+            self._address = self._heads[board.rank]
 
     def put(self, prefix: bytes, data: bytes | memoryview) -> bool:
         """Post `data`. False: there is no room. `tell` comes next."""
@@ -134,21 +145,57 @@ class Posts:
         for rank, words in self._sleepers:
             nap = words[SLEEP]
             if nap and nap != self._woken[rank]:
+                dozes = words[DOZES]
+                if not dozes:
+                    found.append(rank)
+                elif dozes == self._rank + 1:
+                    futex.ring(self._address)
+                else:
+                    continue
                 self._woken[rank] = nap
-                found.append(rank)
         return found
 
     def sleep(self) -> bool:
         """Have this rank woken by whoever posts next. False: something is there already."""
-        self._naps += 1
-        self._own[SLEEP] = self._naps
-        fence()
+        self._lie_down(0)
         for reader in self.readers:
             if reader.has_more():
                 self._own[SLEEP] = 0
                 return False
         self.asleep = True
         return True
+
+    def _lie_down(self, dozes: int) -> None:
+        """Say that this rank sleeps, and how, see `DOZES`. Look once more before it does."""
+        self._naps += 1
+        if dozes != self._slept:
+            self._slept = self._own[DOZES] = dozes
+        self._own[SLEEP] = self._naps
+        fence()
+
+    # Who looks for posts, and then dozes: see `aiodist.transports.polling.Stamps`.
+
+    @property
+    def can_doze(self) -> bool:
+        """Not where this rank sleeps for others of its calls: it has one word to say how."""
+        return self._dozes and not self.asleep
+
+    def met(self, readers: Sequence[Reader], _: int) -> bool | None:
+        """True: there is something to read of one of them."""
+        for reader in readers:
+            if reader.words[HEAD] != reader.taken:
+                return True
+        return None
+
+    def doze(self, readers: Sequence[Reader], _: int, seconds: float) -> bool:
+        """Sleep within the call until the first of `readers` has posted, or may have, but no longer
+        than that: whether there is something to read."""
+        reader = readers[0]
+        self._lie_down(reader.rank + 1)
+        if not self.met(readers, 0):
+            futex.wait(self._heads[reader.rank], reader.taken, seconds)
+        self._own[SLEEP] = 0
+        return self.met(readers, 0) is True
 
     def awake(self) -> None:
         """Nobody need wake this rank."""
@@ -220,11 +267,3 @@ class Reader:
         """So many bytes more were read."""
         self.taken += nbytes
         self._own[self._cursor] = self.taken
-
-
-def has_news(readers: Sequence[Reader], _: None) -> bool | None:
-    """True: there is something to read. (For `Progress.until`, which looks again and again.)"""
-    for reader in readers:
-        if reader.words[HEAD] != reader.taken:
-            return True
-    return None

@@ -18,10 +18,10 @@ it goes on is a matter of who else needs the core:
   prefers who has slept to who has computed. So for `A_WHILE` nobody here yields: who waits for a
   stamp dozes at once, who waits for a link sleeps soon. Where there are more ranks than cores it is
   they who take the core, to copy, say.
-- **Dozing.** Who has polled for a stamp in vain sleeps within the call (`Stamps.doze`), where the
-  system can wake it for a word in memory: that takes a few microseconds, and a frame by way of two
-  event loops a hundred. It lasts for `DOZE` times as long as a poll, for it takes no processor
-  time; and gets shorter like that where it is in vain, as it holds up the loop.
+- **Dozing.** Who has polled for a stamp, or a post, in vain sleeps within the call (`Stamps.doze`),
+  where the system can wake it for a word in memory: that takes a few microseconds, and a frame by
+  way of two event loops a hundred. It lasts for `DOZE` times as long as a poll, for it takes no
+  processor time; and gets shorter like that where it is in vain, as it holds up the loop.
 - **The loop's own turn.** Operations that complete within their calls never let the loop run. Once
   it had no turn for `TURN`, it is due, and nothing is polled for before it, but for a glance of a
   few microseconds where a call would have to wait otherwise (`Waiting.glance`).
@@ -47,16 +47,18 @@ if TYPE_CHECKING:
 
 
 class Stamps(Protocol):
-    """Where the ranks of a host show how far they are."""
+    """Where the ranks of a host show how far they are. Of posts, `peers` are their readers."""
 
-    def met(self, peers: Sequence[int], stamp: int) -> bool | None:
+    def met(self, peers: Sequence[Any], stamp: int, /) -> bool | None:
         """True once all of `peers` have reached `stamp`; None as long as one of them has not."""
         ...
 
-    can_doze: bool
-    """Whether the system can wake who dozes."""
+    @property
+    def can_doze(self) -> bool:
+        """Whether the system can wake who dozes."""
+        ...
 
-    def doze(self, peers: Sequence[int], stamp: int, seconds: float) -> bool:
+    def doze(self, peers: Sequence[Any], stamp: int, seconds: float, /) -> bool:
         """Sleep, for so long at most, until they have reached it, or may have: whether they
         have."""
         ...
@@ -218,7 +220,7 @@ class Progress:
                 break
         return None
 
-    def watch(self, board: Stamps, peers: Sequence[int], stamp: int, *, crowded: bool) -> bool:
+    def watch(self, board: Stamps, peers: Sequence[Any], stamp: int, *, crowded: bool) -> bool:
         """Poll until all of `peers` have reached `stamp`: True; or the budget is used up: False."""
         if self.is_due():
             return False
@@ -232,7 +234,7 @@ class Progress:
             return True
         return board.can_doze and self._polls and self._doze(board, peers, stamp)
 
-    def _doze(self, board: Stamps, peers: Sequence[int], stamp: int) -> bool:
+    def _doze(self, board: Stamps, peers: Sequence[Any], stamp: int) -> bool:
         """Sleep within the call until all of `peers` have reached `stamp`: True; or the budget is
         used up: False."""
         now = _clock()
@@ -263,11 +265,6 @@ class Progress:
             now = _clock()
         self._dozed_in_vain += 1
         return None
-
-    def until(self, look: Callable[[Any, None], bool | None], at: Any, *, crowded: bool) -> bool:
-        """Poll until ``look(at, None)``: True; or the budget is used up: False."""
-        spins = 1 if crowded else SPINS
-        return not self.is_due() and bool(self._spin(look, at, None, spins, crowded=crowded))
 
     def look(
         self, link: FramedLink, prefix: bytes, into: memoryview, *, crowded: bool

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from aiodist.shared_memory import board as board_module
-from aiodist.shared_memory.board import STAMP, Board
+from aiodist.shared_memory import posts as posts_module
+from aiodist.shared_memory.board import Board
 
 
 class Segment:
@@ -43,8 +44,8 @@ class View:
     def cast(self, _: str) -> View:
         return self
 
-    def owner(self, machine: Machine) -> int:
-        return machine.segments.index(self._segment)
+    def address(self, machine: Machine) -> int:
+        return machine.segments.index(self._segment) + len(machine.segments) * self._offset
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -97,8 +98,8 @@ class Machine:
         self._running = -1
         self._fresh = False
         self._stopped = False
-        self.dozing: dict[int, int] = {}  # by rank: at whose stamp
-        self.rings: list[int] = []  # at whose stamps
+        self.dozing: dict[int, int] = {}  # by rank: at which address
+        self.rings: list[int] = []  # at which addresses
         self.errors: list[BaseException] = []
         for lock in (*self._go, self._back):
             lock.acquire()
@@ -113,17 +114,18 @@ class Machine:
         own = views.pop(rank)
         return Board(rank, own, views, dozes=dozes)
 
-    # What the kernel does, to which every rank's stamp has the number of the rank as its address.
+    # What the kernel does, to which word n of a rank has an address made of both.
 
     def address_of(self, view: View) -> int:
-        return view.owner(self)
+        return view.address(self)
 
     def wait(self, address: int, seen: int, seconds: float) -> None:
         """The look and the falling asleep are one step. Nobody sleeps for `seconds` alone."""
         rank = self._running
         self.fence()  # as every system call is
         self.pause(rank)
-        if self.segments[address].words.get(STAMP, 0) == seen:
+        word, owner = divmod(address, len(self.segments))
+        if self.segments[owner].words.get(word, 0) == seen:
             self.dozing[rank] = address
             self.pause(rank)
 
@@ -208,6 +210,7 @@ def machine_of(size: int, chooser: Any, *, fences: bool = True) -> Iterator[Mach
         patch.setattr(board_module, "_acquire", machine.fence)
         patch.setattr(board_module, "_release", lambda: None)
         patch.setattr(board_module, "futex", machine)
+        patch.setattr(posts_module, "futex", machine)
         for thread in machine.threads:
             thread.start()
         try:

@@ -107,11 +107,8 @@ class Progress:
 
     def inline(self, is_done: Any, link_of: Any) -> None: ...
 
-    def until(self, look: Any, at: Any, *, crowded: bool) -> bool:
-        return bool(look(at, None))
-
-    def watch(self, board: Board, peers: Any, stamp: int, *, crowded: bool) -> bool:
-        return board.reached(peers, stamp)
+    def watch(self, board: Any, peers: Any, stamp: int, *, crowded: bool) -> bool:
+        return board.met(peers, stamp) is True
 
 
 class Endpoint:

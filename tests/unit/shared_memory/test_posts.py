@@ -5,8 +5,10 @@ from __future__ import annotations
 import mmap
 import random
 from collections import deque
+from functools import partial
 
 import pytest
+from processors import machine_of
 
 from aiodist.errors import ProtocolError
 from aiodist.shared_memory import posts
@@ -135,3 +137,44 @@ def test_nothing_is_left_of_what_is_closed():
     assert not two.readers
     words = memories[1][:4096].cast("Q")
     assert (words[HEAD], words[SLEEP]) == (0, 0)
+
+
+def dozes_on(chance, publishers, *, fences=True):
+    """One that dozes until the first of some others has posted; all of them post: whether it dozes
+    on, and how often it was rung for."""
+    with machine_of(1 + publishers, chance, fences=fences) as machine:
+        ranks = [Posts(machine.board(rank, dozes=True)) for rank in machine.ranks]
+        late = ranks[0].readers
+
+        def doze():
+            while not late[0].has_more():
+                ranks[0].doze(late, 0, 1.0)
+
+        def post(one):
+            put(one)
+            assert one.tell() == []  # nobody is sent a frame who dozes
+
+        todo = [[doze], *([partial(post, one)] * 2 for one in ranks[1:])]
+        machine.run(lambda rank: [todo[rank]])
+        return bool(machine.dozing), len(machine.rings)
+
+
+@pytest.mark.parametrize("publishers", [1, 2])
+def test_nobody_dozes_on(publishers):
+    ends = [dozes_on(random.Random(seed), publishers) for seed in range(300)]
+    assert {rung for _, rung in ends} >= {0, 1}
+    assert not any(lost for lost, _ in ends)
+
+
+def test_without_fences_one_would_doze_on():
+    assert any(dozes_on(random.Random(seed), 1, fences=False)[0] for seed in range(400))
+
+
+def test_who_sleeps_for_other_calls_does_not_doze():
+    with machine_of(2, random.Random(0)) as machine:
+        one = Posts(machine.board(0, dozes=True))
+        assert one.can_doze
+        assert one.sleep()
+        assert not one.can_doze
+        one.awake()
+        assert one.can_doze
