@@ -1,26 +1,16 @@
-"""Boards, and lanes on them, word by word: each rank is a thread that the test stops at every look
-at a word and at every write, as a processor with a store buffer would let others come in between.
-"""
+"""Boards, one after the other and word by word."""
 
 from __future__ import annotations
 
-import _thread
 import itertools
 import random
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+from store_buffers import Path, machine_of
 
-from aiodist.engine.executor import Executor, begin_area
-from aiodist.engine.phase import Phase, prepared
-from aiodist.links.moved import Moved
-from aiodist.schedules import pull_whole
-from aiodist.shared_memory import board as board_module
 from aiodist.shared_memory.board import (
     A_PHASE,
     AN_OPERATION,
@@ -30,14 +20,10 @@ from aiodist.shared_memory.board import (
     PAGE,
     POSTS,
     SEGMENT,
-    STAMP,
     Board,
     digest_of,
     stamp_of,
 )
-from aiodist.shared_memory.lane import Lane
-
-# -- one board after the other --------------------------------------------------------------------
 
 
 def boards(size: int) -> list[Board]:
@@ -197,204 +183,33 @@ def test_a_closed_board_lets_go():
     assert board.reach(stamp_of(1)) == []
 
 
+def test_who_passed_an_operation_over_has_no_place():
+    one, two = boards(2)
+    one.announce(4, 1, b"x", 9)
+    assert two.places(4) == {0: 9}
+    one.abort(6)
+    assert two.places(6) is None
+
+
+def test_who_has_its_array_on_a_device():
+    one, two, three = boards(3)
+    for board in (two, three):
+        board.announce(4, 1, b"call", ON_DEVICE)
+    assert one.all_on_devices(4)
+    assert not two.all_on_devices(4)
+    assert one.places(4) is None  # not in memory that all see
+    one.announce(4, 1, b"call", 9)
+    assert two.places(4) is None
+    assert not one.all_on_devices(5)  # the other parity
+    two.announce(6, 1, b"call")
+    assert not one.all_on_devices(6)
+    two.announce(8, 1, b"call", ON_DEVICE)
+    assert one.all_on_devices(8)
+    three.abort(10)  # passed over: it has announced nothing
+    assert not one.all_on_devices(10)
+
+
 # -- word by word ---------------------------------------------------------------------------------
-
-
-class Segment:
-    """Words of one rank; `stores` are those on their way from its processor."""
-
-    def __init__(self) -> None:
-        self.words: dict[int, int] = {}
-        self.stores: deque[tuple[int, int]] = deque()
-
-    def flush_one(self) -> None:
-        index, value = self.stores.popleft()
-        self.words[index] = value
-
-
-class View:
-    """Words of `segment` from `offset` on, as `viewer` sees them."""
-
-    def __init__(self, machine: Machine, viewer: int, segment: Segment, offset: int) -> None:
-        self._machine = machine
-        self._viewer = viewer
-        self._segment = segment
-        self._offset = offset
-
-    def cast(self, _: str) -> View:
-        return self
-
-    def owner(self, machine: Machine) -> int:
-        return machine.segments.index(self._segment)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return View(
-                self._machine, self._viewer, self._segment, self._offset + (index.start or 0) // 8
-            )
-        self._machine.pause(self._viewer)
-        return self._segment.words.get(self._offset + index, 0)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(index, slice):
-            return  # a text
-        self._machine.pause(self._viewer)
-        self._segment.stores.append((self._offset + index, value))
-
-
-class Path:
-    """Choices that follow `prefix`, then take the first option."""
-
-    def __init__(self, prefix: list[int]) -> None:
-        self._prefix = prefix
-        self._taken: list[tuple[int, int]] = []
-
-    def choice(self, options: list[Any]) -> Any:
-        at = len(self._taken)
-        index = self._prefix[at] if at < len(self._prefix) else 0
-        self._taken.append((index, len(options)))
-        return options[index]
-
-    def following(self) -> list[int] | None:
-        taken = list(self._taken)
-        while taken:
-            index, count = taken.pop()
-            if index + 1 < count:
-                return [before for before, _ in taken] + [index + 1]
-        return None
-
-
-class Machine:
-    """Processors, one a rank, that do actions; the test chooses who goes on."""
-
-    def __init__(self, size: int, chooser: Any, *, fences: bool = True) -> None:
-        self.segments = [Segment() for _ in range(size)]
-        self.ranks = range(size)
-        self.chooser = chooser
-        self._fences = fences
-        self._actions: list[Callable[[], None] | None] = [None] * size
-        self._go = [_thread.allocate_lock() for _ in range(size)]
-        self._back = _thread.allocate_lock()
-        self._running = -1
-        self._fresh = False
-        self._stopped = False
-        self.dozing: dict[int, int] = {}  # by rank: at whose stamp
-        self.rings: list[int] = []  # at whose stamps
-        self.errors: list[BaseException] = []
-        for lock in (*self._go, self._back):
-            lock.acquire()
-        self.threads = [
-            threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in self.ranks
-        ]
-
-    def board(self, rank: int, *, dozes: bool = False) -> Board:
-        views: dict[int, Any] = {
-            r: View(self, rank, segment, 0) for r, segment in enumerate(self.segments)
-        }
-        own = views.pop(rank)
-        return Board(rank, own, views, dozes=dozes)
-
-    # What the kernel does, to which every rank's stamp has the number of the rank as its address.
-
-    def address_of(self, view: View) -> int:
-        return view.owner(self)
-
-    def wait(self, address: int, seen: int, seconds: float) -> None:
-        """The look and the falling asleep are one step. Nobody sleeps for `seconds` alone."""
-        rank = self._running
-        self.fence()  # as every system call is
-        self.pause(rank)
-        if self.segments[address].words.get(STAMP, 0) == seen:
-            self.dozing[rank] = address
-            self.pause(rank)
-
-    def ring(self, address: int) -> None:
-        self.pause(self._running)
-        self.rings.append(address)
-        for rank in [rank for rank, at in self.dozing.items() if at == address]:
-            del self.dozing[rank]
-
-    def fence(self) -> None:
-        """Of the processor that is running: all its stores are seen before it goes on."""
-        rank = self._running
-        if rank >= 0 and self._fences:
-            self.pause(rank)
-            while self.segments[rank].stores:
-                self.segments[rank].flush_one()
-
-    def pause(self, rank: int) -> None:
-        if self._fresh:
-            self._fresh = False  # it could have been started later
-        elif self._running == rank:
-            self._back.release()
-            self._go[rank].acquire()
-            if self._stopped:
-                raise SystemExit
-
-    def _work(self, rank: int) -> None:
-        while True:
-            self._go[rank].acquire()
-            if self._stopped:
-                return
-            action = self._actions[rank]
-            assert action is not None
-            try:
-                action()
-            except SystemExit:
-                return
-            except BaseException as error:
-                self.errors.append(error)
-            self._actions[rank] = None
-            self._back.release()
-
-    def run(self, queues: Callable[[int], list[list[Callable[[], None]]]]) -> None:
-        """Choose until all is done. `queues`: of whose heads a rank does one when it is idle."""
-        while not self.errors:
-            options: list[tuple[int, Any]] = []
-            for rank in self.ranks:
-                if rank in self.dozing:
-                    continue
-                if self._actions[rank] is not None:
-                    options.append((rank, None))
-                else:
-                    options += [(rank, queue) for queue in queues(rank) if queue]
-            options += [(-1 - rank, None) for rank in self.ranks if self.segments[rank].stores]
-            if not options:
-                return
-            rank, queue = self.chooser.choice(options)
-            if rank < 0:
-                self.segments[-1 - rank].flush_one()
-                continue
-            if queue is not None:
-                self._actions[rank] = queue.pop(0)
-            self._fresh = queue is not None
-            self._running = rank
-            self._go[rank].release()
-            self._back.acquire()
-            self._running = -1
-        raise self.errors[0]
-
-    def stop(self) -> None:
-        self._stopped = True
-        for lock in self._go:
-            lock.release()
-        for thread in self.threads:
-            thread.join()
-
-
-@contextmanager
-def machine_of(size: int, chooser: Any, *, fences: bool = True) -> Iterator[Machine]:
-    machine = Machine(size, chooser, fences=fences)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(board_module, "_acquire", machine.fence)
-        patch.setattr(board_module, "_release", lambda: None)
-        patch.setattr(board_module, "futex", machine)
-        for thread in machine.threads:
-            thread.start()
-        try:
-            yield machine
-        finally:
-            machine.stop()
 
 
 def lost_wake_ups(*, fences: bool) -> tuple[int, int]:
@@ -473,208 +288,3 @@ def test_nobody_dozes_on(publishers: int):
         assert not lost, seed
         rings.add(rung)
     assert {0, 1} <= rings
-
-
-# -- lanes, word by word --------------------------------------------------------------------------
-
-
-class Loop:
-    def __init__(self) -> None:
-        self.ready: list[Callable[[], None]] = []
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self.ready.append(callback)
-
-
-class Progress:
-    def is_due(self) -> bool:
-        return False
-
-    def watch(self, board: Board, peers: Any, stamp: int, *, crowded: bool) -> bool:
-        return board.reached(peers, stamp)
-
-
-class Sharing:
-    """Every rank's number, through the first word of its area."""
-
-    def __init__(self, rank: int, size: int, number: int) -> None:
-        self.rank = rank
-        self.number = number
-        self.found = [0] * size
-        self.areas: list[Any] = []
-
-    def bind(self, lane: Lane, area: int) -> None:
-        self.areas = [lane.area(rank, area) for rank in range(len(self.found))]
-
-    def unbind(self) -> None:
-        self.areas = []
-
-    def copy(self, step: Any) -> None:
-        if step.into.buffer >= 3:
-            self.areas[self.rank][0] = self.number
-            return
-        for rank in range(step.into.start, step.into.stop):
-            self.found[rank] = self.number if rank == self.rank else self.areas[rank][0]
-
-
-class Links:
-    """Where nobody is lost."""
-
-    def check(self, peer: int) -> None: ...
-
-
-class Rider:
-    """An operation of so many phases, in each of which all share a number."""
-
-    place = 0
-
-    def __init__(self, user: User, seq: int, phases: int, size: int) -> None:
-        self.seq = seq
-        self.call = b"share"
-        self.digest = 77
-        self.outcome = ""
-        self.rows: list[list[int]] = []
-        self._user = user
-        self._phases = phases
-        self._size = size
-        self._run: Executor | None = None
-        self._memory: Sharing | None = None
-
-    def resume(self) -> None:
-        lane = self._user.lane
-        if self.outcome or not lane.enter(self):
-            return
-        while True:
-            if self._run is None:
-                number = self._user.number(self.seq, len(self.rows))
-                self._memory = Sharing(self._user.rank, self._size, number)
-                plan = prepared(pull_whole.share, self._user.rank, self._size, 1)
-                phase = Phase(plan, self._memory, 8, 8)
-                links: Any = Links()
-                self._run = Executor(phase, links, lane, begin_area(phase, lane, self.seq))
-            if not self._run.run():
-                return
-            assert self._memory is not None
-            self.rows.append(self._memory.found)
-            self._run.close()
-            self._run = None
-            if len(self.rows) == self._phases:
-                self.finish("done")
-                return
-
-    def finish(self, outcome: str) -> None:
-        if not self.outcome:
-            self.outcome = outcome
-            self._user.lane.leave(self, failed=outcome != "done")
-
-
-class User:
-    """One rank: its lane, and what its loop is to do."""
-
-    def __init__(self, machine: Machine, rank: int, phases: list[int], *, polls: bool) -> None:
-        self.rank = rank
-        self.loop: Any = Loop()
-        self.progress: Any = Progress()
-        self.users: list[User] = []
-        self.riders: list[Rider] = []
-        self.verdicts: set[int] = set()
-        self.calls: list[Callable[[], None]] = []
-        self.cancels: list[Callable[[], None]] = []
-        self.gives_up: set[int] = set()
-        self._phases = phases
-        self._size = len(machine.segments)
-        self.lane = Lane(
-            machine.board(rank),
-            self.loop,
-            self.progress,
-            self._kick,
-            0,
-            Moved(),
-            size=self._size,
-            polls=polls,
-        )
-
-    def number(self, seq: int, phase: int) -> int:
-        return 1 + 1000 * seq + 100 * phase + self.rank
-
-    def _kick(self, peer: int) -> None:
-        user = self.users[peer]
-        user.loop.ready.append(user.lane.kicked)
-
-    def call(self) -> None:
-        seq = len(self.riders)
-        rider = Rider(self, seq, self._phases[seq], self._size)
-        self.riders.append(rider)
-        if seq in self.verdicts:
-            rider.finish("aborted")
-            return
-        if seq in self.gives_up:
-            self.cancels.append(lambda: self.cancel(seq))
-        self.lane.add(rider)
-
-    def cancel(self, seq: int) -> None:
-        if not self.riders[seq].outcome:
-            self.riders[seq].finish("cancelled")
-            for user in self.users:
-                if user is not self:
-                    user.loop.ready.append(lambda user=user: user.hear(seq))
-
-    def hear(self, seq: int) -> None:
-        """Someone gave `seq` up."""
-        if seq < len(self.riders):
-            self.riders[seq].finish("aborted")
-        else:
-            self.verdicts.add(seq)
-
-
-@pytest.mark.parametrize("polls", [False, True])
-@pytest.mark.parametrize("seed", range(40))
-def test_lanes_word_by_word(seed, polls):
-    """Whatever comes in between: all operations end, with the numbers of that very operation."""
-    chance = random.Random(seed)
-    size = chance.choice([2, 2, 3])
-    phases = [chance.choice([1, 1, 2, 3]) for _ in range(4)]
-    given_up = {(chance.randrange(size), chance.randrange(4)) for _ in range(chance.randrange(3))}
-    with machine_of(size, chance) as machine:
-        users = [User(machine, rank, phases, polls=polls) for rank in range(size)]
-        for user in users:
-            user.users = users
-            user.calls = [user.call] * len(phases)
-            user.gives_up = {seq for rank, seq in given_up if rank == user.rank}
-        machine.run(lambda rank: [users[rank].calls, users[rank].cancels, users[rank].loop.ready])
-        for user in users:
-            assert len(user.riders) == len(phases)
-            for rider in user.riders:
-                where = f"rank {user.rank} #{rider.seq}: {rider.outcome} {rider.rows}"
-                assert rider.outcome, f"{where} hangs"
-                if rider.outcome != "done":
-                    assert rider.seq in {seq for _, seq in given_up}, where
-                for phase, row in enumerate(rider.rows):
-                    assert row == [other.number(rider.seq, phase) for other in users], where
-            assert user.lane.idle
-
-
-def test_who_passed_an_operation_over_has_no_place():
-    one, two = boards(2)
-    one.announce(4, 1, b"x", 9)
-    assert two.places(4) == {0: 9}
-    one.abort(6)
-    assert two.places(6) is None
-
-
-def test_who_has_its_array_on_a_device():
-    one, two, three = boards(3)
-    for board in (two, three):
-        board.announce(4, 1, b"call", ON_DEVICE)
-    assert one.all_on_devices(4)
-    assert not two.all_on_devices(4)
-    assert one.places(4) is None  # not in memory that all see
-    one.announce(4, 1, b"call", 9)
-    assert two.places(4) is None
-    assert not one.all_on_devices(5)  # the other parity
-    two.announce(6, 1, b"call")
-    assert not one.all_on_devices(6)
-    two.announce(8, 1, b"call", ON_DEVICE)
-    assert one.all_on_devices(8)
-    three.abort(10)  # passed over: it has announced nothing
-    assert not one.all_on_devices(10)
