@@ -108,6 +108,7 @@ class Lot(Coming):
         self._lying.clear()
         if self.memory is not None:
             self.memory.close()
+            self.memory = None
 
     @property
     def has_leaves(self) -> bool:

@@ -161,8 +161,10 @@ class Participant:
         except TimeoutError as error:
             if isinstance(error, AiodistError):
                 raise
-            text = f"the coordinator went away while the channel {self.channel!r} was entered"
-            raise JoinTimeoutError(text) from None
+            raise JoinTimeoutError(
+                f"the coordinator went away while the channel {self.channel!r} was entered, or had"
+                f" no time: waited {self._timeout:g} s"
+            ) from None
 
     async def close(self) -> None:
         """Leave. Idempotent. Whoever is cancelled meanwhile does not break it off."""

@@ -210,11 +210,11 @@ class Publisher:
         participant = self._participant
         while True:
             seats, me = await participant.seats(), self._seat()
-            if enters and not seats and participant.is_restarted:
+            rivals = directory.rivals(seats, me)
+            if enters and not rivals and participant.is_restarted:
                 enters = False
                 await asyncio.sleep(GONE)  # whoever publishes may not have come back yet
                 continue
-            rivals = directory.rivals(seats, me)
             alive = [one for one in rivals if await participant.is_there(one.id)]
             if not alive:
                 taking = partial(directory.seated, me=me, gone=rivals)

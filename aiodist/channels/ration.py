@@ -61,9 +61,9 @@ class Ration:
         # What they have said is true when there was time to say so, and nobody is given more.
         return len(said) <= 1 or (self._is_quiet and max(said) <= here)
 
-    def has_to_insist(self, who: str) -> bool:
-        """Whether more has to be given to one who wants slices: it has asked in vain for a
-        while."""
+    def insists(self, who: str) -> bool:
+        """The same for one who wants slices: whether he was refused for long enough to have asked
+        all others."""
         since = self._refused.setdefault(who, self._clock())
         return self._is_quiet and self._clock() - since >= self._said_after
 

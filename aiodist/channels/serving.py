@@ -81,7 +81,7 @@ async def _give_pieces(
         return
     boxes, nbytes = source.around(piece for parcel in wanted for piece in parcel)
     ration.want(boxes)
-    if ration.has(nbytes) or ration.has_to_insist(asked.who):
+    if ration.has(nbytes) or ration.insists(asked.who):
         with ration.giving(nbytes, lambda: pair.bytes_moved[0]):
             await give(maps=asked.maps)
     else:

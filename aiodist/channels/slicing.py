@@ -194,10 +194,9 @@ class Slicing:
 
     def _is_mapped(self, lot: Lot, asks: list[Ask]) -> bool:
         """Whether all comes from one of this host who wants the same: its memory is taken then."""
-        places = [ask.place for ask in asks]
-        return lot.memory is None and all(
-            self._is_near(one) and one.wants == lot.name for one in places
-        )
+        place = asks[0].place
+        is_same = self._is_near(place) and place.wants == lot.name
+        return lot.memory is None and len(asks) == 1 and is_same
 
     def _mirror(self, lot: Lot, ask: Ask) -> parcels.Mirror:
         """What the other one has, as it lies in its memory."""

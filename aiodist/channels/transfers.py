@@ -63,8 +63,8 @@ class Rest(NamedTuple):
 
 
 class Parcels(NamedTuple):
-    """What `who` takes slices asks for: parcels of what is here by the name `wants`; none: the
-    manifests. `maps`: it maps memory, if it can."""
+    """What one who takes slices asks for: parcels of what is here by the name `wants`; none: the
+    manifests. `maps`: it maps memory, if it can. `who`: its id."""
 
     version: int
     wants: str

@@ -46,8 +46,8 @@ this area, and not only with its next call (`Lane.end`).
 
 The simulator proves of each plan that no write meets a read within the plan (`schedules.races`).
 Between two phases, and between two operations, it is the stamps that `Lane` waits for before it
-enters and before it writes to an area. `tests/unit/shared_memory/test_board.py` runs boards and
-lanes word by word on processors with store buffers.
+enters and before it writes to an area. Tests run boards and lanes word by word on processors with
+store buffers (tests/shared/processors.py).
 
 A word that is written once is read whole: it is aligned, and copied as one machine word. In which
 order others see what was written: see the comment above `fence`.

@@ -9,17 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from channel_stage import PATIENCE, ChannelStage
 
 import aiodist
 from aiodist.channels import manifest
 from aiodist.channels.holding import Holding
 from aiodist.channels.participant import Participant
-from aiodist.coordinator import alarm
-from aiodist.membership.books import Books
-from aiodist.testing.simulation import Simulation
 
 CHUNK = 1 << 16
-PATIENCE = 2.0
 CHUNKS = 20
 
 
@@ -32,32 +29,13 @@ def tree(version):
     return {"w": np.full(CHUNKS * CHUNK // 4, version, np.int32)}
 
 
-class Stage:
-    def __init__(self, size, **options):
-        self.sim = Simulation(size, **options)
-        self.loop = self.sim.loop
-        self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
-        self.done = asyncio.Event()
-
-    def publisher(self, **more):
-        return aiodist.publisher("policy", **self.options, **more)
-
-    def subscriber(self, **more):
-        return aiodist.subscriber("policy", **self.options, **more)
-
+class Stage(ChannelStage):
     async def publish(self):
         """One version, until all is done: how many bytes were sent of it."""
         async with self.publisher() as out:
             await out.publish(tree(1), version=1)
             await self.done.wait()
             return out.bytes_sent
-
-    async def dies(self):
-        """A publisher on the first host, which is gone at once, without a word."""
-        async with self.publisher():
-            self.done.set()
-            self.sim.nodes[0].kill("silent")
-            await asyncio.sleep(0)
 
 
 async def until_filled(weights, parts):
@@ -89,7 +67,7 @@ def test_a_cancelled_call_is_gone_on_with_from_where_it_was():
             assert np.array_equal(got["w"], tree(1)["w"])
         stage.done.set()
 
-    sent, _ = stage.sim.play({0: stage.publish(), 1: main()})
+    sent, _ = stage.play({0: stage.publish(), 1: main()})
     # What was on its way when it was cancelled comes again, and no more.
     assert sent <= 1.3 * tree(1)["w"].nbytes
 
@@ -115,9 +93,9 @@ def test_a_source_that_goes_in_the_middle(how):
         async with stage.subscriber() as weights:
             await asked.wait()
             await asyncio.sleep(0.005)
-            begun = stage.loop.time()
+            begun = stage.sim.loop.time()
             version, got = await weights.latest()
-            assert stage.loop.time() - begun < PATIENCE + 2
+            assert stage.sim.loop.time() - begun < PATIENCE + 2
             assert np.array_equal(got["w"], tree(1)["w"])
             stage.sim.nodes[1].resume()
             if how == "stop":  # it gets the version as well
@@ -125,7 +103,7 @@ def test_a_source_that_goes_in_the_middle(how):
         stage.done.set()
         return version
 
-    outcomes = stage.sim.play({0: stage.publish(), 1: first(), 2: second()})
+    outcomes = stage.play({0: stage.publish(), 1: first(), 2: second()})
     assert outcomes[2] == 1
     assert outcomes[0] <= 2 * tree(1)["w"].nbytes
 
@@ -149,7 +127,7 @@ def test_a_chunk_that_was_damaged_comes_from_another_one():
             assert np.array_equal(got["w"], tree(1)["w"])
         stage.done.set()
 
-    sent, *_ = stage.sim.play({0: stage.publish(), 1: first(), 2: second()})
+    sent, *_ = stage.play({0: stage.publish(), 1: first(), 2: second()})
     assert 1.5 * tree(1)["w"].nbytes < sent < 2 * tree(1)["w"].nbytes
 
 
@@ -171,7 +149,7 @@ def test_stopped_for_longer_than_the_lease():
             assert (await weights.latest(newer_than=1))[0] == 2
         stage.done.set()
 
-    stage.sim.play({0: publish(), 1: main()})
+    stage.play({0: publish(), 1: main()})
 
 
 def test_a_version_that_nobody_has_any_more():
@@ -205,7 +183,7 @@ def test_a_version_that_nobody_has_any_more():
                 await weights.latest(newer_than=1, timeout=3.0)
         stage.done.set()
 
-    stage.sim.play({0: publish(), 1: first(), 2: second()})
+    stage.play({0: publish(), 1: first(), 2: second()})
 
 
 def test_strangers_learn_nothing(run):
@@ -320,7 +298,7 @@ def test_the_coordinator_is_away_for_longer_than_the_patience():
             other_has.set()
             await stage.done.wait()
 
-    stage.sim.play({0: publish(), 1: main(), 2: other()})
+    stage.play({0: publish(), 1: main(), 2: other()})
 
 
 @pytest.mark.parametrize(
@@ -342,7 +320,7 @@ def test_the_coordinator_goes_away_while_somebody_enters(monkeypatch, enter, ask
         async with getattr(stage, enter)() as one:
             return one.newest
 
-    assert stage.sim.play({0: main()}) == [None]
+    assert stage.play({0: main()}) == [None]
     assert restarts
 
 
@@ -361,7 +339,7 @@ def test_the_coordinator_stays_away_while_somebody_enters(monkeypatch):
             await stage.subscriber(timeout=2 * PATIENCE).__aenter__()
         await asyncio.sleep(20 * PATIENCE)
 
-    assert stage.sim.play({0: main()}) == [None]
+    assert stage.play({0: main()}) == [None]
 
 
 def test_a_stream_goes_on_while_the_coordinator_is_away():
@@ -390,85 +368,7 @@ def test_a_stream_goes_on_while_the_coordinator_is_away():
             finally:
                 stage.done.set()
 
-    assert stage.sim.play({0: stage.publish(), 1: main()})[1] == ["w"]
-
-
-def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypatch):
-    """What it was told before that is no reason to refuse it: the other one is gone by now."""
-    stage = Stage(2)
-    is_there, stopped = Participant.is_there, []
-
-    async def there(participant, who):
-        found = await is_there(participant, who)
-        if found and not stopped:
-            stopped.append(who)
-            stage.sim.nodes[1].stop()
-            stage.sim.network.later_by(10, stage.sim.nodes[1].resume)
-            await asyncio.sleep(0)
-        return found
-
-    monkeypatch.setattr(Participant, "is_there", there)
-
-    async def second():
-        await stage.done.wait()
-        async with stage.publisher() as out:
-            await out.publish(tree(1), version=1)
-            return out.newest
-
-    assert stage.sim.play({0: stage.dies(), 1: second()})[1] == 1
-    assert stopped
-
-
-@pytest.mark.parametrize("forgets", ["late", "when it has time"])
-def test_a_coordinator_without_time_does_not_make_a_dead_publisher_live(monkeypatch, forgets):
-    """It may forget signs of life late, where the machine is busy: who waits to publish does so
-    when it has, and is told of nobody who is dead."""
-    stage = Stage(2)
-    over = 30.0
-    if forgets == "late":
-        monkeypatch.setattr(alarm, "LATE_SECONDS", -1.0)  # all of its timers are
-    else:
-        expire = Books.expire
-
-        def expires(books, ttl):
-            if books.now >= over:
-                return expire(books, ttl)
-            books.timers.set(ttl, over)
-            return []
-
-        monkeypatch.setattr(Books, "expire", expires)
-
-    async def second():
-        await stage.done.wait()
-        async with stage.publisher(timeout=2 * over):
-            return stage.loop.time()
-
-    entered = stage.sim.play({0: stage.dies(), 1: second()})[1]
-    assert entered < 10 if forgets == "late" else over <= entered < over + 5
-
-
-@pytest.mark.parametrize("durable", [True, False])
-@pytest.mark.parametrize("after", [-0.02, 0.0, 0.3, 1.0, 4.0])
-def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable, after):
-    """Also where it comes before the one who publishes has come back."""
-    stage = Stage(2, durable=durable)
-
-    async def publish():
-        async with stage.publisher() as out:
-            await out.publish(tree(1), version=1)
-            await asyncio.sleep(1)
-            stage.sim.restart_coordinator(0.5)
-            await stage.done.wait()
-            await out.publish(tree(2), version=2)
-
-    async def second():
-        await asyncio.sleep(1.1 + after)
-        with pytest.raises(aiodist.JoinError, match="has another publisher"):
-            async with stage.publisher():
-                pass
-        stage.done.set()
-
-    stage.sim.play({0: publish(), 1: second()})
+    assert stage.play({0: stage.publish(), 1: main()})[1] == ["w"]
 
 
 def mapped_here():
@@ -589,7 +489,7 @@ def test_those_who_came_later_have_what_the_first_one_lacks(wants):
             stage.sim.nodes[1].resume()
             await stage.done.wait()
 
-    outcomes = stage.sim.play({0: publish(), 1: first(), 2: second()}, limit=200)
+    outcomes = stage.play({0: publish(), 1: first(), 2: second()}, limit=200)
     assert outcomes == [None, None, None]
 
 

@@ -4,15 +4,20 @@ for all who want the same."""
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from channel_stage import ChannelStage
 
 import aiodist
-from aiodist.channels import manifest
+from aiodist.channels import manifest, participant
 from aiodist.channels.lots import Lot
+from aiodist.channels.memory import Memory
+from aiodist.channels.slicing import Slicing
+from aiodist.schedules.resharding import volume
 
 CHUNK = 1 << 16
 SHAPE = (512, 512)
@@ -201,3 +206,62 @@ def test_memory_that_cannot_be_mapped_is_no_hindrance(play, monkeypatch):
         into = columns(5, 12)
         assert await other.latest(into=into) == 1
         assert are_right(into)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_crosses_to_each_host_is_the_union_of_what_its_ranks_want(monkeypatch, seed):
+    """On simulated hosts, of three ranks each, where memory is not mapped."""
+    chance = random.Random(seed)
+    ranks = range(1, 7)
+    stage = ChannelStage(1 + len(ranks), seed=seed)
+    hosts = {f"10.0.1.{1 + rank}": "AB"[rank > 3] for rank in ranks}
+    found, take_from = participant.memory_of, Slicing._take
+    wanted = {host: np.zeros(SHAPE[1], bool) for host in "AB"}
+    crossed = dict.fromkeys(wanted, 0)
+    left = {*ranks}
+
+    def memory_of(member):
+        return found(member)._replace(host=hosts.get(member.host, ""))
+
+    def nbytes(ask):
+        return sum(8 * volume(piece.box) for parcel in ask.parcels for piece in parcel)
+
+    async def take_counted(slicing, lot, ask):
+        asked = nbytes(ask)
+        try:
+            await take_from(slicing, lot, ask)
+        finally:
+            if not slicing._is_near(ask.place):
+                crossed[at[slicing._participant.id]] += asked - nbytes(ask)
+
+    at: dict[str, str] = {}
+    monkeypatch.setattr(participant, "memory_of", memory_of)
+    monkeypatch.setattr(Slicing, "_take", take_counted)
+    monkeypatch.setattr(Memory, "words", lambda memory: None)
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish({"w": W}, version=1)
+            await stage.done.wait()
+            await asyncio.sleep(1)  # those it has met have left
+            return out.bytes_sent
+
+    async def take(rank):
+        host = "AB"[rank > 3]
+        first, last = sorted(chance.sample(range(SHAPE[1] + 1), 2))
+        wanted[host][first:last] = True
+        await asyncio.sleep(chance.choice([0, chance.uniform(0, 0.1)]))
+        async with stage.subscriber() as weights:
+            at[weights._participant.id] = host
+            into = columns(first, last)
+            await weights.latest(into=into)
+            assert are_right(into)
+            left.discard(rank)
+            if not left:
+                stage.done.set()
+            await stage.done.wait()
+
+    sent, *_ = stage.play({0: publish(), **{rank: take(rank) for rank in ranks}})
+    assert crossed == {host: COLUMN * int(mask.sum()) for host, mask in wanted.items()}
+    union = COLUMN * int((wanted["A"] | wanted["B"]).sum())
+    assert union < sent < union + SAID

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import aiodist
-from aiodist.testing.simulation import Killed, Simulation
+from aiodist.testing.simulation import LIMIT, Killed, Simulation
 
 PATIENCE = 2.0
 """Seconds of virtual time that they wait for an answer."""
@@ -21,8 +21,11 @@ class ChannelStage:
         self.options = {"address": self.sim.address, "transports": ("tcp",), "patience": PATIENCE}
         self.done = asyncio.Event()
 
-    def play(self, mains: Mapping[int, Coroutine[Any, Any, Any]]) -> list[Any]:
-        """The outcomes of these. Raises what one of them did."""
+    def play(
+        self, mains: Mapping[int, Coroutine[Any, Any, Any]], limit: float = LIMIT
+    ) -> list[Any]:
+        """The outcomes of these, within `limit` seconds of virtual time. Raises what one of them
+        did."""
 
         async def guarded(main: Coroutine[Any, Any, Any]) -> Any:
             try:
@@ -31,7 +34,7 @@ class ChannelStage:
                 self.done.set()  # the others end, too
                 raise
 
-        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()})
+        outcomes = self.sim.play({rank: guarded(main) for rank, main in mains.items()}, limit)
         for one in outcomes:
             if isinstance(one, BaseException) and not isinstance(one, Killed):
                 raise one

@@ -156,6 +156,14 @@ def test_who_takes_slices_is_no_source_of_a_whole_version(places):
     assert len({by_id[one.id] for one in line}) == len(line)
 
 
+def test_slices_come_from_one_of_the_host_who_wants_the_same():
+    """Before others of the host, that came first; its memory is mapped."""
+    line = [Place("a", "H", "y"), Place("b", "H"), Place("c", "H", "x"), Place("d", "I", "x")]
+    publisher, me = Place("p", "P"), Place("me", "H", "x")
+    found = [one.id for one in sources(line, me, [publisher], maps=False)]
+    assert found == ["c", "a", "b", "d", "p"]
+
+
 def test_who_can_map_no_memory_is_near_to_nobody():
     places = [Place("a", ""), Place("b", "")]
     publisher = Place("p", "")

@@ -164,6 +164,39 @@ def test_a_damaged_parcel_is_noticed():
         lots.unpacked_parcel(data, check ^ 1, lot, parcel)
 
 
+def test_what_is_asked_for_lies_in_a_box_of_each_array():
+    whole = Whole(held({"w": np.zeros((8, 8)), "b": np.zeros(9, np.int16)}))
+    asked = [
+        Piece("['w']", ((1, 2), (0, 3))),
+        Piece("['w']", ((4, 6), (2, 4))),
+        Piece("['b']", ((3, 9),)),
+    ]
+    boxes, nbytes = whole.around(asked)
+    assert boxes == [("['w']", ((1, 6), (0, 4)), 8), ("['b']", ((3, 9),), 2)]
+    assert nbytes == 8 * (3 + 4) + 2 * 6
+    for nonsense in (Piece("['x']", ()), Piece("['w']", ((0, 1),))):
+        with pytest.raises(ProtocolError, match="is nothing that is held"):
+            whole.around([*asked, nonsense])
+
+
+def test_what_lies_in_the_memory_of_another_one_is_copied():
+    """Of a version as a whole, and of slices of it."""
+    w = np.arange(64.0).reshape(8, 8)
+    share = held({"a": np.arange(5), "w": w})
+    arrays = arrays_of(share)
+    theirs = Lot(arrays, {"['a']": ((0, 5),), "['w']": ((0, 6), (1, 8))})
+    theirs.take(Memory(theirs.nbytes, shared=False))
+    lots.copy(Whole(share), theirs, [Piece(key, box) for key, box in theirs.want.items()])
+    mirror = Lot(arrays, theirs.want)
+    mirror.take(theirs.memory)
+    other = Holding.over(share.release, share.memory)
+    for source in (mirror, Whole(other)):
+        lot = Lot(arrays, {"['w']": ((2, 5), (3, 7))})
+        lot.take(Memory(lot.nbytes, shared=False))
+        lots.copy(source, lot, lot.todo)
+        assert np.array_equal(lot.lying(lot.leaves()[0]), w[2:5, 3:7])
+
+
 def test_wants_are_told_by_name():
     want = {"b": ((0, 3),), "a": ()}
     packed = slices.packed_want(want)

@@ -1,0 +1,103 @@
+"""Who publishes: one at a time, whoever dies, has no time, or is restarted. On simulated hosts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from channel_stage import ChannelStage
+
+import aiodist
+from aiodist.channels.participant import Participant
+from aiodist.coordinator import alarm
+from aiodist.membership.books import Books
+
+W = {"w": np.arange(100)}
+
+
+class Stage(ChannelStage):
+    async def dies(self):
+        """A publisher on the first host, which is gone at once, without a word."""
+        async with self.publisher():
+            self.done.set()
+            self.sim.nodes[0].kill("silent")
+            await asyncio.sleep(0)
+
+
+def test_a_publisher_that_is_stopped_while_it_waits_for_the_one_before(monkeypatch):
+    """What it was told before that is no reason to refuse it: the other one is gone by now."""
+    stage = Stage(2)
+    is_there, stopped = Participant.is_there, []
+
+    async def there(participant, who):
+        found = await is_there(participant, who)
+        if found and not stopped:
+            stopped.append(who)
+            stage.sim.nodes[1].stop()
+            stage.sim.network.later_by(10, stage.sim.nodes[1].resume)
+            await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(Participant, "is_there", there)
+
+    async def second():
+        await stage.done.wait()
+        async with stage.publisher() as out:
+            await out.publish(W, version=1)
+            return out.newest
+
+    assert stage.play({0: stage.dies(), 1: second()})[1] == 1
+    assert stopped
+
+
+@pytest.mark.parametrize("forgets", ["late", "when it has time"])
+def test_a_coordinator_without_time_does_not_make_a_dead_publisher_live(monkeypatch, forgets):
+    """It may forget signs of life late, where the machine is busy: who waits to publish does so
+    when it has, and is told of nobody who is dead."""
+    stage = Stage(2)
+    over = 30.0
+    if forgets == "late":
+        monkeypatch.setattr(alarm, "LATE_SECONDS", -1.0)  # all of its timers are
+    else:
+        expire = Books.expire
+
+        def expires(books, ttl):
+            if books.now >= over:
+                return expire(books, ttl)
+            books.timers.set(ttl, over)
+            return []
+
+        monkeypatch.setattr(Books, "expire", expires)
+
+    async def second():
+        await stage.done.wait()
+        async with stage.publisher(timeout=2 * over):
+            return stage.sim.loop.time()
+
+    entered = stage.play({0: stage.dies(), 1: second()})[1]
+    assert entered < 10 if forgets == "late" else over <= entered < over + 5
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("after", [-0.02, 0.0, 0.3, 1.0, 4.0])
+def test_another_publisher_is_refused_after_a_restart_of_the_coordinator(durable, after):
+    """Also where it comes before the one who publishes has come back."""
+    stage = Stage(2, durable=durable)
+
+    async def publish():
+        async with stage.publisher() as out:
+            await out.publish(W, version=1)
+            await asyncio.sleep(1)
+            stage.sim.restart_coordinator(0.5)
+            await stage.done.wait()
+            await out.publish(W, version=2)
+
+    async def second():
+        await asyncio.sleep(1.1 + after)
+        with pytest.raises(aiodist.JoinError, match="has another publisher"):
+            async with stage.publisher():
+                pass
+        stage.done.set()
+
+    stage.play({0: publish(), 1: second()})
