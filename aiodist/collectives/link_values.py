@@ -110,7 +110,7 @@ class LinkValues(ValueRecipe):
         if laid is None:
             program = self._make(self._context, *given.args).start(False)
             phase = cast(Phase, next(program))
-            return Executor(phase, self.frames), self._rest(program, phase)
+            return Executor(phase, self.frames), self._rest(program, phase, given)
         steps = self.phase.prepared.plan.steps
         done = len(steps) if done == ALL else done
         own = bytes(self.arena[LENGTH : self._own.length])
@@ -133,10 +133,7 @@ class LinkValues(ValueRecipe):
             ]
             if self.take(shown, given):
                 return given.result.pop()
-        program = self._make(self._context, *given.args).start(False)
-        phase = cast(Phase, next(program))
-        cast(Blobs, phase.memory).blobs[:] = memory.blobs
-        return (yield from self._rest(program, phase))
+        return (yield from self.remade(memory, given))
 
 
 def _length(span: Span) -> int:

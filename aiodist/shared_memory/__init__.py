@@ -9,7 +9,7 @@ that every rank has for itself to write and that the others map to read. Collect
 no common order, which a lane needs: what is small of them is posted there (`Posts`).
 
 **What there is.** Each rank has, for each group, a page of 64-bit words, three areas of staging
-memory and a ring of posts: 2.5 MiB in all, however large the arrays are. The *stamp*, one of the
+memory and a ring of posts: 4.3 MiB at most, however large the arrays are. The *stamp*, one of the
 words, says how far a rank is. Whoever waits looks at the stamps of the others for some ten
 microseconds. Then it says that it sleeps: at first within the call, where the kernel wakes it for a
 word in memory (`futex`); then it lets the event loop go on. Of the ranks that a sleeper needs, the
