@@ -33,11 +33,11 @@ from aiodist.wire.frames import MAX_PAYLOAD
 
 ROOM = 64 * 1024
 """Most bytes of data that travel within the offers, over all ranks."""
-ROOM_IN_MEMORY = 192 * 1024
+ROOM_IN_MEMORY = 1088 * 1024
 """Most bytes of one rank where all share memory, in which it shows them once to all: a further
-phase takes longer than to copy as many. They fit into a small area, with all that is said of
-them."""
-ALL_IN_MEMORY = 1024 * 1024
+phase takes longer than to copy as many, most of all where a rank that waits has to be woken. They
+fit into a small area, with all that is said of them."""
+ALL_IN_MEMORY = 4 * ROOM_IN_MEMORY
 """Most bytes over all ranks there."""
 
 EAGER = 66 * 1024

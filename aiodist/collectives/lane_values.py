@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -31,6 +32,7 @@ from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
 from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs
+from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
 
 KNOWN = 4
@@ -53,12 +55,14 @@ Make = Callable[..., Call]
 
 class Given(NamedTuple):
     """The arguments of one call, and the memory of the arrays among them; `result` is for its
-    result. `own`: the template of what this rank shows."""
+    result. `own`: the template of what this rank shows; `place`: the argument that is the result,
+    if one is."""
 
     args: tuple[Any, ...]
     flats: list[Flat]
     result: list[Any]
     own: Template
+    place: Any = None
 
 
 Take = Callable[[Given], Any]
@@ -162,8 +166,8 @@ class ValueRecipe(Recipe):
     """Whether it may be of arrays whose data travels apart, into others that are given."""
 
     __slots__ = (
-        "_context", "_exchanged", "_hit", "_known", "_later", "_make", "_misses", "_other_words",
-        "_own", "_words", "at_once", "fused",
+        "_collects", "_context", "_exchanged", "_hit", "_known", "_later", "_make", "_misses",
+        "_other_words", "_own", "_words", "at_once", "fused",
     )  # fmt: skip
 
     def __init__(
@@ -190,6 +194,7 @@ class ValueRecipe(Recipe):
         self._later = 0  # of so many calls nothing is learnt, see `LATER`
         self.fused = self._bound
         self.at_once: dict[int, Callable[[Any], int]] = {}  # what does it, by area
+        self._collects: dict[int, Callable[[Given], bool]] = {}  # the end of it, by area
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
@@ -198,10 +203,12 @@ class ValueRecipe(Recipe):
         if self._exchanged.number is not None:
             (number, *_) = args
             shown = numbers.bytes_of(number)
-            return None if shown is None else (result, _given(args, shown, result, self._own))
+            return None if shown is None else (result, _given(args, shown, result, self._own, None))
         if words != self._words and not self._shows(args, words):
             return None
-        return result, _given(args, flats, result, self._own)
+        given = self._exchanged.given
+        place = None if given is None else args[given]
+        return result, _given(args, flats, result, self._own, place)
 
     def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
         """Whether this rank's value, which has other `words` than the last one, may be shown by the
@@ -235,6 +242,22 @@ class ValueRecipe(Recipe):
         shown, taken = shown * phase.itemsize, taken * phase.itemsize
         moved = lane.moved
 
+        def collect(call: Given) -> bool:
+            for peer, readings in known:
+                for reading in readings:
+                    if reading.is_there():
+                        found[peer] = reading
+                        break
+                else:
+                    return False
+            all_found = tuple(found)
+            if all_found not in takes:
+                if len(takes) == MANY:
+                    takes.clear()
+                takes[all_found] = self._taking(found)
+            self._hit = _take(takes[all_found], call)
+            return self._hit
+
         def run(call: Given) -> int:
             if call.own is not template:
                 return 0  # it has waited, and other words are shown by now
@@ -244,25 +267,13 @@ class ValueRecipe(Recipe):
             lane.publish()
             if not lane.watch(lane.others, 1):
                 return BEGUN
-            for peer, readings in known:
-                for reading in readings:
-                    if reading.is_there():
-                        found[peer] = reading
-                        break
-                else:
-                    return SHOWN
-            all_found = tuple(found)
-            if all_found not in takes:
-                if len(takes) == MANY:
-                    takes.clear()
-                takes[all_found] = self._taking(found)
-            if not (_take(takes[all_found], call) and lane.end(area)):
+            if not (collect(call) and lane.end(area)):
                 return SHOWN
-            self._hit = True
             moved.sent += shown
             moved.received += taken
             return ALL
 
+        self._collects[area] = collect
         return run
 
     def take(self, found: Sequence[Reading], call: Given) -> bool:
@@ -280,7 +291,7 @@ class ValueRecipe(Recipe):
             return None
         if exchanged.given is not None:
             data = [found[src].data[number].flat for src, number in takes]
-            return _filling(data, exchanged.given, len(self._own.gaps))
+            return _filling(data, len(self._own.gaps))
         copies = [found[src].values[number].copy for src, number in takes]
         if exchanged.listed and copies:
             return lambda call: [copy() for copy in copies]
@@ -292,10 +303,30 @@ class ValueRecipe(Recipe):
     def resume(
         self, result: Any, given: Given, lane: Lane, area: int, done: int
     ) -> tuple[Executor, Program]:
-        """What goes on with it the ordinary way."""
-        program = self._make(self._context, *given.args).start(True)
+        """What goes on with it where it has to wait, or the ordinary way."""
+        if done != BEGUN:
+            program = self._make(self._context, *given.args).start(True)
+            phase = cast(Phase, next(program))
+            return Executor(phase, None, lane, area, 0, done), self._rest(program, phase, given)
+        collect = partial(self._collects[area], given)
+        memory = _Awaited(self._context.rank, self._context.size, collect)
+        phase = self.phase._replace(memory=memory)
+        return Executor(phase, None, lane, area, 0, done), self._awaited(memory, self.keep(given))
+
+    def _awaited(self, memory: _Awaited, given: Given) -> Program:
+        """The blobs of all are here."""
+        if memory.taken:
+            yield from ()
+            return given.result.pop()
+        memory.check()
+        return (yield from self.remade(memory, given))
+
+    def remade(self, memory: Blobs, given: Given) -> Program:
+        """The ordinary way from the first phase on, with what all have shown in that."""
+        program = self._make(self._context, *given.args).start(self.on_lane)
         phase = cast(Phase, next(program))
-        return Executor(phase, None, lane, area, 0, done), self._rest(program, phase)
+        cast(Blobs, phase.memory).blobs[:] = memory.blobs
+        return (yield from self._rest(program, phase, given))
 
     def keep(self, given: Given) -> Given:
         """What is left of it if the program changes the list that it has called with."""
@@ -306,11 +337,13 @@ class ValueRecipe(Recipe):
         program = self._make(self._context, *given.args).start(True)
         phase = cast(Phase, next(program))
         yield phase
-        return (yield from self._rest(program, phase))
+        return (yield from self._rest(program, phase, given))
 
-    def _rest(self, program: Program, phase: Phase) -> Program:
+    def _rest(self, program: Program, phase: Phase, given: Given) -> Program:
         """The rest of the ordinary way, of which is learnt what others show."""
         result = yield from program
+        if self._exchanged.given is not None:
+            result = given.place  # of what is kept, there may be a copy
         blobs = cast(Blobs, phase.memory).blobs
         if self._are_known(blobs):
             return result
@@ -340,6 +373,24 @@ class ValueRecipe(Recipe):
     def _learnt(self) -> None:
         """What others show is known, or better known."""
         self.at_once.clear()
+        self._collects.clear()
+
+
+class _Awaited(Blobs):
+    """The blobs of a call that waits: they are read only where `collect` cannot make the result of
+    them where they lie. `taken`: it has."""
+
+    def __init__(self, rank: int, size: int, collect: Callable[[], bool]) -> None:
+        super().__init__(rank, size, b"")
+        self._collect: Callable[[], bool] | None = collect
+        self.taken = False
+
+    def copy(self, step: Copy) -> None:
+        if self._collect is not None:
+            self.taken = self._collect()
+            self._collect = None
+        if not self.taken:
+            super().copy(step)
 
 
 V = TypeVar("V", bound=ValueRecipe)
@@ -379,9 +430,9 @@ def _take(take: Take | None, call: Given) -> bool:
     return True
 
 
-def _filling(data: Sequence[Flat], given: int, before: int) -> Take:
-    """What writes `data` to the argument `given`, which is the result: to one array for each, or
-    one behind the other. There are so many arrays `before` these."""
+def _filling(data: Sequence[Flat], before: int) -> Take:
+    """What writes `data` to the place of the result: to one array for each, or one behind the
+    other. There are so many arrays `before` these."""
     bounds = [0, *accumulate(map(len, data))]
     parts = list(zip(data, itertools.pairwise(bounds), strict=True))
 
@@ -393,7 +444,6 @@ def _filling(data: Sequence[Flat], given: int, before: int) -> Take:
         else:
             for each, (start, stop) in parts:
                 places[0][start:stop] = each
-        x = call.args[given]
-        return written(x) if data else x
+        return written(call.place) if data else call.place
 
     return take

@@ -176,7 +176,7 @@ class LinkValues(ValueRecipe):
         if laid is None:
             program = self._make(self._context, *given.args).start(False)
             phase = cast(Phase, next(program))
-            return Executor(phase, self.frames), self._rest(program, phase)
+            return Executor(phase, self.frames), self._rest(program, phase, given)
         steps = self.phase.prepared.plan.steps
         done = len(steps) if done == ALL else done
         come = (step.spans for step in steps[:done] if isinstance(step, Recv))
@@ -196,10 +196,7 @@ class LinkValues(ValueRecipe):
             elif all(shown[src].is_apart for src in sources) and lane_values.fit(shown, sources):
                 return (yield from self._moved(given))
         memory.part()
-        program = self._make(self._context, *given.args).start(False)
-        phase = cast(Phase, next(program))
-        cast(Blobs, phase.memory).blobs[:] = memory.blobs
-        return (yield from self._rest(program, phase))
+        return (yield from self.remade(memory, given))
 
     def _moved(self, given: Given) -> Program:
         """Who gives and who takes is known, and that it fits: the data moves as it would in the

@@ -13,6 +13,9 @@ from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Part, Place
 
+COPIED = 192 * 1024
+"""Most bytes that are copied among the offers though all ranks see where they lie."""
+
 
 class Offer(NamedTuple):
     """What one rank has for another: `meta` (or its length, where large), and maybe the data, or
@@ -67,7 +70,7 @@ def pack_offers(
         if value.gaps:
             first = transfer.first(value)
             packed.append(Offer(meta, value.nbytes, None, 0, value.elsewhere, first))
-        elif small and value.nbytes <= room:
+        elif small and value.nbytes <= room and (value.nbytes <= COPIED or not place_of(value)):
             room -= value.nbytes
             packed.append(Offer(meta, value.nbytes, b"".join(value.buffers)))
         else:

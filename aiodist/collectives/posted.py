@@ -347,7 +347,7 @@ class PostedValues(ValueRecipe, Posted):
         program = self._make(self._context, *given.args).start(False)
         phase = cast(Phase, next(program))
         done = self._context.size - 1  # all that it sends
-        return Otherwise(Executor(phase, None, done=done), self._rest(program, phase))
+        return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
 
 
 class PostedProgram(Posted):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from aiodist.engine.phase import Phase, Spans
 from aiodist.schedules.plan import Await, Copy, Grant, Publish, Recv, Reduce, Send, Step
 from aiodist.schedules.script import Pages, ahead
-from aiodist.shared_memory.board import A_PHASE, AREAS
+from aiodist.shared_memory.board import A_PHASE, AREAS, SMALL
 from aiodist.shared_memory.lane import Lane
 
 
@@ -52,9 +52,10 @@ class Links(Protocol):
 
 def area_for(nbytes: int, seq: int, phase: int) -> int:
     """Which area a phase uses: the small ones by turns, where all fits in."""
-    for index in ((seq + phase) & 1, 2):
-        if nbytes <= AREAS[index][1]:
-            return index
+    if nbytes <= SMALL:
+        return (seq + phase) & 1
+    if nbytes <= AREAS[2][1]:
+        return 2
     raise ValueError(f"a phase needs {nbytes} bytes of shared memory, areas have {AREAS[2][1]}")
 
 

@@ -64,13 +64,16 @@ from aiodist.transports import futex
 
 PAGE: Final = 4096
 SMALL: Final = 256 * 1024
-"""Bytes of each of the two small areas, used by turns, so that an operation need not wait until the
-others are done with the one before."""
+"""Most bytes that plans put into one of the two small areas, used by turns, so that an operation
+need not wait until the others are done with the one before. More of them would push each other out
+of the caches."""
+SHOWN: Final = 1152 * 1024
+"""Bytes of each of them: there is room for all that a rank shows at once of its values."""
 BULK: Final = 1536 * 1024
 """Bytes of the area for what is passed on in pieces."""
-AREAS: Final = ((PAGE, SMALL), (PAGE + SMALL, SMALL), (PAGE + 2 * SMALL, BULK))
+AREAS: Final = ((PAGE, SHOWN), (PAGE + SHOWN, SHOWN), (PAGE + 2 * SHOWN, BULK))
 """Where each area begins, and its size."""
-POSTS: Final = (PAGE + 2 * SMALL + BULK, 512 * 1024)
+POSTS: Final = (PAGE + 2 * SHOWN + BULK, 512 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
 LANE: Final = sum(POSTS)
 """Bytes of all of this."""

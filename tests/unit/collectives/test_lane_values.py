@@ -443,6 +443,62 @@ def test_into_arrays(run, inline, op, listed, make):
     run(main())
 
 
+def test_what_is_given_is_the_result_of_calls_that_wait_their_turn(run, inline):
+    async def main():
+        async with sharing(2) as ranks:
+            trees = [{"a": np.full(2, float(k))} for k in range(6)]
+            outs = [[[np.zeros(2) for _ in ranks] for _ in trees] for _ in ranks]
+            for _ in range(3):
+                await everyone(ranks, lambda g: g.broadcast(None if g.rank else trees[0]))
+                await everyone(ranks, lambda g: g.all_gather(np.ones(2), out=outs[g.rank][0]))
+            for _ in range(2):
+                rows = [
+                    [
+                        (g.broadcast(None if g.rank else tree), g.all_gather(tree["a"], out=out))
+                        for tree, out in zip(trees, outs[g.rank], strict=True)
+                    ]
+                    for g in ranks
+                ]
+                for rank, row in enumerate(rows):
+                    for (one, two), tree, out in zip(row, trees, outs[rank], strict=True):
+                        assert (await one is tree) == (rank == 0)
+                        assert await two is out
+                        assert all((place == tree["a"]).all() for place in out)
+
+    run(main())
+    assert ALL in inline
+
+
+def test_who_waits_need_not_make_the_call_anew(run, inline, monkeypatch):
+    """What is known is taken from where it lies, when it is there."""
+    made = []
+    real = lane_values.ValueRecipe.remade
+    monkeypatch.setattr(
+        lane_values.ValueRecipe, "remade", lambda *args: made.append(0) or real(*args)
+    )
+
+    async def main():
+        async with sharing(2) as ranks:
+            for _ in range(3):
+                await everyone(ranks, lambda g: g.broadcast(None if g.rank else np.ones(2)))
+            made.clear()
+            inline.clear()
+            for number in range(3):
+                early = ranks[1].broadcast(None)
+                await asyncio.sleep(0)
+                await ranks[0].broadcast(np.full(2, float(number)))
+                assert (await early == number).all()
+            assert inline[0] == lane_values.BEGUN
+            assert not made
+            early = ranks[1].broadcast(None)
+            await asyncio.sleep(0)
+            await ranks[0].broadcast([np.ones(3), "something else"])
+            assert (await early)[1] == "something else"
+            assert made
+
+    run(main())
+
+
 def test_an_array_and_a_tree_that_begins_with_one_do_not_fit_alike(run):
     async def main():
         async with sharing(2) as ranks:
@@ -476,10 +532,11 @@ def test_how_many_kinds_are_known_of_one_rank(run, monkeypatch, count):
 
 
 @pytest.mark.parametrize("op", ["broadcast", "all_gather", "gather"])
-@pytest.mark.parametrize(("size", "most"), [(2, 192), (8, 128)])
+@pytest.mark.parametrize(("size", "most"), [(2, 1088), (8, 544)])
 def test_what_is_shown_at_once(run, inline, op, size, most):
-    """Up to `most` KiB, less what is said of it; where all show something, all together 1 MiB."""
-    most = 192 if op == "broadcast" else most
+    """Up to `most` KiB, less what is said of it; where all show something, all together as many as
+    four show at most."""
+    most = 1088 if op == "broadcast" else most
 
     async def calls(ranks, kib):
         x = np.arange(kib * 128.0)

@@ -11,10 +11,8 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.links.moved import Moved
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span
-from aiodist.shared_memory.board import A_PHASE, AREAS, MAX_PHASES
+from aiodist.shared_memory.board import A_PHASE, BULK, MAX_PHASES, SMALL
 from aiodist.shared_memory.lane import DifferentCallsError
-
-SMALL, BULK = AREAS[0][1], AREAS[2][1]
 
 
 class Lane:
