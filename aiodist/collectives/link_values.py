@@ -194,7 +194,8 @@ class LinkValues(ValueRecipe):
                 if self.take(shown, given):
                     return given.result.pop()
             elif all(shown[src].is_apart for src in sources) and lane_values.fit(shown, sources):
-                return (yield from self._moved(given))
+                if all(flat.dtype.isnative for flat in given.flats):  # else the ordinary way swaps
+                    return (yield from self._moved(given))
         memory.part()
         return (yield from self.remade(memory, given))
 

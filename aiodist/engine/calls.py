@@ -415,6 +415,7 @@ class Calls:
                 self.ends.withdraw(op)
                 op.work.fail(copy.copy(error))
         self.ends.hearsay.close(error)
+        self.ends.relay.leave()
 
     def clear(self) -> None:
         """The group has ended here: let go of everything."""

@@ -3,6 +3,9 @@
 Who gives a collective up tells everybody it can reach, and names those it cannot: whoever hears of
 it passes it on to them. And when a rank is lost, the others pass on what it told them last, since
 it may have died before it had told all.
+
+Who leaves passes on what it heard last. That may be why it leaves, and others may hear of it later
+than that it has left: they have a link to it, and none yet to who gave up.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ class VerdictRelay:
     def __init__(self, party: Party) -> None:
         self._party = party
         self._heard: dict[int, deque[tuple[Key, Verdict]]] = {}
+        self._last: tuple[Key, Verdict] | None = None  # of all that were heard
 
     def tell(self, key: Key, verdict: Verdict) -> None:
         """Tell all other ranks."""
@@ -35,7 +39,8 @@ class VerdictRelay:
     def hear(self, src: int, key: Key, fields: Sequence[Any]) -> Verdict:
         """The verdict in an ABORT frame of `src`, whose rest is `fields`. Raises ProtocolError."""
         verdict, untold = Verdict.parse(fields, self._party.size)
-        self._heard.setdefault(src, deque(maxlen=KEPT)).append((key, verdict))
+        self._last = key, verdict
+        self._heard.setdefault(src, deque(maxlen=KEPT)).append(self._last)
         self._tell(key, verdict, [peer for peer in untold if peer != src])
         return verdict
 
@@ -43,6 +48,13 @@ class VerdictRelay:
         """`src` is lost."""
         for key, verdict in self._heard.pop(src, ()):
             self._tell(key, verdict, range(self._party.size))
+
+    def leave(self) -> None:
+        """This rank leaves the group, and has not told the others yet."""
+        if self._last is not None:
+            party = self._party
+            linked = [peer for peer in range(party.size) if party.link(peer) is not None]
+            self._tell(*self._last, linked)
 
     def clear(self) -> None:
         """The group has ended here."""

@@ -197,7 +197,7 @@ class Sender:
             peer.may_push, part = True, wire.BODY
         if sending is None or sending.pushed:
             return
-        if part in (wire.READ, wire.TAKEN) and sending.shown and sending.next_part == wire.BODY:
+        if sending.shown and part in {wire.READ, wire.TAKEN} and sending.next_part == wire.BODY:
             assert self._shared is not None
             self._shared.sent(sending.encoded.nbytes)
             sending.next_part = NOTHING

@@ -111,7 +111,10 @@ def test_who_aborts_tells_it_of_each_operation(abort: bool) -> None:
         ops={(None, 0): op},
         party=SimpleNamespace(rank=2),
         ends=SimpleNamespace(
-            give_up=give_up, withdraw=nothing, hearsay=SimpleNamespace(close=nothing)
+            give_up=give_up,
+            withdraw=nothing,
+            hearsay=SimpleNamespace(close=nothing),
+            relay=SimpleNamespace(leave=nothing),
         ),
     )
     error = GroupClosedError("enough")
