@@ -193,11 +193,20 @@ class LinkValues(ValueRecipe):
             if not any(shown[src].is_apart for src in sources):
                 if self.take(shown, given):
                     return given.result.pop()
-            elif all(shown[src].is_apart for src in sources) and lane_values.fit(shown, sources):
-                if all(flat.dtype.isnative for flat in given.flats):  # else the ordinary way swaps
-                    return (yield from self._moved(given))
+            elif self._may_move(shown, given):
+                return (yield from self._moved(given))
         memory.part()
         return (yield from self.remade(memory, given))
+
+    def _may_move(self, shown: Sequence[Reading], given: Given) -> bool:
+        """Whether all whose data travels apart give what is wanted, in the byte order of this
+        machine. (Whoever has to swap bytes goes the ordinary way, for itself.)"""
+        sources = self._exchanged.sources
+        return (
+            all(shown[src].is_apart for src in sources)
+            and lane_values.fit(shown, sources)
+            and all(flat.dtype.isnative for flat in given.flats)
+        )
 
     def _moved(self, given: Given) -> Program:
         """Who gives and who takes is known, and that it fits: the data moves as it would in the

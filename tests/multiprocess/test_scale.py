@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from aiodist.schedules.choose_reductions import Shape, choose_all_reduce
+from aiodist.schedules.choose_values import choose_share
 
 pytestmark = pytest.mark.timeout(180)
 
