@@ -61,7 +61,7 @@ def seconds(operation: Operation, size: int, delay: float, nbytes: int) -> float
 
     async def program(group: Group) -> float:
         x = np.zeros(nbytes // 4, np.float32)
-        await operation(group, x[: MIB // 4])
+        await operation(group, x[: 16 * MIB // 4])  # by the plan that all of it goes by
         await group.barrier()
         loop = asyncio.get_running_loop()
         start = loop.time()

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from aiodist.testing.scenario import scenario
 from aiodist.testing.workload import Run
 
 
-async def add(group: aiodist.Group) -> float:
-    x = np.full(1000, group.rank + 1.0)
+async def add(group: aiodist.Group, length: int = 1000) -> float:
+    x = np.full(length, group.rank + 1.0)
     await group.barrier()
     await group.all_reduce(x)
     return float(x[0])
@@ -40,7 +41,8 @@ def test_ranks_work_in_no_time():
 def test_a_rank_that_dies_at_a_point_of_an_operation(point, action):
     simulation = Simulation(3, lease=5.0)
     fault = simulation.faults.fail_at(1, "all_reduce", point, action)
-    outcomes = simulation.run(add)
+    # Of a small array it would have sent all that others need before anybody hears of the call.
+    outcomes = simulation.run(partial(add, length=20_000))
     assert fault.happened
     assert isinstance(outcomes[1], Killed)
     for outcome in (outcomes[0], outcomes[2]):
