@@ -18,6 +18,8 @@ from aiodist.collectives.link_express import LinkExpress
 pytestmark = OVER_SOCKETS
 
 TREE = {"a": np.arange(3.0), "b": [1, "two", None]}
+WIDE = ["a word"] * 100
+"""Wider than the values that are prepared by what they are."""
 
 
 OPERATIONS = {
@@ -189,7 +191,7 @@ async def test_kinds_that_were_not_called_for_long_are_forgotten(groups, monkeyp
     monkeypatch.setattr(link_express, "KEPT_KINDS", 2)
     async with groups(3) as ranks:
         for dst in (2, 1, 0, 1):
-            await called(ranks, lambda g, x, dst=dst: g.gather("a word", dst), None)
+            await called(ranks, lambda g, x, dst=dst: g.gather(x, dst), WIDE)
         for group in ranks:
             express = group._context.express
             assert isinstance(express, LinkExpress)
@@ -215,7 +217,7 @@ async def test_a_program_is_started_once(groups, monkeypatch):
     monkeypatch.setattr(operations.values, "all_gather", counted)
     async with groups(3) as ranks:
         for number in range(1, 5):
-            await called(ranks, lambda g, x: g.all_gather(x), TREE)
+            await called(ranks, lambda g, x: g.all_gather(x), WIDE)
             assert sorted(begun) == sorted([0, 1, 2] * number)
 
 
