@@ -12,7 +12,7 @@ several transfers alternate. The Work of the sender is complete when all data ha
 to oneself takes the same way, without a link.
 
 Where both are on one host, the receiver may be able to copy the data itself (`shared`): then its
-pull says that it has. Of more than 512 KiB the system reads the sender's memory, and a proof says
+pull says that it has. Of more than 1 MiB the system reads the sender's memory, and a proof says
 that all of it was right: nobody waits for a word after that. A second thread does half of a large
 copy, for the sender's core has nothing else to do.
 
