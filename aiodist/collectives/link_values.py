@@ -219,8 +219,6 @@ class LinkValues(ValueRecipe):
             own, *places = given.flats
             parts = places if len(places) == place.size else places[0].reshape(place.size, -1)
             others = [_bytes(part) for peer, part in enumerate(parts) if peer != rank]
-            if any(np.may_share_memory(own, other) for other in others):
-                own = own.copy()  # what comes would be sent
             chosen = choose_all_gather((own.nbytes,) * place.size, place.costs)
             yield exchange.by(place, chosen, [_bytes(own)], others)
             parts[rank][:] = own

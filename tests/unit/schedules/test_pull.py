@@ -153,29 +153,17 @@ def test_share(size: int) -> None:
 # -- reductions by slices ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("plan", "segment"),
+    [(pull_slices.all_reduce, 2), (pull_whole.all_reduce_in_pieces, 3)],
+    ids=["slices", "whole, in pieces"],
+)
 @pipelines
 @in_places
-def test_all_reduce(size: int, in_place: bool, depth: int) -> None:
+def test_all_reduce(size: int, in_place: bool, depth: int, plan: Any, segment: int) -> None:
     for length in lengths(size):
         outcome = run(
-            lambda rank, n=length: pull_slices.all_reduce(rank, size, n, 2, depth),
-            size,
-            length,
-            length,
-            in_place=range(size) if in_place else (),
-            seed=length,
-        )
-        for out in outcome.out:
-            assert_reduced(out, range(length), range(size))
-        assert len(set(outcome.out)) == 1
-
-
-@pipelines
-@in_places
-def test_whole_all_reduce_in_pieces(size: int, in_place: bool, depth: int) -> None:
-    for length in lengths(size):
-        outcome = run(
-            lambda rank, n=length: pull_whole.all_reduce_in_pieces(rank, size, n, 3, depth),
+            lambda rank, n=length: plan(rank, size, n, segment, depth),
             size,
             length,
             length,
