@@ -239,6 +239,10 @@ def test_the_wire_carries_what_has_to_go(
 @pytest.mark.parametrize("kind", [links.Tcp, links.Unix])
 def test_links_carry_there_and_back_and_both_ways(kind: type[links.Ends], tmp_path: Path) -> None:
     came: dict[tuple[str, int], float] = {}
+    # A link receives all into one block. A rank that has sent its last frame polls once more, and
+    # would find the first frame of what the other one does next, a barrier, written over what is
+    # looked at here: so neither goes on before both have looked.
+    looked = threading.Barrier(2)
 
     def end(rank: int) -> None:
         library = kind(rank, 2, "127.0.0.1", str(tmp_path / "meeting"))
@@ -246,6 +250,7 @@ def test_links_carry_there_and_back_and_both_ways(kind: type[links.Ends], tmp_pa
             prepared = bench_worker.prepare(library, op, nbytes)
             assert len(bench_worker.run(library, prepared, 3).ns) == 3
             came[op, rank] = float(np.frombuffer(library._counter.block[:4], np.float32)[0])
+            looked.wait(30)
         library.close()
 
     threads = [threading.Thread(target=end, args=(rank,)) for rank in range(2)]
