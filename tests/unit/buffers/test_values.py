@@ -318,6 +318,13 @@ def test_anything_else_is_pickled_only_if_both_sides_allow_it() -> None:
         encode([lambda: None], allow_pickle=True)
 
 
+def test_a_value_says_whether_it_holds_pickles() -> None:
+    """What is made again and again from a template must not be: each time it is another object."""
+    for value, pickled in (([1, {1}], True), ({"a": [{2}]}, True), ([1, "a", np.ones(2)], False)):
+        meta = encode(value, allow_pickle=True).meta
+        assert parse(meta, max_bytes=1000, allow_pickle=True).has_pickles is pickled
+
+
 def describe_meta(value: Any) -> str:
     return parse(encode(value, allow_pickle=True).meta, max_bytes=1000).describe()
 
