@@ -42,15 +42,22 @@ def boards(size: int) -> list[Board]:
 
 
 def test_areas_do_not_overlap_and_fill_the_segment():
-    at = PAGE
+    at = PAGE + PAGE // 2
     for start, size in AREAS:
         assert start == at
-        assert start % PAGE == 0
+        assert size % PAGE == 0
         at += size
-    assert at == POSTS[0]
+    assert POSTS[0] == at + PAGE // 2
     assert sum(POSTS) == LANE
     assert LANE % PAGE == BERTH % PAGE == 0
     assert LANE + BERTHS * BERTH == SEGMENT
+
+
+@pytest.mark.parametrize("array", [16, 64], ids=["numpy", "torch"])  # in its page
+def test_no_large_array_is_copied_to_just_behind_its_data_in_the_page(array: int):
+    for (start, _), words in itertools.product(AREAS, range(1024)):  # bytes before the data
+        behind = (start + words - array) % PAGE
+        assert 16 <= behind <= PAGE - 16
 
 
 def test_stamps_are_ordered_as_things_happen():
