@@ -114,7 +114,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         seq, arrivals = calls.tags.upcoming(None), calls.arrivals
         if (arrivals.early or arrivals.verdicts or calls.deferred) and not self._is_next(seq):
             return None
-        area = area_for(phase.shared or 0, seq, 0)
+        area = area_for(phase.shared or 0, seq, 0, lane.by_turns)
         place = 0
         if phase.direct is not None:
             assert isinstance(recipe, LaneRecipe)
@@ -204,7 +204,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
         recipe, seq, work, x = call.recipe, call.seq, call.work, call.x
         phase, fused = recipe.phase, recipe.fused
         assert fused is not None
-        area = area_for(phase.shared or 0, seq, 0)
+        area = area_for(phase.shared or 0, seq, 0, lane.by_turns)
         if not lane.try_enter(seq, area, recipe.digest, recipe.call, 0, call):
             self._take_over(call)
             return
@@ -273,7 +273,7 @@ class LaneExpress(Express[ExpressGroup, LaneRecipe | lane_values.ValueRecipe]):
                         rest = before(phase, program)
                         break
                     number = lane.next_phase() if begun else 0
-                    executor = Executor(phase, None, lane, area_of(phase, seq, number), place)
+                    executor = Executor(phase, None, lane, area_of(phase, lane, seq, number), place)
                 begun = True
                 if not executor.run():
                     self._calls.take_over(work, text, executor, program, seconds)

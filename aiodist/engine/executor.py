@@ -50,17 +50,17 @@ class Links(Protocol):
         ...
 
 
-def area_for(nbytes: int, seq: int, phase: int) -> int:
-    """Which area a phase uses: the small ones by turns, where all fits in."""
-    if nbytes <= SMALL:
+def area_for(nbytes: int, seq: int, phase: int, by_turns: int = SMALL) -> int:
+    """Which area a phase uses: the small ones by turns, where it puts up to `by_turns` bytes in."""
+    if nbytes <= by_turns:
         return (seq + phase) & 1
     if nbytes <= AREAS[2][1]:
         return 2
     raise ValueError(f"a phase needs {nbytes} bytes of shared memory, areas have {AREAS[2][1]}")
 
 
-def area_of(phase: Phase, seq: int, number: int) -> int:
-    """The area that `phase`, phase `number` of the operation `seq`, uses in shared memory."""
+def area_of(phase: Phase, lane: Lane, seq: int, number: int) -> int:
+    """The area of `lane` that `phase`, phase `number` of the operation `seq`, uses."""
     assert phase.shared is not None
     publishes = phase.prepared.plan.publishes
     if publishes >= A_PHASE:
@@ -68,7 +68,7 @@ def area_of(phase: Phase, seq: int, number: int) -> int:
             f"{publishes} pieces, at most {A_PHASE - 1} go in one collective: "
             "move fewer bytes at a time"
         )
-    return area_for(phase.shared, seq, number)
+    return area_for(phase.shared, seq, number, lane.by_turns)
 
 
 def begin_area(phase: Phase, lane: Lane | None, seq: int) -> int | None:
@@ -76,7 +76,7 @@ def begin_area(phase: Phase, lane: Lane | None, seq: int) -> int | None:
     if phase.shared is None:
         return None
     assert lane is not None
-    return area_of(phase, seq, lane.next_phase())
+    return area_of(phase, lane, seq, lane.next_phase())
 
 
 ALL = -1

@@ -43,6 +43,7 @@ from aiodist.shared_memory.board import (
     LANE,
     MAX_PHASES,
     PAGE,
+    SMALL,
     STAMP,
     Board,
     fence,
@@ -130,6 +131,7 @@ class Berth(Lane):
         super().__init__(
             board, loop, progress, kick, 0, moved, size=size, crowded=crowded, polls=False
         )
+        self.by_turns = SMALL  # an operation has all of it to itself, and its areas take memory
         self.index = index
         self.offered = -1  # the number with which it is offered; -1: it is not
         self.along = [index] * size  # by rank, the berths that the board is about

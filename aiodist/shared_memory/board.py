@@ -68,7 +68,9 @@ SMALL: Final = 256 * 1024
 need not wait until the others are done with the one before. More of them would push each other out
 of the caches."""
 SHOWN: Final = 1152 * 1024
-"""Bytes of each of them: there is room for all that a rank shows at once of its values."""
+"""Bytes of each of them: there is room for all that a rank shows at once of its values. Where there
+are more ranks than cores plans put so many in: to wait for the others is to wait for their turns on
+the cores, and whoever has had that core meanwhile has filled its caches anyway."""
 BULK: Final = 1536 * 1024
 """Bytes of the area for what is passed on in pieces."""
 _FIRST: Final = PAGE + PAGE // 2

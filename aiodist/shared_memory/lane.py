@@ -80,6 +80,8 @@ from aiodist.shared_memory.board import (
     AN_OPERATION,
     AREAS,
     MAX_PHASES,
+    SHOWN,
+    SMALL,
     STAMP,
     Board,
     stamp_of,
@@ -140,6 +142,8 @@ class Lane:
         self.others: Sequence[int] = tuple(board.words)  # the other ranks of this host
         self.is_broken = False  # a rank is lost, see `break_off`
         self.crowded = crowded
+        # Most bytes that operations put into an area that they use by turns: see `board`.
+        self.by_turns = SHOWN if crowded else SMALL
         self.polls = polls  # whether waiting begins with a look at memory, again and again
         self._kick = kick  # wakes a rank that sleeps
         self._turns = Turns(loop)  # whose turn it is

@@ -11,7 +11,7 @@ from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.links.moved import Moved
 from aiodist.schedules import pull_direct, pull_slices, pull_whole
 from aiodist.schedules.plan import Await, Copy, Plan, Publish, Reduce, Span
-from aiodist.shared_memory.board import A_PHASE, BULK, MAX_PHASES, SMALL
+from aiodist.shared_memory.board import A_PHASE, BULK, MAX_PHASES, SHOWN, SMALL
 from aiodist.shared_memory.lane import DifferentCallsError
 
 
@@ -24,6 +24,7 @@ class Lane:
         self.moved = Moved()
         self.phase = -1
         self.others = (1,)
+        self.by_turns = SMALL
         self.found: dict[int, int] | None = None
 
     def places(self) -> dict[int, int] | None:
@@ -181,6 +182,9 @@ def test_areas_take_turns():
     assert area_for(SMALL, 7, 0) == 1
     assert {area_for(SMALL + 1, seq, phase) for seq in range(3) for phase in range(3)} == {2}
     assert area_for(BULK, 0, 0) == 2
+    # Where there are more ranks than cores, larger ones do so, too.
+    assert [area_for(SHOWN, seq, 0, SHOWN) for seq in range(3)] == [0, 1, 0]
+    assert area_for(SHOWN + 1, 0, 0, SHOWN) == 2
     with pytest.raises(ValueError, match=f"{BULK + 1} bytes"):
         area_for(BULK + 1, 0, 0)
 

@@ -10,6 +10,7 @@ import pytest
 
 from aiodist.collectives import lane_reductions, lane_values
 from aiodist.engine.executor import ALL
+from aiodist.shared_memory.board import AREAS, SHOWN, SMALL
 
 
 @pytest.fixture
@@ -64,6 +65,31 @@ def test_any_interleaving(lanes, ends, polls, cancels):
     for name in ("values", "reductions"):
         assert ends[name, True] > 20
         assert ends[name, False] > 20
+
+
+def test_large_arrays_of_more_ranks_than_cores(lanes):
+    """They go through the small areas by turns, so that nobody waits until all have read what is of
+    the operation before."""
+    length = SMALL // 8 + 1
+    for seed in range(16):
+        chance = random.Random(f"large {seed}")
+        size = chance.choice([3, 4])
+        world = lanes.World(size, lanes.Chance(seed), polls=chance.random() < 0.5)
+        calls = [
+            lanes.Call(
+                number,
+                chance.choice(["express", "express", "reduce", "broadcast"]),
+                chance.choice([3, length, length]),
+                chance.randrange(size) if seed % 2 and chance.random() < 0.1 else None,
+            )
+            for number in range(10)
+        ]
+        users = lanes.Users(world, calls, awaits=chance.random() < 0.5)
+        users.run()
+        users.check()
+        assert {context.calls.lane.by_turns for context in world.contexts} == {SHOWN}
+        start, nbytes = AREAS[2]
+        assert all(not any(memory[start : start + nbytes]) for memory in world.memories)
 
 
 def test_a_rank_that_dies(lanes, ends):
