@@ -119,7 +119,8 @@ class Frames:
             return True
         if len(into) > LOOKED_FOR:
             return False
-        found = self._progress.look(self.links[peer], prefix, into, crowded=self._crowded)
+        link = self.links[peer]
+        found = self._progress.look(link, link.look_for, prefix, into, crowded=self._crowded)
         return found is True
 
     def grant(self, peer: int, count: int) -> None:

@@ -44,7 +44,8 @@ FAR_WINDOW: Final = 8192 * KIB
 """Most of one tag, however far they are. All tags together have twice as much."""
 
 BATCH: Final = 64 * KIB
-"""Credit is returned when this much was consumed, or when nothing happened for a while."""
+"""Credit is returned when this much was consumed, or when nothing happened for a while: with the
+next frame to the sender, if there soon is one."""
 
 EAGER: Final = 65 * KIB
 """Most bytes (metadata and data) of a message that travels before a receive is there: 64 KiB of

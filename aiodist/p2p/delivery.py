@@ -259,6 +259,9 @@ class Delivery:
             if target.has_foreign:
                 message.part = wire.WHOLE
             part = message.part
+        if part == wire.LEAVE and message.pushed:  # which its sender does not wait for
+            self._wire.hold(message.source, (wire.PULL, message.sid, part))
+            return
         # Urgent: the sender of much data waits for this word alone, and it is not to stand in line
         # behind data that goes the other way.
         self._wire.send(message.source, (wire.PULL, message.sid, part), urgent=True)

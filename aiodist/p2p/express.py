@@ -1,15 +1,21 @@
-"""Point to point of small arrays: sent, and received where that does not take long, in the call.
+"""Point to point of arrays that are not large: sent, and received where that does not take long, in
+the call.
 
 What travels are the EAGER frames of any such message, byte for byte, so that nobody can tell; and
 credit, order and loss are those of the engine. Kept is what is the same in all messages of one
 dtype and shape: the frame up to its data. A receive compares what comes with the frame that it
 expects, and takes the data to where it belongs. Whatever else comes, and whatever has to wait,
 goes the ordinary way, of which this is the case where nothing is in between.
+
+What is larger, up to `frames.MOST_PUSHED`, has the PUSH, DATA and FIN frames of a message that is
+pushed. Where the receiver has given leave, and the link has room for all three, they are written in
+one piece, and expected so: the ids of messages ascend by one.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +29,7 @@ from aiodist.p2p.credit import EAGER, Key, MessageTag, cost
 from aiodist.p2p.point_to_point import PointToPoint, as_tag
 from aiodist.recorder import Records
 from aiodist.transports.base import Link
-from aiodist.transports.framed import FramedLink
+from aiodist.transports.framed import FramedLink, Whole
 from aiodist.transports.polling import cores
 from aiodist.types import ANY_TAG
 from aiodist.wire import kinds
@@ -60,27 +66,38 @@ class MessageGroup(Protocol):
 
 
 class Form:
-    """What is the same in all eager messages of one array. `head`: their frames up to the data,
-    for the tag that was used last; `price`: what such a message costs; `text`: what records say of
-    it."""
+    """What is the same in all messages of one array that are eager, or pushed. `head`: eager frames
+    up to the data, for the tag that was used last; `price`: what such a message costs; `text`: what
+    records say of it."""
 
-    __slots__ = ("_start", "head", "meta", "nbytes", "plain", "price", "spec", "tag", "text")
+    __slots__ = (
+        "head", "is_pushed", "meta", "nbytes", "plain", "price", "spec", "start", "tag", "text",
+    )  # fmt: skip
 
     def __init__(self, context: bytes, spec: Spec) -> None:
-        self._start = (kinds.P2P, context, wire.EAGER)
+        self.start = (kinds.P2P, context)
         self.spec = spec
         self.plain = spec[1:]  # whatever kind of array it is
         self.text = arrays.shown(spec.name, spec.shape).encode()
         self.meta = tokens.pack([tokens.array(spec.kind, spec.name, spec.shape)])
         self.nbytes = len(self.meta) + spec.nbytes
+        self.is_pushed = self.nbytes > EAGER
         self.use(0)
 
     def use(self, tag: MessageTag) -> None:
         """The next message has this tag."""
         self.tag = tag
-        header = pack_fields(*self._start, tag, False, len(self.meta))
-        self.head = prefix(header, self.nbytes) + self.meta
-        self.price = cost(tag, self.nbytes)
+        header = pack_fields(*self.start, wire.EAGER, tag, False, len(self.meta))
+        self.head = b"" if self.is_pushed else prefix(header, self.nbytes) + self.meta
+        self.price = cost(tag, len(self.meta) if self.is_pushed else self.nbytes)
+
+    def around(self, sid: int) -> tuple[bytes, bytes]:
+        """What comes before and after the data of a message with this id, which is pushed."""
+        start, size = self.start, self.spec.nbytes
+        about = pack_fields(*start, wire.PUSH, self.tag, False, sid, len(self.meta), size)
+        data = prefix(pack_fields(*start, wire.DATA, sid), size)
+        end = prefix(pack_fields(*start, wire.FIN, sid), 0)
+        return prefix(about, len(self.meta)) + self.meta + data, end
 
 
 class P2PExpress:
@@ -105,7 +122,7 @@ class P2PExpress:
         self._came: dict[bytes, Form | None] = {}  # by metadata
 
     def send(self, x: Any, dst: Any, tag: Any) -> Work[None] | None:
-        """Send a small array. None: the fast path does not apply, and nothing has happened.
+        """Send an array. None: the fast path does not apply, and nothing has happened.
 
         Raises TypeError and ValueError for what is no tag.
         """
@@ -124,12 +141,17 @@ class P2PExpress:
             form.use(as_tag(tag))
         p2p = self._p2p
         # Paid before it is sent: what is in the link cannot be taken back, but credit can.
-        if not p2p.pay(dst, form.tag, form.price):
+        if form.is_pushed:
+            if not self._push(link, dst, form, data):
+                return None
+        elif not p2p.pay(dst, form.tag, form.price):
             return None
-        if not link.post(form.head, data, form.nbytes):
+        elif not link.post(form.head, data, form.nbytes):
             p2p.repay(dst, form.tag, form.price)
             self._links.pop(dst, None)  # there may be another by now
             return None
+        if p2p.held:
+            p2p.let_go(dst)
         work: Work[None] = Work.begin(self._loop, "send", form.tag, None, form.spec.nbytes)
         ended = self._note(work, form, dst)
         if self._progress.is_due():
@@ -141,8 +163,9 @@ class P2PExpress:
         return work
 
     def recv(self, src: Any, tag: Any, out: Any) -> Work[Any] | None:
-        """Receive a small array, if it is the next thing that comes from `src`. None: the fast
-        path does not apply, or the array did not come in time, or something else did."""
+        """Receive an array, if it is the next thing that comes from `src`. None: the fast path does
+        not apply, or the array did not come in time, or something else did. Of one that did not
+        come in time a part may be in `out` by then: all of it is still to be received."""
         self.in_vain = False
         link = self._link(src)
         if link is None:
@@ -172,7 +195,17 @@ class P2PExpress:
         if into is None:
             return None
         work: Work[Any] = Work.begin(self._loop, "recv", expected, None, form.spec.nbytes)
-        progress, head = self._progress, form.head
+        progress = self._progress
+        look: Callable[[Any, Any], bool | None] = link.look_for
+        what: Any = form.head
+        if form.is_pushed:
+            sid = p2p.next_pushed(src)
+            if sid is None:
+                return None
+            start, end = form.around(sid)
+            look, what = link.look_for_whole, Whole(start, into, end)
+        if progress.is_due():
+            return None
         found: bool | None = False
         for _ in range(TRIES):
             if not link.is_clear:
@@ -180,18 +213,20 @@ class P2PExpress:
                 return None
             # Asked before each look: what came in between may be this message, or have been let in
             # by a receive that waits longer.
-            if not p2p.is_free(src, expected, key) or progress.is_due():
+            if not p2p.is_free(src, expected, key):
                 return None
-            found = link.look_for(head, into)
+            found = look(what, into)
             if found is None:
-                found = progress.look(link, head, into, crowded=self.crowded)
-            if found is not False:
+                if p2p.held:
+                    p2p.let_all_go()
+                found = progress.look(link, look, what, into, crowded=self.crowded)
+            if found or (found is None and not (form.is_pushed and what.there)):
                 break
         if not found:
             self.in_vain = found is None
             return None
         try:
-            p2p.took(src, expected, form.price)
+            (p2p.took_pushed if form.is_pushed else p2p.took)(src, expected, form.price)
         except ProtocolError as error:  # it had no credit left
             link.close(error)
             return None
@@ -202,6 +237,23 @@ class P2PExpress:
         work.source = src
         work.finish_within_call(value, self._note(work, form, src))
         return work
+
+    def _push(self, link: FramedLink, dst: int, form: Form, data: memoryview) -> bool:
+        """Send what is larger, all of it, if the receiver has given leave. False: nothing has
+        happened."""
+        sid = self._p2p.push(dst, form.tag, form.price)
+        if sid is None:
+            return False
+        start, end = form.around(sid)
+        # What is held back goes before it: it may be leave, which the answer needs.
+        held = self._p2p.held.pop(dst, None)
+        before = b"" if held is None else prefix(pack_fields(*form.start, *held), 0)
+        if not link.post_whole((before, start, data, end), form.nbytes):
+            self._p2p.unpush(dst, form.tag, form.price)
+            if held is not None:
+                self._p2p.held[dst] = held
+            return False
+        return True
 
     def _note(self, work: Work[Any], form: Form, peer: int) -> float:
         """It is done: the time, by the clock of the loop."""
@@ -269,8 +321,10 @@ class P2PExpress:
         return _keep(self._came, meta, form)
 
     def _make(self, spec: Spec) -> Form | None:
-        form = Form(self._context.id, spec) if 0 < spec.nbytes <= self._most else None
-        return None if form is None or form.nbytes > self._most else form
+        if not 0 < spec.nbytes <= wire.MOST_PUSHED:
+            return None
+        form = Form(self._context.id, spec)
+        return form if form.nbytes <= self._most or form.is_pushed else None
 
 
 def _keep(forms: dict[K, Form | None], key: K, form: Form | None) -> Form | None:

@@ -103,7 +103,7 @@ class Flow:
         entries = credit.settle()
         for at in range(0, len(entries), wire.CREDITS):
             flat = [field for entry in entries[at : at + wire.CREDITS] for field in entry]
-            self._wire.send(src, (wire.CREDIT, *flat), urgent=True)
+            self._wire.hold(src, (wire.CREDIT, *flat))
         self._check(src)
 
     def _settle_all(self) -> None:

@@ -30,6 +30,7 @@ receiver sends the rest, urgent: these overtake its own messages, but not each o
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -124,19 +125,29 @@ class Wire:
 
     Frames to oneself are handed over by `flush`, never from inside `send`: so the engine is not
     entered while it is at work.
+
+    A frame that nobody waits for yet, as credit and leave, is held back for the next one to its
+    rank (`hold`): by itself it would wake a peer that waits for something else, most likely for the
+    answer to its message, in vain. It goes before this rank waits for anything, however, and at the
+    latest in the second turn of the loop from now: in the first one the program answers.
     """
 
-    __slots__ = ("_channel", "_flushing", "_receive", "rank", "waiting")
+    __slots__ = ("_armed", "_channel", "_flushing", "_loop", "_receive", "held", "rank", "waiting")
 
     def __init__(
         self,
         channel: Channel,
         receive: Callable[[tuple[Any, ...], Sequence[memoryview]], None],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         """`receive`: takes in a frame that this rank sent to itself."""
         self._channel = channel
         self._receive = receive
+        self._loop = loop
         self._flushing = False
+        self._armed = False  # the loop will let go of what is held
+        self.held: dict[int, tuple[Any, ...]] = {}
+        """The frame that is held back, by the rank that it is for: one at most."""
         self.rank = channel.rank
         self.waiting: deque[tuple[tuple[Any, ...], Sequence[memoryview], Done | None]] = deque()
 
@@ -153,7 +164,34 @@ class Wire:
         if dst == self.rank:
             self.waiting.append((fields, payload, done))
         else:
+            if self.held:
+                self.let_go(dst)
             self._channel.send(dst, fields, payload, done=done, token=token, urgent=urgent)
+
+    def hold(self, dst: int, fields: tuple[Any, ...]) -> None:
+        """Send an urgent frame that may wait for another one, a short while."""
+        if dst == self.rank or dst in self.held:
+            self.send(dst, fields, urgent=True)
+            return
+        self.held[dst] = fields
+        if not self._armed:
+            self._armed = True
+            self._loop.call_soon(self._loop.call_soon, self._turned)
+
+    def let_go(self, dst: int) -> None:
+        """Send what is held back for `dst`."""
+        fields = self.held.pop(dst, None)
+        if fields is not None:
+            self._channel.send(dst, fields, urgent=True)
+
+    def let_all_go(self) -> None:
+        """Send all that is held back."""
+        for dst in tuple(self.held):
+            self.let_go(dst)
+
+    def _turned(self) -> None:
+        self._armed = False
+        self.let_all_go()
 
     def discard(self, dst: int, token: object) -> None:
         # Nothing that is discarded waits here: `flush` ends every entry into the engine.

@@ -101,7 +101,8 @@ class PointToPoint:
         # Operations that are not done, in the order of their calls.
         self._pending: dict[Work[Any], Sending | Receiving] = {}
         self._gone: set[int] = set()  # ranks of whom nothing is taken any more
-        self._wire = wire.Wire(channel, self._loop_back)  # frames to all ranks, and to this one
+        # Frames to all ranks, and to this one.
+        self._wire = wire.Wire(channel, self._loop_back, loop)
         limits = limits_for(way)
         # The sending half.
         self._sender = Sender(self._wire, channel, loop, self._ended, limits, shared)
@@ -132,6 +133,12 @@ class PointToPoint:
         # What to expect, and whether it may be taken.
         self.last, self.is_free = self._receiver.last, self._receiver.is_free
         self.took = self._receiver.took  # notes the credit of what was taken
+        # The same of what is pushed.
+        self.push, self.unpush = self._sender.push, self._sender.unpush
+        self.next_pushed, self.took_pushed = self._receiver.next_pushed, self._receiver.took_pushed
+        # Frames that go with others.
+        self.held, self.let_go = self._wire.held, self._wire.let_go
+        self.let_all_go = self._wire.let_all_go
 
     # -- from the group ---------------------------------------------------------------------------
 
@@ -209,6 +216,8 @@ class PointToPoint:
         if self._wire.waiting:
             self._wire.flush()
         if not work.done():
+            if self._wire.held:
+                self._wire.let_all_go()
             self._receiver.prepare(receiving)
         return work
 
@@ -309,6 +318,7 @@ class PointToPoint:
                 operation.let_go()
         self._receiver.close()
         self._wire.waiting.clear()
+        self._wire.held.clear()
         pending, self._pending = self._pending, {}
         for work in pending:
             failure = copy.copy(error)

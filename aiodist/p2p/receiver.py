@@ -86,6 +86,20 @@ class Receiver:
         """Whether the next message of `src` and `tag` is for who receives `key` now."""
         return self._mailbox.find(src, key) is None and self._receives.first(src, tag) is None
 
+    def next_pushed(self, src: int) -> int | None:
+        """The id of the next message of `src` if that may be pushed; None: it may not."""
+        origin = self._origins[src]
+        return origin.last_sid + 1 if origin.may_push else None
+
+    def took_pushed(self, src: int, tag: MessageTag, price: int) -> None:
+        """A message that was pushed went straight to its receive. Raises ProtocolError as `took`
+        does."""
+        origin = self._origins[src]
+        self.took(src, tag, price)
+        origin.last_sid += 1
+        # It has used up the leave that there was, and gets another: `may_push` stays.
+        self._wire.hold(src, (wire.PULL, origin.last_sid, wire.LEAVE))
+
     @property
     def has_several(self) -> bool:
         """Whether more than one receive waits to be matched."""

@@ -159,6 +159,23 @@ class Sender:
         """It did not go out."""
         self._peers[dst].credit.refund(tag, price)
 
+    def push(self, dst: int, tag: MessageTag, price: int) -> int | None:
+        """Pay for a message that is pushed at once, all of it: its id. None: it has to go by
+        `send`."""
+        peer = self._peers[dst]
+        if not (peer.may_push and self.pay(dst, tag, price)):
+            return None
+        peer.may_push = False
+        peer.next_sid += 1
+        return peer.next_sid - 1
+
+    def unpush(self, dst: int, tag: MessageTag, price: int) -> None:
+        """It did not go out."""
+        peer = self._peers[dst]
+        peer.may_push = True
+        peer.next_sid -= 1
+        self.repay(dst, tag, price)
+
     def withdraw(self, sending: Sending) -> None:
         """Let go of the buffers of a pending message; no receiver completes with it."""
         peer = self._peers[sending.dst]

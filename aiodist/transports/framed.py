@@ -28,6 +28,19 @@ BYE = prefix(b"", 0)
 """The last frame of a stream that ends in order."""
 
 
+class Whole:
+    """Frames that are expected in one piece: bytes that are known, data that goes `into` memory,
+    and bytes that are known again."""
+
+    __slots__ = ("end", "into", "nbytes", "start", "there")
+
+    def __init__(self, start: bytes, into: memoryview, end: bytes) -> None:
+        self.start, self.into, self.end = start, into, end
+        self.nbytes = len(start) + len(into) + len(end)
+        self.there = 0
+        """So many bytes were found right, or copied."""
+
+
 class FramedLink(BaseLink):
     """The frames of a link; subclasses move the bytes. Call `start` once the receiver is set."""
 
@@ -171,6 +184,11 @@ class FramedLink(BaseLink):
             self._queue_rest(Outgoing(head, (payload,), nbytes, None, None), sent, False)
         return True
 
+    def post_whole(self, buffers: Sequence[bytes | memoryview], nbytes: int) -> bool:
+        """Send frames in one piece, with payloads of `nbytes` bytes, which may be written to as
+        soon as this has returned. False: not here, or not now, and nothing has happened."""
+        return False
+
     @property
     def is_clear(self) -> bool:
         """Whether nothing is queued, no payload is under way, and it has not ended."""
@@ -188,6 +206,11 @@ class FramedLink(BaseLink):
         else came first, and went to the receiver, if that has no payload maybe alone; or the link
         has ended.
         """
+
+    def look_for_whole(self, whole: Whole, _: object = None) -> bool | None:
+        """The same for frames that were sent in one piece: None until all of them are there. Their
+        data is copied as it comes, but stays in the link as well until then."""
+        return False
 
     def doze(self, seconds: float) -> bool:
         """Sleep within the call, for so long at most, until the peer has sent more than what was

@@ -267,15 +267,21 @@ class Progress:
         return None
 
     def look(
-        self, link: FramedLink, prefix: bytes, into: memoryview, *, crowded: bool
+        self,
+        link: FramedLink,
+        look: Callable[[Any, Any], bool | None],
+        a: Any,
+        b: Any,
+        *,
+        crowded: bool,
     ) -> bool | None:
-        """Look for the frame with this prefix on `link` until it is `into`: True; until something
-        else comes: False; or the budget is used up: None."""
-        found = link.look_for(prefix, into)
+        """``look(a, b)``, which looks for something on `link`, until that has come: True; until
+        something else comes: False; or the budget is used up: None."""
+        found = look(a, b)
         if found is None:
-            found = self._spin(link.look_for, prefix, into, 1, crowded=crowded)
+            found = self._spin(look, a, b, 1, crowded=crowded)
         if found is None and not crowded:
-            found = self._doze_at(link, link.look_for, prefix, into)
+            found = self._doze_at(link, look, a, b)
         return found
 
     def inline(

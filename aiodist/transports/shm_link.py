@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from aiodist.errors import ProtocolError
 from aiodist.transports import futex
 from aiodist.transports.base import Receiver
-from aiodist.transports.framed import FramedLink
+from aiodist.transports.framed import FramedLink, Whole
 from aiodist.transports.kept import JOINED
 from aiodist.transports.link import FRAME, TURN
-from aiodist.transports.polling import linger
+from aiodist.transports.polling import linger, others_compute
 from aiodist.transports.processes import open_behind
 from aiodist.transports.shm_rings import PIECE, Rings
 from aiodist.wire.frames import MAX_HEADER, OVERHEAD, parse_prefix
@@ -149,6 +149,23 @@ class ShmLink(FramedLink):
                 return True
         return super().post(start, rest, nbytes)
 
+    def post_whole(self, buffers: Sequence[bytes | memoryview], nbytes: int) -> bool:
+        if not self._direct:
+            return False
+        rings = self._rings
+        try:
+            rings.rewind()
+            if rings.room() < sum([len(buffer) for buffer in buffers]):
+                return False
+            # The peer copies while this side does, if it has a core to do so. If others want the
+            # cores it would be woken to find the first of many bytes.
+            rings.write(buffers, at_once=others_compute())
+        except ProtocolError as error:
+            self._failed(error)
+            return True
+        self._outbox.sent_bytes += nbytes
+        return True
+
     def _arm(self) -> None:
         self._stay_awake()
 
@@ -178,7 +195,7 @@ class ShmLink(FramedLink):
             have = rings.available()
             if not have:
                 break
-            start = rings.read - rings.origin & rings.size - 1
+            start = (rings.read - rings.origin) % rings.size
             count = min(have, rings.size - start)
             if self._to_come:
                 count = min(count, self._to_come, PIECE)
@@ -219,7 +236,7 @@ class ShmLink(FramedLink):
             if not have:
                 return None
             ring = rings.incoming
-            start = rings.read - rings.origin & rings.size - 1
+            start = (rings.read - rings.origin) % rings.size
             middle = start + len(prefix)
             stop = middle + len(into)
             here = min(start + have, rings.size)
@@ -231,14 +248,63 @@ class ShmLink(FramedLink):
                 rings.taken(stop - start)
                 self._received_bytes += len(into)
                 return True
-            parsed = parse_prefix(ring, start, here, self.max_header, self.max_payload)
+        except ProtocolError:
+            self._receive()  # finds it again
+            return False
+        self._take_other(start, here)
+        return False
+
+    def look_for_whole(self, whole: Whole, _: object = None) -> bool | None:
+        if self._to_come or self._polling or self._closed or self._peer_ended:
+            return False
+        if self._asleep:
+            self._stay_awake()
+        rings = self._rings
+        first, stop = len(whole.start), len(whole.start) + len(whole.into)
+        try:
+            have = rings.available()
+        except ProtocolError:
+            self._receive()  # finds it again
+            return False
+        if have <= whole.there or (not whole.there and have < first):
+            return None
+        if not whole.there:
+            if not self._lies(0, whole.start):
+                start = (rings.read - rings.origin) % rings.size
+                self._take_other(start, min(start + have, rings.size))
+                return False
+            whole.there = first
+        if whole.there < stop:
+            upto = min(have, stop)
+            rings.peek(whole.there, whole.into[whole.there - first : upto - first])
+            whole.there = upto
+        if have < whole.nbytes:
+            return None
+        if not self._lies(stop, whole.end):
+            self._receive()
+            return False
+        rings.taken(whole.nbytes)
+        self._received_bytes += len(whole.into)
+        return True
+
+    def _lies(self, start: int, expected: bytes) -> bool:
+        """Whether these bytes have come, the `start`-th of those available and the next ones."""
+        found = bytearray(len(expected))
+        self._rings.peek(start, memoryview(found))
+        return found == expected
+
+    def _take_other(self, start: int, stop: int) -> None:
+        """Take what came in place of what is looked for: one frame, if that has no payload."""
+        try:
+            parsed = parse_prefix(
+                self._rings.incoming, start, stop, self.max_header, self.max_payload
+            )
         except ProtocolError:
             parsed = None  # `_receive` will find it again
         if parsed is not None and not parsed[1] and parsed[0]:
             self._take_safely(start, start + parsed[2])  # what is looked for may be behind it
         else:
             self._receive()
-        return False
 
     def doze(self, seconds: float) -> bool:
         if self._asleep or self._closed or self._outbox.backlog or not futex.works():

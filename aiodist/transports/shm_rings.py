@@ -39,8 +39,9 @@ from aiodist.transports import futex
 PAGE = 4096
 """Bytes of the words before the ring."""
 
-RING = 1024 * 1024
-"""Bytes of a ring: four data frames of the largest size, so that both sides copy at once."""
+RING = 1024 * 1024 + 64 * 1024
+"""Bytes of a ring: a data frame of the largest size, and what else belongs to a message. So all of
+one goes in at once, and who sends it waits for nobody."""
 
 SEGMENT = PAGE + RING
 """Bytes of a segment."""
@@ -73,8 +74,7 @@ _WANTED = 18
 class Rings:
     """The rings of one link, seen from one side: out of `own` memory, in from the `peer`'s.
 
-    Both are segments of the same size, a page and a power of two of bytes. `bell()` is called
-    when the peer must be woken.
+    Both are segments of the same size. `bell()` is called when the peer must be woken.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Rings:
         self._out = own[PAGE:]  # the own ring
         self.incoming = peer[PAGE:]
         """The peer's ring."""
-        self.size = len(self._out)  # bytes of each ring, a power of two
+        self.size = len(self._out)  # bytes of each ring
         self._bell = bell
         self._fence = threading.Lock()  # never contended, see the module
         # Out.
@@ -132,7 +132,7 @@ class Rings:
         """Write a small frame, if there is room for all of it in one place."""
         if self._written - self._origin >= REWIND:
             self.rewind()
-        at = self._written - self._origin & self.size - 1
+        at = (self._written - self._origin) % self.size
         end = at + len(data)
         if end > self.size or (len(data) > self._limit - self._written and len(data) > self.room()):
             return False
@@ -140,15 +140,16 @@ class Rings:
         self._show(len(data))
         return True
 
-    def write(self, buffers: Sequence[bytes | memoryview]) -> int:
+    def write(self, buffers: Sequence[bytes | memoryview], *, at_once: bool = False) -> int:
         """Write as much of `buffers` as there is room for: how many bytes. Raises BlockingIOError
-        where there is none."""
+        where there is none. `at_once`: nothing is shown before all of that is there."""
         room = left = self.room()
         if not room:
             raise BlockingIOError("the ring is full")
         total = sum([memoryview(buffer).nbytes for buffer in buffers])
-        step = PIECE if total > PIECE + PAGE else total  # a piece with its header is shown at once
-        at = self._written - self._origin & self.size - 1
+        # A piece with its header is shown at once.
+        step = PIECE if total > PIECE + PAGE and not at_once else total
+        at = (self._written - self._origin) % self.size
         hidden = 0
         for buffer in buffers:
             view = memoryview(buffer)
@@ -159,7 +160,7 @@ class Rings:
                 count = min(len(view), left, self.size - at, step - hidden)
                 self._out[at : at + count] = view[:count]
                 view = view[count:]
-                at = at + count & self.size - 1
+                at = (at + count) % self.size
                 left -= count
                 hidden += count
                 if hidden == step:
@@ -211,6 +212,14 @@ class Rings:
                 )
             self.origin = origin
         return have
+
+    def peek(self, start: int, into: memoryview) -> None:
+        """Copy available bytes from the `start`-th on, and leave them where they are."""
+        at = (self.read - self.origin + start) % self.size
+        here = min(len(into), self.size - at)
+        into[:here] = self.incoming[at : at + here]
+        if here < len(into):
+            into[here:] = self.incoming[: len(into) - here]
 
     def taken(self, count: int) -> None:
         """`count` of the available bytes were read: the peer may overwrite them, soon."""

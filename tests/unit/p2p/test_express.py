@@ -116,6 +116,105 @@ async def test_the_short_way_is_byte_for_byte_the_ordinary_one(transport, monkey
             assert 0 < meta < 32 and b.bytes_moved[1] - moved[1] == x.nbytes + meta
 
 
+def has_leave(group, dst):
+    """Whether what is sent to `dst` may be pushed."""
+    return group._context.p2p._sender._peers[dst].may_push
+
+
+async def meet(a, b, x):
+    """Send as much as `x` to a receive that waits, which gives leave."""
+    work = b.recv(src=a.rank, out=x.copy())
+    await a.send(x, b.rank)
+    await work
+    await until(lambda: has_leave(a, b.rank))
+
+
+LARGE = {"just": np.arange(EAGER, dtype=np.uint8), "most": np.arange(1 << 18, dtype=np.float32)}
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_what_is_larger_is_pushed_in_the_call_where_receives_wait(short, name):
+    x = LARGE[name].copy()
+    async with pair("shm") as (a, b):
+        await meet(a, b, x)
+        del short[:]
+        for tag in (0, "rows"):
+            out = np.zeros_like(x)
+            moved = a.bytes_moved[0], b.bytes_moved[1]
+            sent = a.send(x, 1, tag=tag)
+            assert sent.done() and sent.nbytes == x.nbytes
+            x[:] = 0  # it is the sender's again
+            received = b.recv(src=0, tag=tag, out=out)
+            assert await received is out
+            x[:] = LARGE[name]
+            assert same(out, x)
+            meta = a.bytes_moved[0] - moved[0] - x.nbytes
+            assert 0 < meta < 32 and b.bytes_moved[1] - moved[1] == x.nbytes + meta
+            await until(lambda: has_leave(a, 1))
+    assert short == ["send", "recv"] * 2
+
+
+async def test_there_and_back_everything_is_pushed(short):
+    """The leave for the next message goes ahead of the answer."""
+    x, out = LARGE["most"], np.zeros_like(LARGE["most"])
+    async with pair("shm") as (a, b):
+        await meet(a, b, x)
+        await meet(b, a, x)
+        del short[:]
+        for _ in range(20):
+            for src, dst in ((a, b), (b, a)):
+                src.send(x, dst.rank)
+                assert same(await dst.recv(src=src.rank, out=out), x)
+                out[:] = 0
+    assert short == ["send", "recv"] * 40
+
+
+@pytest.mark.parametrize("shorter", ["send", "recv"])
+async def test_what_is_pushed_the_short_way_is_byte_for_byte_the_same(monkeypatch, shorter):
+    x, out = LARGE["just"], np.zeros_like(LARGE["just"])
+    async with pair("shm") as (a, b):
+        await meet(a, b, x)
+        for name in {"send", "recv"} - {shorter}:
+            monkeypatch.setattr(P2PExpress, name, lambda *_: None)
+        a.send(x, 1, tag="t")
+        assert same(await b.recv(src=0, tag="t", out=out), x)
+        await until(lambda: has_leave(a, 1))
+
+
+async def test_without_leave_or_room_it_goes_the_ordinary_way(short):
+    x, out = LARGE["most"], np.zeros_like(LARGE["most"])
+    async with pair("shm") as (a, b):
+        await meet(a, b, x)
+        for _ in range(2):
+            a.send(np.zeros(40_000, np.uint8), 1)  # there is no room for all of them
+        work = a.send(x, 1)
+        assert not work.done()
+        for _ in range(2):
+            await b.recv(src=0, out=np.zeros(40_000, np.uint8))
+        assert same(await b.recv(src=0, out=out), x)
+        await work
+    assert short[-4:-3] == [None]
+
+
+async def test_a_receive_that_gives_up_in_the_midst_gets_the_message_all_the_same(monkeypatch):
+    """As where its sender lost the core while it wrote."""
+    x, out = LARGE["most"], np.zeros_like(LARGE["most"])
+    async with pair("shm") as (a, b):
+        await meet(a, b, x)
+        link = b._context.link(0)
+        there = type(link._rings).available
+        monkeypatch.setattr(
+            type(link._rings), "available", lambda rings: min(there(rings), 3 * EAGER)
+        )
+        a.send(x, 1)
+        work = b.recv(src=0, out=out)
+        assert not work.done()
+        assert out[0] == x[0] and out[1] == x[1] and not out[-1]
+        monkeypatch.undo()
+        assert same(await work, x)
+        await until(lambda: has_leave(a, 1))
+
+
 async def test_what_was_written_to_counts_for_autograd():
     async with pair("shm") as (a, b):
         out = torch.zeros(3)

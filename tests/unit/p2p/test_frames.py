@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,7 +254,8 @@ def test_what_is_said_to_oneself_is_taken_in_one_after_the_other() -> None:
         line.flush()
         seen.append(("ends", *fields))
 
-    line = wire.Wire(cast(wire.Channel, SimpleNamespace(rank=0)), receive)
+    nobody: Any = SimpleNamespace(rank=0)
+    line = wire.Wire(nobody, receive, nobody)
     for number in range(2):
         line.send(0, (number,), done=lambda number=number: seen.append(number))
     for _ in range(2):  # the second time there is nothing
@@ -263,3 +264,60 @@ def test_what_is_said_to_oneself_is_taken_in_one_after_the_other() -> None:
     line.send(0, (2,))
     line.flush()
     assert seen[-1] == ("ends", 2)
+
+
+class Turns:
+    """The part of a loop, and of a group, that a `Wire` needs."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.sent: list[tuple[Any, ...]] = []
+        self.ready: list[tuple[Any, ...]] = []
+
+    def send(self, dst: int, fields: tuple[Any, ...], *_: Any, **how: Any) -> None:
+        self.sent.append((dst, *fields, "urgent" if how["urgent"] else ""))
+
+    def call_soon(self, *call: Any) -> None:
+        self.ready.append(call)
+
+    def turn(self) -> None:
+        ready, self.ready = self.ready, []
+        for call, *args in ready:
+            call(*args)
+
+
+def held() -> tuple[wire.Wire, Turns]:
+    turns: Any = Turns()
+    return wire.Wire(turns, lambda *_: None, turns), turns
+
+
+def test_what_is_held_back_goes_with_the_next_frame_to_its_rank() -> None:
+    line, turns = held()
+    line.hold(1, (wire.CREDIT, 0, 5))
+    line.hold(2, (wire.CREDIT, 0, 6))
+    assert turns.sent == []
+    line.send(1, (wire.RTS,))
+    assert turns.sent == [(1, wire.CREDIT, 0, 5, "urgent"), (1, wire.RTS, "")]
+    line.let_all_go()
+    assert turns.sent[2:] == [(2, wire.CREDIT, 0, 6, "urgent")]
+
+
+def test_nothing_is_held_back_for_longer_than_the_loop_takes_to_run_the_program() -> None:
+    line, turns = held()
+    for number in range(2):
+        line.hold(1, (wire.CREDIT, 0, number))
+        turns.turn()
+        assert len(turns.sent) == number
+        turns.turn()
+        assert turns.sent[number:] == [(1, wire.CREDIT, 0, number, "urgent")]
+    assert not turns.ready
+
+
+def test_one_frame_is_held_back_for_each_rank() -> None:
+    """So whoever takes in message after message gives credit back meanwhile."""
+    line, turns = held()
+    for number in range(4):
+        line.hold(1, (wire.CREDIT, 0, number))
+    assert [number for *_, number, _ in turns.sent] == [0, 1, 2, 3]
+    line.hold(0, (wire.CREDIT, 0, 9))  # to oneself: at once
+    assert len(line.waiting) == 1

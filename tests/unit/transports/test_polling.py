@@ -72,7 +72,7 @@ def look(polling: Progress, link: Any) -> tuple[bool, int]:
     assert not polling.is_due()
     polling._turned()
     assert not polling.is_due()
-    return polling.look(link, b"", memoryview(b""), crowded=False), link.looks
+    return polling.look(link, link.look_for, b"", b"", crowded=False), link.looks
 
 
 async def test_looking_in_vain_gets_shorter_and_is_tried_again(clock: Clock) -> None:
@@ -106,7 +106,7 @@ async def test_the_loop_gets_its_turn(clock: Clock) -> None:
     clock.now += progress.TURN
     assert polling.is_due()
     quiet: Any = Quiet()
-    assert not polling.look(quiet, b"", memoryview(b""), crowded=False)
+    assert not polling.look(quiet, quiet.look_for, b"", b"", crowded=False)
     await asyncio.sleep(0)
     assert not polling.is_due()
 
@@ -123,7 +123,7 @@ async def test_who_waits_for_long_lets_others_run(
     crowd: Any = Quiet()
     yields.clear()
     began = clock.now
-    assert not polling.look(crowd, b"", memoryview(b""), crowded=True)
+    assert not polling.look(crowd, crowd.look_for, b"", b"", crowded=True)
     assert yields[0] < began + progress.ALONE
 
 
@@ -326,7 +326,7 @@ async def test_where_ranks_share_cores_nobody_dozes_at_a_link(clock: Clock) -> N
     polling = Progress(asyncio.get_running_loop())
     link: Any = Dozy(clock)
     polling.inline(lambda: False, lambda: link)
-    assert polling.look(link, b"", memoryview(b""), crowded=True) is None
+    assert polling.look(link, link.look_for, b"", b"", crowded=True) is None
     assert not link.dozed
 
 
