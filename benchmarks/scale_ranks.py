@@ -19,15 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
-import numpy as np
-
 import aiodist
 from aiodist.launching import spawn
 from aiodist.transports.base import Link
 from aiodist.transports.framed import FramedLink
 from aiodist.transports.inproc import InprocLink
 from aiodist.transports.stream import StreamLink
-from benchmarks.small import KINDS, Start
+from benchmarks.small import KINDS, Start, slot
 
 OPS: dict[str, Start] = {"all_reduce": lambda g, x: g.all_reduce(x)} | {
     name: KINDS[name]
@@ -109,7 +107,7 @@ async def measure(
     seconds, sent = [], []
     for op, nbytes in cases:
         # An array of each rank, as in a program: nobody else has it in its cache.
-        arrays = [np.ones(math.ceil(nbytes / 8)) for _ in groups]
+        arrays = [slot(nbytes, group.size) for group in groups]
         seconds.append(await _time(groups, arrays, OPS[op]))
         # Where ranks share memory, those that sleep just then are woken by frames, and others not:
         # so it is the call with the fewest.

@@ -23,13 +23,20 @@ SIZES = {"8 B": 8, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 
 Start = Callable[[Group, Any], Awaitable[Any]]
 
+
+def slot(nbytes: int, size: int) -> Any:
+    """An array that is the first slot of its base, which has one for each of so many ranks."""
+    length = -(-nbytes // 8)
+    return np.zeros(length * size)[:length]
+
+
 KINDS: dict[str, Start] = {
     "broadcast": lambda g, x: g.broadcast(x if g.rank == 0 else None, 0),
     "broadcast in place": lambda g, x: g.broadcast(x, 0),
     "all_gather": lambda g, x: g.all_gather(x),
     "reduce": lambda g, x: g.reduce(x, 0),
     "barrier": lambda g, x: g.barrier(),
-    "reduce_scatter": lambda g, x: g.reduce_scatter(np.concatenate([x] * g.size)),
+    "reduce_scatter": lambda g, x: g.reduce_scatter(x.base),
     "gather": lambda g, x: g.gather(x, 0),
     "scatter": lambda g, x: g.scatter([x] * g.size if g.rank == 0 else None, 0),
     "all_to_all": lambda g, x: g.all_to_all([x] * g.size),
@@ -46,7 +53,7 @@ async def small(rank: Rank, rounds: int) -> dict[str, dict[str, float]]:
     cases: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {}
 
     def add(name: str, start: Start, nbytes: int, count: int = CALLS, at_once: int = 1) -> None:
-        x = np.zeros(nbytes // 8)
+        x = slot(nbytes, group.size)
         arrays = [np.zeros(nbytes // 8) for _ in range(at_once if at_once > 1 else 0)]
 
         async def run() -> None:

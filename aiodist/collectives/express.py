@@ -60,6 +60,7 @@ from aiodist.buffers import arrays, tensors
 from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group
 from aiodist.buffers.vector import Vector
+from aiodist.collectives.forms import WORDS, Form, said
 from aiodist.collectives.reductions import has_berths, phases_of_all_reduce
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Program, Running
@@ -75,13 +76,16 @@ Flat = NDArray[Any]
 
 KEPT = 50_000
 """Most steps of all recipes of a group: some 10 MiB. Those of small arrays have four."""
+FORMS = 4
+"""Most forms of one operation."""
 
 
 class Recipe:
     """One collective that is called with one kind of array, prepared."""
 
     __slots__ = (
-        "call", "digest", "finish", "keeps", "nbytes", "op", "phase", "returns", "vector", "weight",
+        "call", "digest", "finish", "forms", "keeps", "nbytes", "op", "phase", "returns", "vector",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object) -> None:
@@ -98,6 +102,12 @@ class Recipe:
         self.weight = written_down(phase.prepared.plan.steps)
         self.keeps = keeps  # recipes are found by the identity of this, so it has to stay
         self.returns = True  # whether this rank has a result
+        self.forms = False  # whether a form is to be made of its next call
+
+    def form(self, args: tuple[Any, ...]) -> Form | None:
+        """What lays out further calls like this one, which was laid out. None: nothing does."""
+        self.forms = False
+        return None
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
@@ -131,6 +141,7 @@ class Express(ABC, Generic[G, R]):
         self._calls = context.calls  # the ordinary way
         self._records = context.calls.records  # hear of what was done
         self._recipes: dict[tuple[Any, ...], R | None] = {}  # None: not to be prepared
+        self._forms: dict[str, list[tuple[R, Form]]] = {}  # by operation, the last ones
         self._weight = 0  # of all of them
 
     @abstractmethod
@@ -211,6 +222,10 @@ class Express(ABC, Generic[G, R]):
     ) -> Work[Any] | None:
         """Start the collective `op`, which is none of the above, as ``make(context, *args)`` says.
         None: nothing has happened."""
+        for known, form in self._forms.get(op, ()):
+            found = form(args, *args)
+            if found is not None:
+                return self._run(known, *found, seconds, tag)
         flats: list[Flat] = []
         words: list[Any] = []
         key = kind_of(op, args, flats, words)
@@ -223,7 +238,12 @@ class Express(ABC, Generic[G, R]):
         if recipe is None:
             return None
         laid = recipe.lay_out(args, flats, words)
-        return None if laid is None else self._run(recipe, *laid, seconds, tag)
+        if laid is None:
+            return None
+        if recipe.forms and (made := recipe.form(args)) is not None:
+            others = [each for each in self._forms.get(op, ()) if each[0] is not recipe]
+            self._forms[op] = [(recipe, made), *others[: FORMS - 1]]
+        return self._run(recipe, *laid, seconds, tag)
 
     def _learn_other(self, op: str, make: Callable[..., Call], args: tuple[Any, ...]) -> R | None:
         """Prepare the collective `op`, called with arguments like these."""
@@ -257,6 +277,7 @@ class Express(ABC, Generic[G, R]):
         while self._weight > KEPT and len(self._recipes) > 1:
             oldest = next(iter(self._recipes))
             self._weight -= _weight(oldest, self._recipes.pop(oldest))
+            self._forms.clear()  # or they would keep it
         return recipe
 
     # -- the two ends of a call -------------------------------------------------------------------
@@ -349,7 +370,6 @@ WIDE = 64
 """Most items of each container of a value whose kind is looked at."""
 DEEP = 4
 """Most containers within containers there."""
-_WORDS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 def kind_of(
@@ -386,11 +406,10 @@ def _kind(x: Any, flats: list[Flat], words: list[Any] | None, depth: int = 0) ->
             return None
         flats.append(x.reshape(-1))
         return x.dtype, x.shape
-    if cls in _WORDS:
+    if cls in WORDS:
         if words is None:
             return None
-        # As texts, 0.0 and -0.0 are not equal.
-        words.append(x.hex() if cls is float else repr(x) if cls is complex else x)
+        words.append(said(x))
         return cls
     kinds: list[Any] = [cls]
     if cls is dict:

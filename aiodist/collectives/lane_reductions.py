@@ -19,6 +19,7 @@ from aiodist.buffers.kernels import Kernel
 from aiodist.buffers.reductions import Group, split_slots
 from aiodist.buffers.vector import Vector
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, rest_of, written
+from aiodist.collectives.forms import Form, placing
 from aiodist.engine.executor import Executor, all_at_once, in_steps
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase
@@ -70,6 +71,7 @@ class LaneRecipe(Recipe):
         self.makes: Makes | None = None  # a new array for the result
         self.given: int | None = 0  # the argument that is the result; None: there is none
         self.inputs = 1  # so many arrays are the input
+        self.forms = True
         self.parts = False  # whether the result is copied to several arrays
 
     def lay_out(
@@ -92,6 +94,27 @@ class LaneRecipe(Recipe):
         out = flats[-1]
         # The ordinary way copies what would be written before it is read.
         return None if np.may_share_memory(flat, out) else (result, (flat, out))
+
+    def form(self, args: tuple[Any, ...]) -> Form | None:
+        x, p, q, r, *_ = (*args, None, None)
+        self.forms = False
+        matches = placing(x)
+        if matches is None or args[-1] is not None:
+            return None
+        makes, returns = self.makes, self.given is not None
+
+        def lay(
+            args: tuple[Any, ...], x: Any = None, a: Any = None, b: Any = None, c: Any = None
+        ) -> tuple[Any, Any] | None:
+            if a is p and b is q and c is r and matches(x, []):
+                flat = x.reshape(-1)
+                if makes is None:
+                    return x if returns else None, flat
+                value, out = makes()
+                return value, (flat, out)
+            return None
+
+        return lay
 
     def shown(self, flat: Any) -> Flat:
         """The input of a call."""
@@ -161,11 +184,11 @@ def _maker(like: arrays.Array) -> Makes:
     """What makes arrays like that."""
     kind, name, shape = like.kind, like.name, like.shape
     if kind != "torch":  # in one call
-        dtype = carrier(name)
+        dtype, is_flat = carrier(name), len(shape) == 1
 
         def new() -> tuple[Any, Flat]:
             made = np.empty(shape, dtype)
-            return made, made.reshape(-1)
+            return made, made if is_flat else made.reshape(-1)
 
         return new
 

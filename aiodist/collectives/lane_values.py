@@ -26,6 +26,7 @@ import numpy as np
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import fitting, numbers
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
+from aiodist.collectives.forms import Form, Matches, matching, placing, showing
 from aiodist.collectives.templates import Reading, Template, template_of
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
@@ -34,6 +35,7 @@ from aiodist.phases.base import Call
 from aiodist.phases.memories import Blobs
 from aiodist.schedules.plan import Copy
 from aiodist.shared_memory.lane import Lane
+from aiodist.shared_memory.posts import FEW
 
 KNOWN = 4
 """Most templates of one rank that are kept for one kind of call: those that came last."""
@@ -56,22 +58,22 @@ Make = Callable[..., Call]
 class Given(NamedTuple):
     """The arguments of one call, and the memory of the arrays among them; `result` is for its
     result. `own`: the template of what this rank shows; `place`: the argument that is the result,
-    if one is."""
+    if one is; `shown`: all that this rank shows, where that is little."""
 
     args: tuple[Any, ...]
-    flats: list[Flat]
+    flats: Sequence[Flat]
     result: list[Any]
     own: Template
     place: Any = None
+    shown: bytes | None = None
 
 
 Take = Callable[[Given], Any]
 """Makes the result of a call. It raises OverflowError where the ordinary way does, on all ranks."""
 
 
-def _given(*fields: Any) -> Given:
-    """A `Given`, in half of the time."""
-    return tuple.__new__(Given, fields)
+_new = tuple.__new__
+"""Makes a `Given` in half of the time."""
 
 
 class Exchanged(NamedTuple):
@@ -186,6 +188,7 @@ class ValueRecipe(Recipe):
         self._make = make  # makes the call anew, for the ordinary way
         self._exchanged = exchanged
         self._own = own  # what this rank shows
+        self.forms = True
         self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
         self._words: list[Any] | None = None  # what is in the value of this rank but arrays
         self._other_words: list[Any] | None = None  # the same of the last one where it was not that
@@ -202,13 +205,45 @@ class ValueRecipe(Recipe):
         result: list[Any] = []
         if self._exchanged.number is not None:
             (number, *_) = args
-            shown = numbers.bytes_of(number)
-            return None if shown is None else (result, _given(args, shown, result, self._own, None))
+            data = numbers.bytes_of(number)
+            if data is None:
+                return None
+            return result, Given(args, [], result, self._own, None, self._own.shown(data))
         if words != self._words and not self._shows(args, words):
             return None
-        given = self._exchanged.given
+        own, given = self._own, self._exchanged.given
         place = None if given is None else args[given]
-        return result, _given(args, flats, result, self._own, place)
+        shown = own.shown_of(flats) if own.length <= FEW else None
+        return result, Given(args, flats, result, own, place, shown)
+
+    def form(self, args: tuple[Any, ...]) -> Form | None:
+        own, exchanged = self._own, self._exchanged
+        self.forms = False
+        if own.length > FEW or exchanged.given:
+            return None
+        value, p, q, r, *_ = (*args, None, None, None, None)
+        takes_place = exchanged.given is not None and len(exchanged.takes) > 0
+        if exchanged.number is not None:
+            matches: Matches | None = numbers.matching(exchanged.number)
+        else:
+            matches = placing(value) if takes_place else matching(value)
+        shows = showing(own, value, matches)
+        if shows is None:
+            return None
+
+        def lay(
+            args: tuple[Any, ...], x: Any = None, a: Any = None, b: Any = None, c: Any = None
+        ) -> tuple[Any, Any] | None:
+            if a is p and b is q and c is r and self._own is own:
+                shown = shows(x)
+                if shown is not None:
+                    result: list[Any] = []
+                    flats = (x.reshape(-1),) if takes_place else ()
+                    place = None if exchanged.given is None else x
+                    return result, _new(Given, (args, flats, result, own, place, shown))
+            return None
+
+        return lay
 
     def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
         """Whether this rank's value, which has other `words` than the last one, may be shown by the
@@ -223,6 +258,7 @@ class ValueRecipe(Recipe):
             if own is None:
                 return False
             self._own = own
+            self.forms = True
             self._learnt()
         self._words = words
         return True
@@ -232,6 +268,7 @@ class ValueRecipe(Recipe):
         template = self._own
         own = Reading(template, lane.area(self._context.rank, area))
         gaps = [data.flat for data in own.data]
+        blob = lane.area(self._context.rank, area)[: template.length]
         known = [
             (peer, [Reading(template, lane.area(peer, area)) for template in self._known[peer]])
             for peer in lane.others
@@ -241,8 +278,11 @@ class ValueRecipe(Recipe):
         _, _, shown, taken = phase.prepared
         shown, taken = shown * phase.itemsize, taken * phase.itemsize
         moved = lane.moved
+        # What the others showed the last time but for the data, and what makes the result of that.
+        expected, expected_take = [_NEVER], cast("Take | None", None)
 
-        def collect(call: Given) -> bool:
+        def find() -> bool:
+            nonlocal expected, expected_take
             for peer, readings in known:
                 for reading in readings:
                     if reading.is_there():
@@ -255,15 +295,29 @@ class ValueRecipe(Recipe):
                 if len(takes) == MANY:
                     takes.clear()
                 takes[all_found] = self._taking(found)
-            self._hit = _take(takes[all_found], call)
+            expected = [pair for peer, _ in known for pair in found[peer].fixed]
+            expected_take = takes[all_found]
+            return True
+
+        def collect(call: Given) -> bool:
+            for view, part in expected:
+                if view.tobytes() != part:
+                    if not find():
+                        return False
+                    break
+            self._hit = _take(expected_take, call)
             return self._hit
 
         def run(call: Given) -> int:
             if call.own is not template:
                 return 0  # it has waited, and other words are shown by now
-            own.write()
-            for gap, flat in zip(gaps, call.flats, strict=False):
-                gap[:] = flat
+            shown_bytes = call.shown
+            if shown_bytes is not None:
+                blob[:] = shown_bytes
+            else:
+                own.write()
+                for gap, flat in zip(gaps, call.flats, strict=False):
+                    gap[:] = flat
             lane.publish()
             if not lane.watch(lane.others, 1):
                 return BEGUN
@@ -392,6 +446,9 @@ class _Awaited(Blobs):
         if not self.taken:
             super().copy(step)
 
+
+_NEVER = memoryview(b""), b"?"
+"""What is not there."""
 
 V = TypeVar("V", bound=ValueRecipe)
 

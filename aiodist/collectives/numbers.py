@@ -14,6 +14,7 @@ import msgpack
 
 from aiodist.buffers.scalars import Scalar, fits, reduction_of
 from aiodist.buffers.tokens import Spec
+from aiodist.collectives.forms import Matches
 from aiodist.collectives.templates import LENGTH, Reading, Template
 from aiodist.types import ReduceOp
 
@@ -71,6 +72,18 @@ def bytes_of(value: Any) -> list[bytes] | None:
     if kind is bool:
         return [_BOOLS[value]]
     return [_FLOAT.pack(value.real), _FLOAT.pack(value.imag)]
+
+
+def matching(kind: type) -> Matches:
+    """What finds numbers of that type."""
+
+    def matches(value: Any, data: list[bytes]) -> bool:
+        if type(value) is not kind or (found := bytes_of(value)) is None:
+            return False
+        data += found
+        return True
+
+    return matches
 
 
 def reducing(found: Sequence[Reading], kind: type, op: ReduceOp) -> Callable[[], Scalar]:

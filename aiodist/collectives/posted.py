@@ -26,7 +26,7 @@ from aiodist.collectives.express import (
 )
 from aiodist.collectives.lane_reductions import Slots
 from aiodist.collectives.lane_values import Given, ValueRecipe
-from aiodist.collectives.templates import LENGTH, Reading, Template
+from aiodist.collectives.templates import LENGTH, Reading, Template, native
 from aiodist.engine.executor import Executor
 from aiodist.engine.operation import Failure, Program
 from aiodist.engine.phase import Phase
@@ -289,14 +289,7 @@ class PostedValues(ValueRecipe, Posted):
         self._learnt()
 
     def shown(self, given: Given) -> Data:
-        if not self._own.gaps:
-            return self._own.fixed[0][1]
-        # Where it takes an array in place, that is among the `flats`, too, and is not shown.
-        shown = len(self._own.gaps)
-        parts: list[Any] = []
-        for (_, fixed), flat in zip(self._own.fixed, given.flats[:shown], strict=False):
-            parts += (fixed, flat if isinstance(flat, bytes) else native(flat).tobytes())
-        return b"".join([*parts, self._own.fixed[shown][1]])
+        return given.own.shown_of(given.flats) if given.shown is None else given.shown
 
     def prefixes(self, tag: object, number: int) -> Sequence[bytes | None]:
         begins = self._begins.get(tag)
@@ -401,11 +394,6 @@ class PostedProgram(Posted):
     def begun(self, x: Any, given: Any) -> Otherwise:
         done = len(self._memory.blobs) - 1  # all that it sends
         return Otherwise(Executor(self._phase, None, done=done), self._program)
-
-
-def native(flat: Flat) -> Flat:
-    """The same numbers, in the order of bytes in which they travel."""
-    return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
 
 
 def reading_of(template: Template, value: Data) -> Reading:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from aiodist.buffers import arrays
 from aiodist.buffers.dtypes import carrier
@@ -56,6 +57,23 @@ class Template(NamedTuple):
         )
         return cls(len(shown), fixed, tuple(gaps), *more)
 
+    def shown(self, data: Sequence[bytes]) -> bytes:
+        """It with `data` in its gaps."""
+        parts = self.parts()
+        parts[1::2] = data
+        return b"".join(parts)
+
+    def parts(self) -> list[bytes]:
+        """The bytes of which it is made, with nothing in its gaps: these are every second."""
+        parts = [b""] * (2 * len(self.fixed) - 1)
+        parts[::2] = [part for _, part in self.fixed]
+        return parts
+
+    def shown_of(self, flats: Sequence[NDArray[Any]]) -> bytes:
+        """It with the data of the first of these. (Where a call takes an array in place, that is
+        among them, too, and is not shown.)"""
+        return self.shown([native(flat).tobytes() for flat in flats[: len(self.gaps)]])
+
     def is_of(self, blob: bytes) -> bool:
         """Whether this is the template of `blob`."""
         (_, first), *more = self.fixed
@@ -64,6 +82,11 @@ class Template(NamedTuple):
             and blob.startswith(first[LENGTH:])
             and all(blob.startswith(part, at - LENGTH) for at, part in more)
         )
+
+
+def native(flat: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers, in the order of bytes in which they travel."""
+    return flat if flat.dtype.isnative else flat.astype(flat.dtype.newbyteorder("="))
 
 
 def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Template | None:
@@ -109,10 +132,10 @@ def template_of(blob: bytes, count: int, src: int, *, moves: bool = False) -> Te
 class Reading:
     """A template in the area of one rank."""
 
-    __slots__ = ("_fixed", "data", "given", "is_apart", "meta", "values", "want")
+    __slots__ = ("data", "fixed", "given", "is_apart", "meta", "values", "want")
 
     def __init__(self, template: Template, area: memoryview) -> None:
-        self._fixed = [(area[at : at + len(part)], part) for at, part in template.fixed if part]
+        self.fixed = [(area[at : at + len(part)], part) for at, part in template.fixed if part]
         self.data = [_Data(spec, area[at : at + spec.nbytes]) for at, spec in template.gaps]
         self.values: list[_Data | _Tree] = []  # what is offered
         first = 0
@@ -127,7 +150,7 @@ class Reading:
 
     def is_there(self) -> bool:
         """Whether the area shows what the template says."""
-        for view, part in self._fixed:
+        for view, part in self.fixed:
             if view.tobytes() != part:
                 break
         else:
@@ -136,7 +159,7 @@ class Reading:
 
     def write(self) -> None:
         """Show all but the data."""
-        for view, part in self._fixed:
+        for view, part in self.fixed:
             view[:] = part
 
 

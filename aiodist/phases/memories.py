@@ -187,7 +187,7 @@ def _copying(into: Array | int, source: Array | int) -> Moves:
         assert not isinstance(view, int)
 
         def show(x: Sequence[Array]) -> None:
-            view[:] = x[index]
+            view[...] = x[index]  # in three fifths of the time of [:]
 
         return show
     assert isinstance(into, int)
@@ -253,10 +253,16 @@ class Reductions(Regions):
                 moves.append(self._reducing(find(step.into), operands, stop - start))
             else:
                 moves.append(None)
-        slices = [(which, slice(*cut)) for which, *cut in cuts]
+        # All of an array needs no cut: of small ones, that takes as long as to copy them.
+        lengths = x.length, out.length
+        slices = [
+            (which, None if cut == [0, lengths[which]] else slice(*cut)) for which, *cut in cuts
+        ]
         if out is x:
-            return lambda x: [x[cut] for _, cut in slices], moves
-        return lambda both: [both[which][cut] for which, cut in slices], moves
+            return lambda x: [x if cut is None else x[cut] for _, cut in slices], moves
+        return (
+            lambda both: [both[which] if cut is None else both[which][cut] for which, cut in slices]
+        ), moves
 
     def _reducing(self, into: Array | int, operands: Sequence[Array | int], length: int) -> Moves:
         size, kernel = self._size, self._kernel
