@@ -11,6 +11,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
+from aiodist.buffers import places
 from aiodist.collectives import resharding, values
 from aiodist.device_programs import loans
 from aiodist.device_programs import reductions as device_reductions
@@ -115,7 +116,9 @@ class Operations:
         """The list of all ranks' `x`, on every rank; shapes and kinds may differ.
 
         `out`: a list of arrays, one a rank, or one array for all of them, one after the other along
-        its first dimension. Where it does not fit on one rank, it is a `MismatchError` on all.
+        its first dimension. Where it does not fit on one rank, it is a `MismatchError` on all. `x`
+        may lie anywhere in it, in its own place without a copy. Arrays of the list that share
+        memory are a ValueError.
 
         For example::
 
@@ -154,7 +157,7 @@ class Operations:
     ) -> Work[Any]:
         """``xs[rank]`` of rank `src`; `xs` is a list of one value a rank there, None elsewhere.
 
-        Where `out` does not fit on one rank, it is a `MismatchError` on all.
+        Where `out` does not fit on one rank, it is a `MismatchError` on all. It may lie in `xs`.
 
         For example::
 
@@ -193,7 +196,7 @@ class Operations:
     ) -> Work[Any]:
         """``[xs of rank 0 [rank], xs of rank 1 [rank], …]``; shapes and kinds may differ.
 
-        `out` as for `all_gather`.
+        `out` as for `all_gather`; it may be `xs`.
 
         For example::
 
@@ -409,7 +412,8 @@ class Operations:
         timeout: float | None = None,
     ) -> Work[Any]:
         """Send `x` to `dst` with `tag`, and receive from `src` with `recv_tag` (None: with `tag`,
-        too), at once. The result is what was received.
+        too), at once. The result is what was received. `out` may be memory of `x`, or share some
+        with it: what is sent is what was there when this was called.
 
         For example::
 
@@ -419,7 +423,13 @@ class Operations:
         self._enter()
         if recv_tag is None:
             recv_tag = tag
-        sending = self.send(x, dst, tag=tag, timeout=timeout)
+        if timeout is not None:
+            deadlines.check_timeout(timeout)
+        sending = self._context.p2p_express.send(x, dst, tag)
+        if sending is None:
+            # Then it is read until it has left, while what comes is written.
+            aside = out is not None and places.meet(x, out)
+            sending = self._send(x, dst, tag, timeout, aside=aside)
         try:
             receiving = self.recv(src=src, tag=recv_tag, out=out, timeout=timeout)
         except BaseException:

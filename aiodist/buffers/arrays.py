@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.buffers import tensors
+from aiodist.buffers import overlaps, tensors
 from aiodist.buffers.dtypes import CARRIERS, TORCH, carrier, name_of
 from aiodist.buffers.paths import Where
 
@@ -190,13 +190,10 @@ def check_writable(array: Array, where: Where) -> None:
     if array.frozen is not None:
         error = TypeError if array.kind in ("scalar", "other") else ValueError
         raise error(f"{where}: {array} {array.frozen}: nothing can be written there")
-    base = array.base
-    if not base.flags.c_contiguous and any(
-        stride == 0 and n > 1 for stride, n in zip(base.strides, base.shape, strict=True)
-    ):
+    if not array.base.flags.c_contiguous and overlaps.folds(array.base):
         raise ValueError(
             f"{where}: several elements of {array} share one place in memory (it was expanded or "
-            "broadcast): nothing can be written there"
+            "broadcast, or has windows that slide): nothing can be written there"
         )
 
 

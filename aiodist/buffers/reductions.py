@@ -203,18 +203,25 @@ def _separate(parts: list[_Part], own: list[_Part], slots: int) -> None:
     # in `reduce([a, b], out=[b, a])`, what is sent of it would depend on which frame came first.
     # Such an input is copied beforehand: it is rare, and the alternative would be to refuse it.
     #
-    # An array that is its own target needs none of that: this is what plans are made for. Nor do
-    # targets that are staged, for these are new memory. But two results in one place have no right
-    # answer, in whatever order.
+    # An array that is its own target needs none of that: this is what plans are made for. But two
+    # results in one place have no right answer, in whatever order.
     targets = overlaps.Ranges([part.target for part in own if part.staged is None])
-    if targets.overlap:
+    # Those that are staged are written in the end. Even then what was sent may have to be sent
+    # again: it is read from the input until its receiver has it.
+    late = [part.place.base for part in own if part.staged is not None]
+    if targets.overlap or (
+        late and any(overlaps.meetings(late, [part.target for part in own if part.staged is None]))
+    ):
         raise ValueError(
             "two of the arrays that the result goes to share memory: give each array once"
         )
     for part in parts:
         if slots == 1 and overlaps.same(part.x, part.target):
             continue
-        if targets.touch(part.x):
+        # An input that is not flat was copied to be read.
+        if targets.touch(part.x) or (
+            part.item.is_flat and any(overlaps.shares(part.x, place) for place in late)
+        ):
             part.x = part.x.copy()
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiodist.buffers.paths import Where
+from aiodist.buffers.places import leaves_of
 from aiodist.channels.trees import mapped
 from aiodist.devices import device_of
 from aiodist.devices.base import Device, Event
-from aiodist.devices.values import leaves_of
 from aiodist.devices.waiting import Looks
 
 

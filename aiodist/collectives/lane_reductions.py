@@ -44,7 +44,7 @@ Makes = Callable[[], tuple[Any, Flat]]
 class LaneRecipe(Recipe):
     """A recipe of ranks that share memory."""
 
-    __slots__ = ("at_once", "fused", "given", "inputs", "makes", "out", "parts")
+    __slots__ = ("_apart", "at_once", "fused", "given", "inputs", "makes", "out", "parts")
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class LaneRecipe(Recipe):
         self.inputs = 1  # so many arrays are the input
         self.forms = True
         self.parts = False  # whether the result is copied to several arrays
+        self._apart = overlaps.Apart()  # knows whether these share memory
 
     def lay_out(
         self, args: tuple[Any, ...], flats: list[Flat], words: list[Any]
@@ -82,11 +83,11 @@ class LaneRecipe(Recipe):
         if self.makes is not None:
             value, out = self.makes()
             return value, (flat, out)
-        result = None if self.given is None else args[self.given]
+        result: Any = None if self.given is None else args[self.given]
         if self.parts:
             places = flats[self.inputs :] or inputs
             # The ordinary way refuses two places in the same memory.
-            if overlaps.Ranges(places).overlap:
+            if not self._apart.are(result, places):
                 return None
             return (result, flat, places), flat
         if self.out is None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from aiodist.buffers import overlaps
 from aiodist.buffers.vector import Vector
 from aiodist.collectives import fitting, numbers
 from aiodist.collectives.express import ExpressGroup, Flat, Recipe, written
@@ -168,8 +169,8 @@ class ValueRecipe(Recipe):
     """Whether it may be of arrays whose data travels apart, into others that are given."""
 
     __slots__ = (
-        "_collects", "_context", "_exchanged", "_hit", "_known", "_later", "_make", "_misses",
-        "_other_words", "_own", "_words", "at_once", "fused",
+        "_apart", "_collects", "_context", "_exchanged", "_hit", "_known", "_later", "_make",
+        "_misses", "_other_words", "_own", "_words", "at_once", "fused",
     )  # fmt: skip
 
     def __init__(
@@ -192,6 +193,7 @@ class ValueRecipe(Recipe):
         self._known: list[list[Template]] = [[] for _ in range(context.size)]  # what others show
         self._words: list[Any] | None = None  # what is in the value of this rank but arrays
         self._other_words: list[Any] | None = None  # the same of the last one where it was not that
+        self._apart = overlaps.Apart()  # knows whether the places of a list share memory
         self._hit = True  # since something was learnt, a call was done within itself
         self._misses = 0  # how often that was not so, one after the other
         self._later = 0  # of so many calls nothing is learnt, see `LATER`
@@ -213,6 +215,14 @@ class ValueRecipe(Recipe):
             return None
         own, given = self._own, self._exchanged.given
         place = None if given is None else args[given]
+        # What all show is copied before anything is written. But of two places in the same memory
+        # only one would have its value: the ordinary way refuses them.
+        if (
+            self._exchanged.listed
+            and isinstance(place, (list, tuple))
+            and not self._apart.are(place, flats[len(flats) - len(place) :])
+        ):
+            return None
         shown = own.shown_of(flats) if own.length <= FEW else None
         return result, Given(args, flats, result, own, place, shown)
 

@@ -14,11 +14,13 @@ prepared as well (`LinkValues.moves`): a broadcast into arrays of all, an all_ga
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from aiodist.buffers import overlaps
 from aiodist.collectives import exchange, lane_values
 from aiodist.collectives.express import Flat, written
 from aiodist.collectives.lane_values import Given, ValueRecipe
@@ -221,6 +223,11 @@ class LinkValues(ValueRecipe):
         if exchanged.listed:  # an all_gather
             own, *places = given.flats
             parts = places if len(places) == place.size else places[0].reshape(place.size, -1)
+            # It is sent from where it lies, and in its own place it may lie, but in no other one.
+            if any(map(partial(np.may_share_memory, own), places)) and not overlaps.same(
+                own, parts[rank]
+            ):
+                own = own.copy()
             others = [_bytes(part) for peer, part in enumerate(parts) if peer != rank]
             chosen = choose_all_gather((own.nbytes,) * place.size, place.costs)
             yield exchange.by(place, chosen, [_bytes(own)], others)

@@ -61,7 +61,7 @@ def reshard(place: Place, x: Any, out: Any) -> Call:
         transfers = _planned(place, holds, wants)
         xs = _views(place, held, transfers, sends=True)
         outs = _views(place, wanted, transfers, sends=False)
-        yield from all_to_all(place, xs, outs).start(on_lane)
+        yield from all_to_all(place, xs, outs, apart=True).start(on_lane)
         return out
 
     nbytes = sum(array.base.nbytes for array in sources.values())

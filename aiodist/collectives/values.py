@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.buffers import places
 from aiodist.buffers.arrays import BUFFERS
 from aiodist.buffers.encoding import Encoded
 from aiodist.buffers.values import describe, fill
@@ -49,6 +50,7 @@ def broadcast(place: Place, x: Any, src: int) -> Call:
     want = fitting.NOTHING
     if own is None:
         transfer.aim(x)
+        places.check_tree(x, "x")
         want = fitting.wanted(x)
 
     def program(on_lane: bool) -> Program:
@@ -106,12 +108,13 @@ def _gathered(place: Place, op: str, text: str, x: Any, dst: int | None, out: An
     own = transfer.encode(x)
     check_slots(out, place.size)
     transfer.aim(out)
+    _keep_apart(place, [own], out, x, own)
     want = fitting.wanted_of_each(out, x, place.size)
 
     def program(on_lane: bool) -> Program:
         # What goes to one rank alone is not to be sent to all.
         offers, fits = yield from one_of_all(place, transfer, own, want, on_lane, dst is None)
-        outs = _slots(place, out, x, offers)
+        outs = _slots(place, out, x, offers, own)
         others = [rank for rank in range(place.size) if rank != place.rank]
         receivers = others
         if dst is not None:
@@ -154,6 +157,9 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     transfer = DeviceTransfer(place)
     own = _encode_slots(place, transfer, xs, "scatter") if here else []
     transfer.aim(out)
+    places.check_tree(out, "out")
+    if own and out is not None:
+        places.keep_apart(own, out, lambda: {src: out}, own[src], src)
     want = fitting.wanted(out)
 
     def program(on_lane: bool) -> Program:
@@ -189,12 +195,15 @@ def scatter(place: Place, xs: Any, src: int, out: Any) -> Call:
     )
 
 
-def all_to_all(place: Place, xs: Any, out: Any) -> Call:
-    """``xs[rank]`` of every rank, by rank."""
+def all_to_all(place: Place, xs: Any, out: Any, *, apart: bool = False) -> Call:
+    """``xs[rank]`` of every rank, by rank. `apart`: it is known that nothing of `xs` lies where
+    something else goes, nor two places of `out` in one."""
     transfer = DeviceTransfer(place)
     own = _encode_slots(place, transfer, xs, "all_to_all")
     check_slots(out, place.size)
     transfer.aim(out)
+    if not apart:
+        _keep_apart(place, own, out, xs[place.rank], own[place.rank])
     want = fitting.wanted_of_each(out, xs[place.rank], place.size)
 
     def program(on_lane: bool) -> Program:
@@ -202,7 +211,7 @@ def all_to_all(place: Place, xs: Any, out: Any) -> Call:
         here = place.rank
         others = [rank for rank in range(place.size) if rank != here]
         mine = [known(row[here]) for row in offers]
-        outs = _slots(place, out, xs[here], mine)
+        outs = _slots(place, out, xs[here], mine, own[here])
         values = yield from collect(
             place,
             transfer,
@@ -247,17 +256,46 @@ def _encode_slots(place: Place, transfer: DeviceTransfer, xs: Any, op: str) -> l
     return [transfer.encode(x) for x in xs]
 
 
+def _keep_apart(place: Place, values: Sequence[Encoded], out: Any, x: Any, own: Encoded) -> None:
+    """Before anything is said to others: refuse slots of `out` that share memory, and have `values`
+    copied where they lie in it. Not `own`, which is `x`, in its own slot: but where `out` is one
+    array, which slot that is depends on what the others have, and `_slots` looks again."""
+    if out is None:
+        return
+    if isinstance(out, (list, tuple)):
+        places.check(out, "out")
+
+    def slots() -> dict[int, Any]:
+        try:
+            return slots_of(out, x, [own.nbytes] * place.size)
+        except ValueError:
+            return {place.size: out}  # then it is nobody's yet
+
+    places.keep_apart(values, out, slots, own, place.rank)
+
+
 def _slots(
-    place: Place, out: Any, x: Any, offers: Sequence[Offer]
+    place: Place, out: Any, x: Any, offers: Sequence[Offer], own: Encoded
 ) -> dict[int, Any] | MismatchError:
-    """Where the value of each rank goes; or what is wrong with that."""
+    """Where the value of each rank goes; or what is wrong with that. `own` is the value of this
+    rank, `x`."""
     try:
-        return slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
+        slots = slots_of(out, x, [offer.nbytes + offer.apart for offer in offers])
     except ValueError as error:
         return MismatchError(
             f"what the ranks sent does not fit out of rank {place.rank}: {error}",
             calls={place.rank: f"out={describe(out)}"},
         )
+    offer = offers[place.rank]
+    differ = not isinstance(out, (list, tuple)) and any(o.nbytes != offer.nbytes for o in offers)
+    if differ and places.keep_apart([own], out, lambda: slots, own, place.rank) and offer.place:
+        # The others have been told where to read it.
+        return MismatchError(
+            f"x of rank {place.rank} lies in its out where the value of another rank goes: give it "
+            "memory of its own",
+            calls={place.rank: f"out={describe(out)}"},
+        )
+    return slots
 
 
 def _slot(outs: dict[int, Any] | MismatchError, rank: int) -> Any:

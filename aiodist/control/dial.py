@@ -14,7 +14,13 @@ from aiodist.control.connection import ControlSocket
 from aiodist.errors import AuthenticationError, JoinError, JoinTimeoutError, ProtocolError
 from aiodist.transports import inproc_names
 from aiodist.transports.silence import round_trip
-from aiodist.transports.surroundings import chooser_on, closed_on_error, new_socket, ready
+from aiodist.transports.surroundings import (
+    chooser_on,
+    closed_on_error,
+    look_up,
+    new_socket,
+    ready,
+)
 from aiodist.wire.address import Address, parse_address
 from aiodist.wire.codec import decode_message, encode_message
 from aiodist.wire.frames import Frame
@@ -168,12 +174,11 @@ async def _attempt(target: Address, token: bytes | None, context: tls.SSLContext
 
 
 async def _connect(target: Address) -> socket.socket:
-    loop = asyncio.get_running_loop()
     if target.scheme == "inproc":
         return inproc_names.connect(target.host)
     if target.scheme == "unix":
         return await _connect_one(socket.AF_UNIX, target.path)
-    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    found = await look_up(target.host, target.port)
     failed: OSError = OSError(errno.EADDRNOTAVAIL, f"{target.host} has no address")
     for family, _, _, _, where in found:
         try:

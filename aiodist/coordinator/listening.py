@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aiodist.transports.surroundings import closed_on_error, new_socket
+from aiodist.transports.surroundings import closed_on_error, look_up, new_socket
 from aiodist.wire.address import Address, is_loopback
 
 BACKLOG = 1024
@@ -40,10 +39,7 @@ async def own_address(address: Address) -> Address | None:
 
 async def _resolved(address: Address) -> list[Resolved]:
     """What the host of `address` resolves to, IPv4 first. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    found = await look_up(address.host, address.port, socket.AI_PASSIVE)
     ordered = sorted(found, key=lambda info: info[0] != socket.AF_INET)
     return [(int(family), target) for family, _, _, _, target in ordered]
 

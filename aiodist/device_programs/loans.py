@@ -11,6 +11,7 @@ from aiodist.buffers.encoding import encode
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.mapped import Mapped
 from aiodist.buffers.paths import Where
+from aiodist.buffers.places import leaves_of
 from aiodist.buffers.tokens import Spec
 from aiodist.buffers.values import parse
 from aiodist.collectives import host_loans
@@ -18,7 +19,6 @@ from aiodist.collectives.device_transfer import DeviceTransfer
 from aiodist.collectives.exchange import ROOM, metadata
 from aiodist.collectives.offers import agree, pack_offers
 from aiodist.devices import device_of
-from aiodist.devices.values import leaves_of
 from aiodist.engine.operation import Program
 from aiodist.errors import ProtocolError
 from aiodist.phases.base import Call, Place, check_root, share

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from aiodist.buffers.arrays import shown
+from aiodist.buffers.places import leaves_of
 from aiodist.buffers.reductions import check_slots
 from aiodist.collectives import reductions
 from aiodist.collectives.operators import operator
@@ -23,7 +24,7 @@ from aiodist.device_programs.reduction import (
 )
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
-from aiodist.devices.values import check_place, device_among, leaves_of, several
+from aiodist.devices.values import check_place, device_among, several
 from aiodist.devices.work import READY, RECORDED
 from aiodist.phases.base import Call, Part, Place, share
 from aiodist.schedules.cuts import even_bounds, pieces

@@ -8,7 +8,7 @@ one side alone, it goes through pinned memory of the host on that side.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from aiodist.buffers.dtypes import carrier
 from aiodist.buffers.encoding import byte_view
 from aiodist.buffers.foreign import Target
 from aiodist.buffers.paths import Where
-from aiodist.buffers.tokens import MAX_DEPTH, TOO_DEEP, Spec
+from aiodist.buffers.places import leaves_of
+from aiodist.buffers.tokens import Spec
 from aiodist.devices import device_of
 from aiodist.devices.base import Device
 from aiodist.devices.handles import Found
@@ -37,20 +38,6 @@ def host_bytes(array: Any) -> Flat:
     view = arrays.view(array, "array")
     assert view is not None
     return view.stage()[0]
-
-
-def leaves_of(value: Any, depth: int = 0) -> Iterator[Any]:
-    """What a tree is made of. Raises ValueError where it is deeper than values may be: one that
-    contains itself would never end."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        if depth > MAX_DEPTH:
-            raise ValueError(TOO_DEEP)
-        for item in value:
-            yield from leaves_of(item, depth + 1)
-    elif value is not None:
-        yield value
 
 
 def device_among(*values: Any) -> Device | None:

@@ -61,6 +61,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiodist.buffers.encoding import encode
+from aiodist.buffers.places import check_tree
 from aiodist.devices.memory import DeviceMemory
 from aiodist.devices.values import Sources, device_among
 from aiodist.errors import AiodistError, PeerLostError
@@ -150,10 +151,12 @@ class PointToPoint:
         *,
         synchronous: bool = False,
         steady: bool = False,
+        aside: bool = False,
     ) -> Work[None]:
         """Send a value to rank `dst`. The Work is complete when its memory may be reused; where it
         is `synchronous`, not before a receive has taken the message. Memory that is `steady` is
         never written again as long as anybody refers to it: a link keeps it, and no copy of it.
+        What goes `aside` is copied first: the value may be written to before it was sent.
 
         `tag`: a str of at most 1024 bytes in UTF-8, or an int of 64 bits. Raises TypeError and
         ValueError for arguments that no send takes, and what the engine was closed with.
@@ -166,6 +169,8 @@ class PointToPoint:
         encoded = encode(value, allow_pickle=self._channel.allow_pickle, foreign=sources)
         if sources is not None and sources.device_work is None:
             sources = None
+        if aside:
+            encoded.buffers = [memoryview(bytes(buffer)) for buffer in encoded.buffers]
         nbytes = encoded.nbytes + encoded.elsewhere
         work: Work[None] = Work.begin(
             self._loop, "ssend" if synchronous else "send", tag, None, nbytes, self._on_cancel
@@ -209,6 +214,7 @@ class PointToPoint:
         if self._device_memory is not None and out is not None:
             device = device_among(out)
             device_work = None if device is None else self._device_memory.begin(device)
+        check_tree(out, "out")
         work, source, key = self._wait("recv", src, tag)
         receiving = self._receiver.receive(work, source, key, out, device_work, partial=partial)
         if not work.done():

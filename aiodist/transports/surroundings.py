@@ -92,6 +92,18 @@ def new_socket(family: int, kind: int = socket.SOCK_STREAM, proto: int = 0) -> s
     return made
 
 
+async def look_up(host: str, port: int, flags: int = 0) -> list[Any]:
+    """What `socket.getaddrinfo` says of them, for stream sockets. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    try:
+        return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
+    except RuntimeError:
+        # A thread looks it up, and there are none to be had any more once the process, or the loop,
+        # is about to end. Even then groups are left in good order, and the coordinator may have to
+        # be found again for that. There is not much else to do, so that it blocks is no harm.
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+
+
 def identity_on(loop: asyncio.AbstractEventLoop, process: str, host: str, user: str) -> Identity:
     """Who runs on `loop`, which is of `process` and `user` on `host` unless it knows better."""
     own = getattr(loop, "identity", None)

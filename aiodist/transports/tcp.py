@@ -17,7 +17,7 @@ from aiodist.transports.base import Link, Listener, Receiver
 from aiodist.transports.silence import NEAR, probe_when_idle, round_trip
 from aiodist.transports.sockets import BACKLOG, SocketListener
 from aiodist.transports.stream import StreamLink
-from aiodist.transports.surroundings import closed_on_error, new_socket
+from aiodist.transports.surroundings import closed_on_error, look_up, new_socket
 from aiodist.transports.tls import TlsContexts, TlsLink
 from aiodist.wire.address import parse_address
 
@@ -65,9 +65,7 @@ class TcpTransport:
     async def listen(self, accept: Callable[[Link], None], *, host: str) -> Listener:
         """Listen at `host` (a name or address; its first address is taken)."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
-            host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = await look_up(host, self._port, socket.AI_PASSIVE)
         family, kind, proto, _name, where = found[0]
         sock = new_socket(family, kind, proto)
         with closed_on_error(sock):
@@ -100,7 +98,7 @@ class TcpTransport:
                 "ranks contexts for both sides (ssl=), or none"
             )
         failure: OSError | None = None
-        found = await self._patiently(loop.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM))
+        found = await self._patiently(look_up(to.host, to.port))
         for family, kind, proto, _name, where in found:
             sock = new_socket(family, kind, proto)
             try:

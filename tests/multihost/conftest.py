@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from benchmarks.namespaces import remove, remove_left_over, this_process
 
 
 class Host(NamedTuple):
@@ -43,7 +44,8 @@ def go() -> Callable[[list[subprocess.Popen[str]]], None]:
 @pytest.fixture
 def hosts() -> Iterator[list[Host]]:
     """Two hosts. Skips where making them is not permitted."""
-    names = [f"aiodist-{os.getpid()}-{side}" for side in "ab"]
+    remove_left_over()
+    names = this_process().names("test", "ab")
     try:
         ip("netns", "add", names[0])
     except (OSError, subprocess.CalledProcessError) as error:
@@ -66,6 +68,4 @@ def hosts() -> Iterator[list[Host]]:
             Host(names[1], "10.231.7.2", veth[1]),
         ]
     finally:
-        for name in names:
-            shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        remove(names)

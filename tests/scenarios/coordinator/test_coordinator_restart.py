@@ -60,6 +60,20 @@ def test_members_come_back(play: Play, machine: Any) -> None:
         await machine.coordinator.stop()
 
 
+def test_members_come_back_without_threads(play: Play, machine: Any) -> None:
+    """As when the process is about to end: its groups are left in good order even then."""
+
+    @play
+    async def scenario(site: Any) -> None:
+        await machine.start()
+        [member] = await site.members(machine.address, 1)
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await machine.restart()
+        await told(member, CoordinatorBack)
+        await member.client.leave(30)
+        await machine.coordinator.stop()
+
+
 def test_epochs_never_go_back(play: Play, machine: Any) -> None:
     @play
     async def scenario(site: Any) -> None:

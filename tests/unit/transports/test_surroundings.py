@@ -85,3 +85,14 @@ def test_where_time_is_simulated_it_stays_so() -> None:
     tell_time_exactly(loop)
     assert loop.time() == exact_time(loop) == VirtualLoop.time(loop)
     loop.close()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_name_is_looked_up_even_where_the_loop_is_about_to_end(ends: bool) -> None:
+    async def main() -> list[Any]:
+        if ends:
+            await asyncio.get_running_loop().shutdown_default_executor()
+        return await surroundings.look_up("127.0.0.1", 80)
+
+    [(family, kind, *_, where)] = asyncio.run(main())
+    assert (family, kind, where) == (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 80))
