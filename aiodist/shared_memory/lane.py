@@ -310,6 +310,12 @@ class Lane:
         self._publishes = 0
         self._entered = True
 
+    def show_entry(self) -> None:
+        """Tell the others what `try_enter` has entered: from here on it is as if `enter` had, and
+        no phase has begun. For plans in which a rank may have to wait before it publishes."""
+        self._write(self._base)
+        self._phase = -1
+
     def finish_inline(self) -> None:
         """What `try_enter` entered is done within its call."""
         self._entered = self._agreed = False
