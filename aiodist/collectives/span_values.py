@@ -62,6 +62,16 @@ class Places:
             self._pieces[spans] = found
         return found
 
+    def are_cut(self, spans: Spans) -> bool:
+        """Whether each blob of a frame that is there begins in its own place."""
+        ranks = [rank for _, first, stop in spans for rank in range(first, stop)]
+        return all(self.has_length(rank, self._whole[self._ends[rank] :]) for rank in ranks)
+
+    def has_length(self, rank: int, shown: memoryview) -> bool:
+        """Whether what `rank` has shown is as long as was known."""
+        length = int.from_bytes(shown[:LENGTH], "big") + LENGTH
+        return length == self._ends[rank + 1] - self._ends[rank]
+
     def are_there(self) -> bool:
         """Whether all blobs are what they were known to be, but for their data."""
         return all(map(Reading.is_there, self.shown))
@@ -105,8 +115,9 @@ class PlacedBlobs(Blobs):
             for piece in pieces:
                 piece[:] = data[at : at + len(piece)]
                 at += len(piece)
-            data = None
-            del self._inbox[spans]
+            if self.laid.are_cut(spans):  # else those behind would begin in the wrong place
+                data = None
+                del self._inbox[spans]
         if data is not None:
             self.part()
             super().arrived(spans)
@@ -124,7 +135,7 @@ class PlacedBlobs(Blobs):
         elif not laid.is_leader and laid.are_there():
             self._come.append((into,))
             self.taken = self._take()
-        elif laid.is_leader and self.is_laid and self._has_length(step):
+        elif laid.is_leader and self.is_laid and self._fits(into.start):
             (place,) = laid.pieces((into,))
             place[:] = laid.areas[into.start][: len(place)]
             self._come.append((into,))
@@ -132,11 +143,9 @@ class PlacedBlobs(Blobs):
             self.part()
             super().copy(step)
 
-    def _has_length(self, step: Copy) -> bool:
+    def _fits(self, mate: int) -> bool:
         """Whether the blob of a mate is as long as was known."""
-        (place,) = self.laid.pieces((step.into,))
-        length = self.laid.areas[step.into.start][:LENGTH]
-        return int.from_bytes(length, "big") + LENGTH == len(place)
+        return self.laid.has_length(mate, self.laid.areas[mate])
 
     def part(self) -> None:
         """Take the blobs out of their places."""

@@ -144,6 +144,8 @@ class Lane:
         self._kick = kick  # wakes a rank that sleeps
         self._turns = Turns(loop)  # whose turn it is
         here = len(self.others) + 1
+        self._spans = size > here  # whether the group spans hosts
+        self._dozes = board.can_doze  # whether who waits may sleep within the call
         # How it waits for the others: it looks for a while, then sleeps.
         self._waiting = Waiting(
             board,
@@ -151,7 +153,7 @@ class Lane:
             self._turns.resume_soon,
             polls=polls,
             # Between hosts a yield of the core costs little of the time that is waited anyway.
-            crowded=crowded or size > here,
+            crowded=crowded or self._spans,
         )
         self._areas = Areas(board, size)  # staging memory
         # Of the current operation:
@@ -347,6 +349,9 @@ class Lane:
 
     def begin(self, area: int) -> bool:
         """Wait until the own `area` may be written. False: wait, and call again."""
+        if self._spans:
+            # What is large comes from other hosts piece by piece, and that is for the loop.
+            self.board.can_doze = self._dozes and area != len(AREAS) - 1
         return self._waiting.wait(self.others, self._areas.free[area])
 
     def places(self) -> dict[int, int] | None:
