@@ -40,6 +40,10 @@ fit into a small area, with all that is said of them."""
 ALL_IN_MEMORY = 4 * ROOM_IN_MEMORY
 """Most bytes over all ranks there."""
 
+ROOM_OF_HOSTS = 960 * 1024
+"""Most bytes over all ranks of what all get, in groups that span hosts: with all that is said of
+them they fit into a frame between two hosts, and into a small area."""
+
 EAGER = 66 * 1024
 """The same of one value that all ranks get, over links: it costs a few copies, and spares them the
 frames by which they say that they have memory for it."""
@@ -76,7 +80,8 @@ def share_offers(
     room = _room_for(place, senders, on_lane, for_all)
     words = pack_offers(place, transfer, own, room) if own else b""
     first_words = fitting.joined(want, words)
-    shared = yield from share(place, first_words, on_lane, first=True, of_one=senders == 1)
+    of_one, (root, *_) = senders == 1, sources
+    shared = yield from share(place, first_words, on_lane, first=True, of_one=of_one, root=root)
     wants, blobs = fitting.parted(shared)
     offers = yield from agree(transfer, {src: blobs[src] for src in sources}, each, on_lane)
     return wants, offers
@@ -88,6 +93,8 @@ def _room_for(place: Place, senders: int, on_lane: bool, for_all: bool) -> int:
         return min(ROOM_IN_MEMORY, ALL_IN_MEMORY // senders)
     if for_all and not on_lane:
         return min(senders, EAGER_RANKS) * EAGER // senders
+    if for_all and place.size <= MAX_RANKS_IN_SMALL_AREA:
+        return ROOM_OF_HOSTS // senders
     return ROOM // senders
 
 

@@ -127,10 +127,8 @@ class LaneSetup:
                 problem or f"rank {refused[0]} cannot share it",
             )
             return None
-        # What comes from other hosts meanwhile is for the loop: nobody dozes within a call there.
-        dozes = len(others) + 1 == context.size and futex.works()
         return Lane(
-            Board(context.rank, memory, others, dozes=dozes),
+            Board(context.rank, memory, others, dozes=futex.works()),
             context.loop,
             context.endpoint.progress,
             context.kick,

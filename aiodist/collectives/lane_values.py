@@ -315,7 +315,7 @@ class ValueRecipe(Recipe):
                     if not find():
                         return False
                     break
-            self._hit = _take(expected_take, call)
+            self._hit = give(expected_take, call)
             return self._hit
 
         def run(call: Given) -> int:
@@ -342,7 +342,7 @@ class ValueRecipe(Recipe):
 
     def take(self, found: Sequence[Reading], call: Given) -> bool:
         """Make the result of `found`, what each rank shows. False: that goes the ordinary way."""
-        return _take(self._taking(found), call)
+        return give(self._taking(found), call)
 
     def _taking(self, found: Sequence[Reading]) -> Take | None:
         """What makes the result of `found`. None: it does not fit everywhere."""
@@ -485,7 +485,7 @@ def _kept(value: Any) -> Any:
     return {key: _kept(each) for key, each in value.items()} if kind is dict else value
 
 
-def _take(take: Take | None, call: Given) -> bool:
+def give(take: Take | None, call: Given) -> bool:
     """Make the result of a call. False: that goes the ordinary way."""
     if take is None:
         return False

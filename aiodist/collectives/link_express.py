@@ -242,7 +242,7 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
                 known.frames.memory = memory
                 executor = Executor(phase, known.frames)
                 if not executor.run() or not calls.arrivals.is_quiet((None, seq)):
-                    rest = self._learning(known, memory, program)
+                    rest = learning(known, memory, context.rank, program)
                     calls.take_over(work, text, executor, rest, seconds)
                     return work
                 phase = next(program)
@@ -277,11 +277,13 @@ class LinkExpress(Express[LinkGroup, LinkRecipe | LinkValues]):
         self._known[call] = known  # the last one: it was called last
         return known
 
-    def _learning(self, known: Known, memory: Blobs, program: Program) -> Program:
-        """`program`, which goes on the ordinary way; after it, what the others had to share."""
-        result = yield from program
-        lengths = [*map(len, memory.blobs)]
-        if len(known.lengths) >= KEPT_KINDS:
-            known.lengths.clear()
-        known.lengths[lengths[self._context.rank]] = lengths
-        return result
+
+def learning(known: Known, memory: Blobs, rank: int, program: Program) -> Program:
+    """`program` of this `rank`, which goes on the ordinary way; after it, what the others had to
+    share."""
+    result = yield from program
+    lengths = [*map(len, memory.blobs)]
+    if len(known.lengths) >= KEPT_KINDS:
+        known.lengths.clear()
+    known.lengths[lengths[rank]] = lengths
+    return result

@@ -56,10 +56,11 @@ class Frames:
 
     __slots__ = (
         "_arrivals", "_call", "_context", "_crowded", "_peers", "_prefixes", "_progress", "_seq",
-        "_stencils", "links", "memory",
+        "_stencils", "links", "memory", "plan",
     )  # fmt: skip
 
     def __init__(self, context: LinkGroup, call: bytes, plan: Plan) -> None:
+        self.plan = plan
         self._context = context
         self._call = call  # what was called, in words, as all its frames say
         self._arrivals = context.calls.arrivals  # frames of peers that are ahead
@@ -100,7 +101,7 @@ class Frames:
         return False  # an eager plan does not ask
 
     def send(self, peer: int, views: Sequence[memoryview]) -> bool:
-        (view,) = views
+        view = views[0] if len(views) == 1 else memoryview(b"".join(views))
         self.links[peer].send_copy(self.prefix(len(view)), view)
         return True
 

@@ -29,6 +29,7 @@ from aiodist.collectives.templates import LENGTH, Reading
 from aiodist.engine.executor import ALL, Executor
 from aiodist.engine.operation import Program
 from aiodist.engine.phase import Phase, Spans
+from aiodist.phases import lanes
 from aiodist.phases.memories import Blobs
 from aiodist.schedules import star
 from aiodist.schedules.choose_values import choose_all_gather
@@ -229,13 +230,20 @@ class LinkValues(ValueRecipe):
             ):
                 own = own.copy()
             others = [_bytes(part) for peer, part in enumerate(parts) if peer != rank]
-            chosen = choose_all_gather((own.nbytes,) * place.size, place.costs)
-            yield exchange.by(place, chosen, [_bytes(own)], others)
+            lengths = (own.nbytes,) * place.size
+            if self.on_lane:
+                yield from lanes.all_gather(place, lengths, [_bytes(own)], others)
+            else:
+                chosen = choose_all_gather(lengths, place.costs)
+                yield exchange.by(place, chosen, [_bytes(own)], others)
             parts[rank][:] = own
         else:
             view = [_bytes(given.flats[0])]
             ways = ([], view) if takes else (view, [])
-            yield exchange.one_to_all(place, exchanged.sources[0], *ways)
+            if self.on_lane:
+                yield from lanes.broadcast(place, exchanged.sources[0], *ways)
+            else:
+                yield exchange.one_to_all(place, exchanged.sources[0], *ways)
         x = given.args[at]
         return written(x) if takes else x
 

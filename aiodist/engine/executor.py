@@ -100,12 +100,16 @@ class Executor:
         area: int | None = None,
         place: int = 0,
         done: int = 0,
+        *,
+        within: bool = False,
     ) -> None:
         """`area` is what `begin_area` gave, and `place` is where this rank's array lies in memory
-        that all see, if it does. So many of the first steps are `done` already."""
+        that all see, if it does. So many of the first steps are `done` already. `within`: it runs
+        within a call; without `links` it does so, too."""
         self.links = links  # None: within a call, of shared memory alone
         # Within a call there is no time to wait for long.
-        self._wait_for: Any = lane and (lane.watch if links is None else lane.wait_for)
+        within = within or links is None
+        self._wait_for: Any = lane and (lane.watch if within else lane.wait_for)
         self._lane: Any = lane  # there is one wherever it is asked
         self._area = area
         self._bound = False  # the own area is there to be written, and the memory knows of it

@@ -14,7 +14,7 @@ from aiodist.engine.operation import Operation, Program, Running, Start
 from aiodist.engine.phase import Phase, Prepared, prepared
 from aiodist.errors import AiodistError
 from aiodist.phases.memories import Blobs
-from aiodist.schedules import direct_exchange, dissemination, pull_whole, team_whole
+from aiodist.schedules import direct_exchange, dissemination, pull_whole, star, team_whole
 from aiodist.schedules.choose_values import choose_share
 from aiodist.schedules.costs import Costs
 from aiodist.schedules.teams import Teams, spans_hosts
@@ -116,16 +116,23 @@ def share_over_links(place: Place, *, first: bool, of_one: bool = False) -> Prep
 
 
 def share(
-    place: Place, own: bytes, on_lane: bool, *, first: bool = False, of_one: bool = False
+    place: Place,
+    own: bytes,
+    on_lane: bool,
+    *,
+    first: bool = False,
+    of_one: bool = False,
+    root: int | None = None,
 ) -> Part[list[bytes]]:
     """Every rank's small bytes, by rank. Synchronises all ranks.
 
     `first`: it is the first phase of a collective, which may be posted. `of_one`: one rank at most
-    has more than a few words to share.
+    has more than a few words to share: the `root`, if that is known.
     """
     memory = Blobs(place.rank, place.size, own)
     if on_lane and spans_hosts(place.teams):
-        plan = prepared(team_whole.share, place.rank, place.teams)
+        by_hub = of_one and choose_share(len(place.teams), place.costs).algorithm is star.all_gather
+        plan = prepared(team_whole.share, place.rank, place.teams, by_hub, root if by_hub else None)
         yield Phase(
             plan, memory, len(own), SMALL if place.size <= MAX_RANKS_IN_SMALL_AREA else BULK
         )

@@ -41,7 +41,8 @@ def all_reduce(place: Place, groups: Sequence[Group]) -> Part[None]:
 
 def reduce(place: Place, groups: Sequence[Group], root: int) -> Part[None]:
     if spans_hosts(place.teams):
-        yield from share(place, b"", True)  # not all hear from all others in what follows
+        if not all(map(teams.goes_whole, groups)):
+            yield from share(place, b"", True)  # not all hear from all others in what follows
         for group in groups:
             yield teams.reduce(place, group, root)
     else:

@@ -146,8 +146,7 @@ class Regions:
         return [view for span in spans for view in self._vectors[span.buffer].views(*span[1:])]
 
     def incoming(self, spans: Spans, nbytes: int) -> memoryview:
-        vectors = self._vectors
-        due = sum([(stop - start) * vectors[buffer].itemsize for buffer, start, stop in spans])
+        due = self._due(spans)
         if nbytes != due:
             raise ProtocolError(f"a frame of {nbytes} bytes where {due} were due")
         views = self.outgoing(spans)
@@ -157,6 +156,14 @@ class Regions:
         # is complete (`arrived`).
         data = self._inbox[spans] = bytearray(nbytes)
         return memoryview(data)
+
+    def due(self, spans: Spans) -> memoryview:
+        """Where a frame goes, which is always of this size."""
+        return self.incoming(spans, self._due(spans))
+
+    def _due(self, spans: Spans) -> int:
+        vectors = self._vectors
+        return sum([(stop - start) * vectors[buffer].itemsize for buffer, start, stop in spans])
 
     def arrived(self, spans: Spans) -> None:
         data = self._inbox.pop(spans, None)

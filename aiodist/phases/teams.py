@@ -42,7 +42,12 @@ def can_reduce(place: Place, group: Group) -> bool:
     has to be that of the ranks, or not to matter."""
     kernel = group.kernel
     in_any_order = kernel.op.commutative or in_order(place.teams)
-    return in_any_order and (group.x.nbytes <= WHOLE or kernel.sliceable)
+    return in_any_order and (goes_whole(group) or kernel.sliceable)
+
+
+def goes_whole(group: Group) -> bool:
+    """Whether the first rank of each host reduces it. That synchronises all ranks."""
+    return group.x.nbytes <= WHOLE
 
 
 def can_slice(place: Place, group: Group) -> bool:
@@ -52,7 +57,7 @@ def can_slice(place: Place, group: Group) -> bool:
 
 def all_reduce(place: Place, group: Group) -> Phase:
     length = group.x.length
-    if group.x.nbytes <= WHOLE:
+    if goes_whole(group):
         plan = prepared(team_whole.all_reduce, place.rank, place.teams, length)
     else:
         cut = _slices(place, group, -(-length // place.size))
@@ -63,7 +68,7 @@ def all_reduce(place: Place, group: Group) -> Phase:
 def reduce(place: Place, group: Group, root: int) -> Phase:
     """Where it is large, to be preceded by a phase that synchronises."""
     length = group.x.length
-    if group.x.nbytes <= WHOLE:
+    if goes_whole(group):
         plan = prepared(team_whole.reduce, place.rank, place.teams, root, length)
     else:
         owners = len(post(place.teams, root).team)

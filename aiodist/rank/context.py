@@ -17,6 +17,7 @@ from aiodist.collectives.lane_express import LaneExpress
 from aiodist.collectives.lane_setup import LaneSetup
 from aiodist.collectives.link_express import LinkExpress
 from aiodist.collectives.post_express import PostExpress
+from aiodist.collectives.span_express import SpanExpress
 from aiodist.devices.memory import DeviceMemory
 from aiodist.engine.calls import Calls
 from aiodist.engine.operation import Operation
@@ -184,7 +185,9 @@ class Context(Party):
     def share_memory(self, lane: Lane) -> None:
         """From number `lane.first` on, collectives without a tag run on `lane`."""
         self.calls.lane = lane
-        if not spans_hosts(self.teams):
+        if spans_hosts(self.teams):
+            self.express = SpanExpress(self, lane)
+        else:
             self.express = LaneExpress(self, lane)
             self.post_express = self.calls.posting = PostExpress(self, lane)
             self.post_express.rest()  # others may have begun to post

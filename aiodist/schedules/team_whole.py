@@ -7,7 +7,7 @@ operation performance", 2000. Between the leaders go the plans for small values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from aiodist.schedules import dissemination, recursive_doubling
 from aiodist.schedules.plan import (
@@ -29,14 +29,16 @@ from aiodist.schedules.pull import joined
 from aiodist.schedules.teams import Post, Teams, post
 
 
-def share(rank: int, teams: Teams) -> Plan:
+def share(rank: int, teams: Teams, by_hub: bool = False, root: int | None = None) -> Plan:
     """Gather one blob a rank on every rank. Mixed, eager.
 
     Units are blobs, of any lengths: OUT[0:P]. The own blob stands in OUT[rank] before; X is not
     used. No rank completes before all have entered: with empty blobs it is a barrier.
 
     Between H hosts cross the blobs of all others to each: each once, which is the least possible,
-    in ceil(log2 H) frames of each leader (`dissemination.all_gather`). Shared: P.
+    in ceil(log2 H) frames of each leader (`dissemination.all_gather`). `by_hub`: by way of the
+    first leader, in the fewest frames of all together (see `star`); everybody's host gets all blobs
+    then, its own ones, too, but for that of `root`, whose blob is the large one. Shared: P.
     """
     here = post(teams, rank)
     leader = here.team[0]
@@ -47,17 +49,31 @@ def share(rank: int, teams: Teams) -> Plan:
         steps = [mine, Publish(), Await((leader,), 1), Copy(every, _at(leader, every))]
         return _plan("team_whole.share", here, steps, shared=here.size)
 
-    def blobs_of_hosts(span: Span) -> tuple[Span, ...]:
-        ranks = [owner for host in range(span.start, span.stop) for owner in teams[host]]
-        return tuple(Span(OUT, owner, owner + 1) for owner in ranks)
+    hosts = len(teams)
+    leaders = [team[0] for team in teams]
+    home = None if root is None else post(teams, root).host
+
+    def blobs_of(which: Iterable[int]) -> tuple[Span, ...]:
+        return tuple(Span(OUT, owner, owner + 1) for host in which for owner in teams[host])
+
+    def shown_to(host: int) -> tuple[Span, ...]:
+        return blobs_of(each for each in range(hosts) if not each == host == home)
 
     steps = [Await(here.mates, 1)] if here.mates else []
     steps += [
         Copy(Span(OUT, mate, mate + 1), Span(SHARED + mate, mate, mate + 1)) for mate in here.mates
     ]
-    leaders = [team[0] for team in teams]
-    among_leaders = dissemination.all_gather(here.host, len(teams))
-    steps += _between(among_leaders.steps, leaders, blobs_of_hosts)
+    hub, others = leaders[0], range(1, hosts)
+    if not by_hub:
+        among_leaders = dissemination.all_gather(here.host, hosts)
+        steps += _between(
+            among_leaders.steps, leaders, lambda span: blobs_of(range(span.start, span.stop))
+        )
+    elif rank == hub:
+        steps += [Recv(leaders[host], blobs_of([host])) for host in others]
+        steps += [Send(leaders[host], shown_to(host)) for host in others]
+    else:
+        steps += [Send(hub, blobs_of([here.host])), Recv(hub, shown_to(here.host))]
     if here.mates:
         steps.append(Copy(_at(leader, every), every))
     return _plan("team_whole.share", here, [*steps, Publish()], shared=here.size)

@@ -148,6 +148,8 @@ class Lane:
         self._kick = kick  # wakes a rank that sleeps
         self._turns = Turns(loop)  # whose turn it is
         here = len(self.others) + 1
+        self._spans = size > here  # whether the group spans hosts
+        self._dozes = board.can_doze  # whether who waits may sleep within the call
         # How it waits for the others: it looks for a while, then sleeps.
         self._waiting = Waiting(
             board,
@@ -155,7 +157,7 @@ class Lane:
             self._turns.resume_soon,
             polls=polls,
             # Between hosts a yield of the core costs little of the time that is waited anyway.
-            crowded=crowded or size > here,
+            crowded=crowded or self._spans,
         )
         self._areas = Areas(board, size)  # staging memory
         # Of the current operation:
@@ -314,6 +316,12 @@ class Lane:
         self._publishes = 0
         self._entered = True
 
+    def show_entry(self) -> None:
+        """Tell the others what `try_enter` has entered: from here on it is as if `enter` had, and
+        no phase has begun. For plans in which a rank may have to wait before it publishes."""
+        self._write(self._base)
+        self._phase = -1
+
     def finish_inline(self) -> None:
         """What `try_enter` entered is done within its call."""
         self._entered = self._agreed = False
@@ -345,6 +353,9 @@ class Lane:
 
     def begin(self, area: int) -> bool:
         """Wait until the own `area` may be written. False: wait, and call again."""
+        if self._spans:
+            # What is large comes from other hosts piece by piece, and that is for the loop.
+            self.board.can_doze = self._dozes and area != len(AREAS) - 1
         return self._waiting.wait(self.others, self._areas.free[area])
 
     def places(self) -> dict[int, int] | None:

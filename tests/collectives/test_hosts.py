@@ -410,15 +410,19 @@ def test_who_is_done_may_leave(run, on_hosts, layout):
     run(main())
 
 
-def test_nobody_sleeps_within_a_call_where_other_hosts_send(run, on_hosts, monkeypatch):
+@pytest.mark.parametrize("layout", ["aab", "aa"])
+def test_who_waits_for_large_arrays_of_other_hosts_does_not_doze(
+    run, on_hosts, monkeypatch, layout
+):
     """Their frames are for the event loop, which would have no turn meanwhile."""
     monkeypatch.setattr(lane_setup.futex, "works", lambda: True)
 
     async def main():
-        for layout, dozes in (("aab", {False}), ("aa", {True})):
-            async with on_hosts(layout) as ranks:
-                lanes = [group._context.lane for group in ranks if group._context.lane]
-                assert {lane.board.can_doze for lane in lanes if lane.others} == dozes
+        async with on_hosts(layout) as ranks:
+            lanes = [g._context.lane for g in ranks if g._context.lane.others]
+            for length, dozes in ((10, True), (1_000_000, layout == "aa"), (10, True)):
+                await together(ranks, lambda g, n=length: g.all_reduce(np.ones(n)))
+                assert {lane.board.can_doze for lane in lanes} == {dozes}
 
     run(main())
 

@@ -1,0 +1,199 @@
+"""Prepared collectives of groups that span hosts: within a host on the lane of its ranks, between
+hosts by frames over links, all of it within the call where that can be.
+
+Both ways are there: `lane_express` says why a call that has entered its lane can go on as an
+operation at any step, `link_express` why one that has sent and taken frames can. Here the executor
+runs a plan that has both kinds of steps, and who takes over gets it as it is. What the others see
+is that of the ordinary way, stamps and frames alike, so each rank for itself may go either way.
+
+Most calls wait for other hosts, and are operations by then; but they have their words, frames and
+places ready, need no program of their own, and have moved all that they could before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiodist.buffers.vector import Vector
+from aiodist.collectives import lane_values
+from aiodist.collectives.express import (
+    Express,
+    Recipe,
+    before,
+    failing,
+    rest_of,
+    returning,
+)
+from aiodist.collectives.link_express import KEPT_KINDS, Known, learning
+from aiodist.collectives.link_frames import Frames, LinkGroup
+from aiodist.collectives.span_values import SpanValues
+from aiodist.engine.executor import Executor, area_of, begin_area
+from aiodist.engine.operation import Failure, Program
+from aiodist.engine.phase import Phase
+from aiodist.phases.base import Call
+from aiodist.phases.memories import Blobs
+from aiodist.shared_memory.board import digest_of
+from aiodist.shared_memory.lane import Lane
+from aiodist.work import Work
+
+
+class SpanRecipe(Recipe):
+    """A reduction that is one phase."""
+
+    __slots__ = ("frames",)
+
+    def __init__(
+        self, context: LinkGroup, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
+    ) -> None:
+        super().__init__(op, call, phase, vector, keeps)
+        self.frames = Frames(context, call, phase.prepared.plan)
+
+    def enter(self, x: Any, flat: Any, lane: Lane, area: int) -> tuple[Executor, Program]:
+        """It has entered: what does it, within the call, and what comes after that."""
+        self.vector.lend(flat)
+        self.frames.memory = self.phase.memory
+        executor = Executor(self.phase, self.frames, lane, area, within=True)
+        return executor, rest_of(self, x)
+
+    def is_done(self, executor: Executor, flat: Any) -> bool:
+        """All steps are done: whether that is all."""
+        return True
+
+
+class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
+    """The recipes of a group that spans hosts, whose ranks share memory where they can."""
+
+    _on_lane = True
+
+    def __init__(self, context: LinkGroup, lane: Lane) -> None:
+        super().__init__(context)
+        self._lane = lane
+        self._known: dict[bytes, Known] = {}  # by what is called, in words
+
+    def _prepare(
+        self, op: str, call: bytes, phase: Phase, vector: Vector, keeps: object
+    ) -> SpanRecipe | None:
+        if not (vector.length and phase.prepared.plan.eager and phase.shared is not None):
+            return None
+        return SpanRecipe(self._context, op, call, phase, vector, keeps)
+
+    def _learn_other(
+        self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
+    ) -> SpanValues | None:
+        return lane_values.learn(SpanValues, self._context, op, make, args)
+
+    def _may_enter(self) -> bool:
+        """Whether nothing is under way here, and the group has not ended by what was read."""
+        context, calls = self._context, self._calls
+        if calls.arrivals.early:
+            # If a peer has given it up already, its word may have arrived, behind its contribution.
+            context.endpoint.poll()
+        return calls.lane is self._lane and context.is_idle
+
+    def _run(
+        self,
+        recipe: SpanRecipe | SpanValues,
+        x: Any,
+        flat: Any,
+        seconds: float,
+        tag: object = None,
+    ) -> Work[Any] | None:
+        calls, lane = self._calls, self._lane
+        if not self._may_enter():
+            return None
+        seq, frames = calls.tags.upcoming(None), recipe.frames
+        area = area_of(recipe.phase, seq, 0)
+        if not frames.begin(seq) or not lane.try_enter(seq, area, recipe.digest, recipe.call, 0):
+            return None
+        lane.show_entry()
+        work: Work[Any] = Work.begin(self._loop, recipe.op, None, seq, recipe.nbytes)
+        executor: Executor | None = None
+        try:
+            begin_area(recipe.phase, lane, seq)
+            executor, rest = recipe.enter(x, flat, lane, area)
+            # Links were read in the call, and what came of this number was kept: perhaps a verdict.
+            if (
+                executor.run()
+                and calls.arrivals.is_quiet((None, seq))
+                and recipe.is_done(executor, flat)
+            ):
+                executor.close()
+                lane.finish_inline()
+                self._done(work, recipe, x)
+                return work
+        except Exception as error:
+            if executor is not None:
+                executor.close()
+            executor, rest = None, failing(error)
+        finally:
+            frames.memory = None  # it knows the arrays of the user
+        calls.take_over(work, recipe.call, executor, rest, seconds)
+        return work
+
+    # -- the other operations ---------------------------------------------------------------------
+
+    def begin(
+        self, call: Call, args: tuple[Any, ...], seconds: float, tag: object = None
+    ) -> Work[Any] | None:
+        lane, calls = self._lane, self._calls
+        if not (self._may_begin(call, args) and self._may_enter()):
+            return None
+        seq, text = calls.tags.upcoming(None), call.text.encode()
+        if not lane.try_enter(seq, seq & 1, digest_of(text), text, 0):
+            return None
+        lane.show_entry()
+        work: Work[Any] = Work.begin(self._loop, call.op, None, seq, call.nbytes)
+        executor: Executor | None = None
+        known: Known | None = None
+        try:
+            program = call.start(True)
+            phase = next(program)
+            known = self._known_of(text, phase, seq)
+            if known is None or not isinstance(phase, Phase):
+                rest = before(phase, program)
+            else:
+                memory: Any = phase.memory
+                rest = program
+                if isinstance(memory, Blobs):
+                    memory.expect(known.lengths.get(len(memory.blobs[self._context.rank]), ()))
+                    rest = learning(known, memory, self._context.rank, program)
+                known.frames.memory = memory
+                executor = Executor(
+                    phase, known.frames, lane, begin_area(phase, lane, seq), within=True
+                )
+                if executor.run() and calls.arrivals.is_quiet((None, seq)):
+                    rest = before(next(program), program)
+        except StopIteration as stop:
+            if not isinstance(stop.value, Failure):
+                if executor is not None:
+                    executor.close()
+                lane.finish_inline()
+                self._finish(work, call.op, text, call.nbytes, stop.value)
+                return work
+            rest = returning(stop.value)
+        except Exception as error:
+            if executor is not None:
+                executor.close()
+            executor, rest = None, failing(error)
+        finally:
+            if known is not None:
+                known.frames.memory = None
+        calls.take_over(work, text, executor, rest, seconds)
+        return work
+
+    def _known_of(self, call: bytes, phase: object, seq: int) -> Known | None:
+        """What is kept of `call`, whose frames are those of the collective `seq` from here on.
+        None: its first phase cannot be done within the call."""
+        if not (isinstance(phase, Phase) and phase.shared is not None):
+            return None
+        plan = phase.prepared.plan
+        if not plan.eager:
+            return None
+        known = self._known.pop(call, None)
+        if known is None or known.frames.plan is not plan:
+            known = Known(Frames(self._context, call, plan), {})
+            if len(self._known) >= KEPT_KINDS:
+                del self._known[next(iter(self._known))]
+        self._known[call] = known  # the last one: it was called last
+        return known if known.frames.begin(seq) else None

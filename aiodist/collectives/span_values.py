@@ -1,0 +1,233 @@
+"""Prepared collectives of values in groups that span hosts.
+
+What ranks show each other is that of `lane_values`, by the plan `team_whole.share`. Once it is
+known how long the blobs of all ranks are, each has its place in the area of the leader of a host,
+one behind the other by rank: that is where the plan has them at its end. So they are there from the
+start: frames are received there, and sent from there, and nothing is put together or taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, cast
+
+from aiodist.collectives import lane_values
+from aiodist.collectives.lane_values import Given, Take
+from aiodist.collectives.link_frames import LinkGroup
+from aiodist.collectives.link_values import LinkValues
+from aiodist.collectives.templates import LENGTH, Reading, Template
+from aiodist.engine.executor import Executor
+from aiodist.engine.operation import Program
+from aiodist.engine.phase import Phase, Spans
+from aiodist.phases.memories import Blobs
+from aiodist.schedules.plan import SHARED, Copy
+from aiodist.schedules.teams import post
+from aiodist.shared_memory.lane import Lane
+
+Areas = Mapping[int, memoryview]
+"""One area of each rank of a host."""
+
+
+class Places:
+    """Where all blobs are in one area, as far as known: `shown` in that of the leader, by rank, and
+    `own`, what this rank writes. `take` makes the result of them; None: it cannot."""
+
+    def __init__(self, rank: int, leader: int, templates: Sequence[Template], areas: Areas) -> None:
+        self._ends = [0, *accumulate(template.length for template in templates)]
+        self._whole = areas[leader]
+        self._pieces: dict[Spans, list[memoryview]] = {}
+        self.areas = areas
+        self.is_leader = rank == leader
+        self.shown = [
+            Reading(template, self._whole[start:])
+            for start, template in zip(self._ends, templates, strict=False)
+        ]
+        self.own = self.shown[rank] if self.is_leader else Reading(templates[rank], areas[rank])
+        start = self._ends[rank] if self.is_leader else 0
+        self.written = areas[rank][start : start + templates[rank].length]
+        self.take: Take | None = None
+
+    def pieces(self, spans: Spans) -> list[memoryview]:
+        """The blobs of a frame: in few pieces, mostly in one."""
+        found = self._pieces.get(spans)
+        if found is None:
+            cuts: list[tuple[int, int]] = []
+            for _, first, stop in spans:
+                if cuts and cuts[-1][1] == first:
+                    first, _ = cuts.pop()
+                cuts.append((first, stop))
+            found = [self._whole[self._ends[first] : self._ends[stop]] for first, stop in cuts]
+            self._pieces[spans] = found
+        return found
+
+    def are_cut(self, spans: Spans) -> bool:
+        """Whether each blob of a frame that is there begins in its own place."""
+        ranks = [rank for _, first, stop in spans for rank in range(first, stop)]
+        return all(self.has_length(rank, self._whole[self._ends[rank] :]) for rank in ranks)
+
+    def has_length(self, rank: int, shown: memoryview) -> bool:
+        """Whether what `rank` has shown is as long as was known."""
+        length = int.from_bytes(shown[:LENGTH], "big") + LENGTH
+        return length == self._ends[rank + 1] - self._ends[rank]
+
+    def are_there(self) -> bool:
+        """Whether all blobs are what they were known to be, but for their data."""
+        return all(map(Reading.is_there, self.shown))
+
+
+class PlacedBlobs(Blobs):
+    """The blobs of one call, in their places. Where one has another length than was known, they
+    have to part, each to memory of its own. `taken`: where this rank reads them in the area of its
+    leader, `take` has made the result of them there."""
+
+    def __init__(self, rank: int, size: int, laid: Places, take: Callable[[], bool]) -> None:
+        super().__init__(rank, size, b"")
+        self.laid = laid
+        self.is_laid = True
+        self.taken = False
+        self._take = take
+        self._come: list[Spans] = []  # what has, in its place
+
+    def outgoing(self, spans: Spans) -> Sequence[memoryview]:
+        if not self.is_laid:
+            return super().outgoing(spans)
+        pieces = self.laid.pieces(spans)
+        return pieces if len(pieces) == 1 else (memoryview(b"".join(pieces)),)
+
+    def due(self, spans: Spans) -> memoryview | None:
+        if not self.is_laid:
+            return None
+        return self.incoming(spans, sum(map(len, self.laid.pieces(spans))))
+
+    def incoming(self, spans: Spans, nbytes: int) -> memoryview:
+        pieces = self.laid.pieces(spans)
+        if self.is_laid and len(pieces) == 1 and nbytes == len(pieces[0]):
+            self._inbox.pop(spans, None)
+            return pieces[0]
+        return super().incoming(spans, nbytes)
+
+    def arrived(self, spans: Spans) -> None:
+        data, pieces = self._inbox.get(spans), self.laid.pieces(spans)
+        if data is not None and self.is_laid and len(data) == sum(map(len, pieces)):
+            at = 0
+            for piece in pieces:
+                piece[:] = data[at : at + len(piece)]
+                at += len(piece)
+            if self.laid.are_cut(spans):  # else those behind would begin in the wrong place
+                data = None
+                del self._inbox[spans]
+        if data is not None:
+            self.part()
+            super().arrived(spans)
+        elif self.is_laid:
+            self._come.append(spans)
+        else:  # it began to come before they had to part
+            self.read(spans, memoryview(b"".join(pieces)))
+
+    def copy(self, step: Copy) -> None:
+        laid, into = self.laid, step.into
+        if into.buffer >= SHARED:
+            # It is there: what this rank shows alone since the call began.
+            if not self.is_laid:
+                super().copy(step)
+        elif not laid.is_leader and laid.are_there():
+            self._come.append((into,))
+            self.taken = self._take()
+        elif laid.is_leader and self.is_laid and self._fits(into.start):
+            (place,) = laid.pieces((into,))
+            place[:] = laid.areas[into.start][: len(place)]
+            self._come.append((into,))
+        else:
+            self.part()
+            super().copy(step)
+
+    def _fits(self, mate: int) -> bool:
+        """Whether the blob of a mate is as long as was known."""
+        return self.laid.has_length(mate, self.laid.areas[mate])
+
+    def part(self) -> None:
+        """Take the blobs out of their places."""
+        if self.is_laid:
+            self.is_laid = False
+            self.blobs[self._rank] = bytes(self.laid.written[LENGTH:])
+            for spans in self._come:
+                self.read(spans, memoryview(b"".join(self.laid.pieces(spans))))
+
+
+class SpanValues(LinkValues):
+    """A recipe of a group that spans hosts, for values of known shapes."""
+
+    on_lane = True
+
+    __slots__ = ("_leader", "_places")
+
+    def __init__(self, context: LinkGroup, *args: Any) -> None:
+        super().__init__(context, *args)
+        self._leader = post(context.teams, context.rank).team[0]
+        self._places: dict[int, Places | None] = {}  # by area
+
+    def _learnt(self) -> None:
+        self._places.clear()
+
+    def _places_in(self, lane: Lane, area: int) -> Places | None:
+        """Where all is in `area`. None: that is not known, or there is no room for it."""
+        if area in self._places:
+            return self._places[area]
+        rank, places = self._context.rank, None
+        if all(known for peer, known in enumerate(self._known) if peer != rank):
+            templates = [
+                self._own if peer == rank else known[0] for peer, known in enumerate(self._known)
+            ]
+            areas = {peer: lane.area(peer, area) for peer in (rank, *lane.others)}
+            if sum(template.length for template in templates) <= len(areas[rank]):
+                places = Places(rank, self._leader, templates, areas)
+                if not any(places.shown[src].is_apart for src in self._exchanged.sources):
+                    places.take = self._taking(places.shown)
+        self._places[area] = places
+        return places
+
+    def enter(self, x: Any, given: Given, lane: Lane, area: int) -> tuple[Executor, Program]:
+        """See `SpanRecipe.enter`."""
+        places, given = self._places_in(lane, area), self.keep(given)
+        if places is None:
+            program = self._make(self._context, *given.args).start(True)
+            phase = cast(Phase, next(program))
+            self.frames.memory = phase.memory  # which does not expect anything
+            executor = Executor(phase, self.frames, lane, area, within=True)
+            return executor, self._rest(program, phase, given)
+        if given.shown is not None:
+            places.written[:] = given.shown
+        else:
+            places.own.write()
+            for data, flat in zip(places.own.data, given.flats, strict=False):
+                data.flat[:] = flat
+        rank, size = self._context.rank, self._context.size
+        memory = PlacedBlobs(rank, size, places, partial(self._taken, places, given))
+        self.frames.memory = memory
+        phase = self.phase._replace(memory=memory)
+        executor = Executor(phase, self.frames, lane, area, within=True)
+        return executor, self._ended(memory, given)
+
+    def _taken(self, places: Places, given: Given) -> bool:
+        """Whether the result could be made of blobs that are there."""
+        taken = lane_values.give(places.take, given)
+        self._hit = self._hit or taken
+        return taken
+
+    def is_done(self, executor: Executor, given: Given) -> bool:
+        """See `SpanRecipe.is_done`."""
+        memory = executor.phase.memory
+        return isinstance(memory, PlacedBlobs) and self._made(memory, given)
+
+    def _made(self, memory: PlacedBlobs, given: Given) -> bool:
+        laid = memory.laid
+        if not memory.taken and laid.is_leader and memory.is_laid and laid.are_there():
+            memory.taken = self._taken(laid, given)
+        return memory.taken
+
+    def _ended(self, memory: Any, given: Given) -> Program:
+        if self._made(memory, given):
+            return given.result.pop()
+        return (yield from super()._ended(memory, given))

@@ -1,0 +1,363 @@
+"""Prepared collectives of groups that span hosts, beside ordinary ones. Hosts are names alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from over_links import nothing_is_left
+
+from aiodist import (
+    CollectiveAbortedError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerLostError,
+    ReduceOp,
+)
+from aiodist.collectives.span_express import SpanExpress
+
+pytestmark = [pytest.mark.strength(2), pytest.mark.usefixtures("no_turn_is_due")]
+
+LAYOUTS = ["aabb", "abab", "abbb", "aabbbc"]
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+WIDE = ["a word"] * 100
+"""Wider than the values that are prepared by what they are."""
+
+
+def scattered(group, x):
+    return group.scatter([x + r for r in range(group.size)] if group.rank == 1 else None, 1)
+
+
+def gathered(group, x):
+    return group.all_gather(x, out=np.zeros((group.size, *x.shape), x.dtype))
+
+
+def taken(group, x, root):
+    return group.broadcast(x if group.rank == root else np.zeros_like(x), root)
+
+
+def in_place(group, x, root):
+    return group.reduce(x.copy(), root)
+
+
+OPERATIONS = {
+    "all_reduce": lambda g, x, root: g.all_reduce(x.copy()),
+    "reduce": in_place,
+    "broadcast": lambda g, x, root: g.broadcast(x if g.rank == root else None, root),
+    "broadcast in place": taken,
+    "broadcast of words": lambda g, x, root: g.broadcast(WIDE if g.rank == root else None, root),
+    "all_gather": lambda g, x, root: g.all_gather(x * g.rank),
+    "all_gather with out": lambda g, x, root: gathered(g, x * g.rank),
+    "gather": lambda g, x, root: g.gather(x * g.rank, root),
+    "scatter": lambda g, x, root: scattered(g, x),
+    "all_to_all": lambda g, x, root: g.all_to_all([x * g.rank + r for r in range(g.size)]),
+    "reduce_scatter": lambda g, x, root: g.reduce_scatter([x * r for r in range(g.size)]),
+    "scan": lambda g, x, root: g.scan(x.copy()),
+    "barrier": lambda g, x, root: g.barrier(),
+    "a number": lambda g, x, root: g.all_reduce(g.rank + 0.5),
+}
+operations = pytest.mark.parametrize("name", OPERATIONS)
+
+
+def same(found, expected):
+    assert type(found) is type(expected)
+    if isinstance(found, (list, tuple)):
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    elif isinstance(found, np.ndarray):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
+    else:
+        assert found == expected
+
+
+async def called(ranks, start, order=None):
+    works = {rank: start(ranks[rank]) for rank in order or range(len(ranks))}
+    return [await works[rank] for rank in range(len(ranks))]
+
+
+def express_of(group):
+    express = group._context.express
+    assert isinstance(express, SpanExpress)
+    return express
+
+
+async def until(condition):
+    """Let the loop turn until it is so."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never was")
+
+
+def orders(size):
+    """Each rank is last once."""
+    return [[*range(last + 1, size), *range(last + 1)] for last in range(size)]
+
+
+@layouts
+@operations
+async def test_it_gives_what_the_ordinary_way_gives(on_hosts, layout, name):
+    """Whoever is last, whoever goes the ordinary way, and whatever the root."""
+    async with on_hosts(layout) as ranks:
+        x = np.arange(5.0)
+        kept = [express_of(group) for group in ranks]
+        for root in range(len(ranks)):
+
+            def start(group, root=root):
+                return OPERATIONS[name](group, x, root)
+
+            for group in ranks:
+                group._context.express = None
+            expected = await called(ranks, start)
+            for turn, order in enumerate([range(len(ranks))] * 3 + orders(len(ranks))):
+                for group, express in zip(ranks, kept, strict=True):
+                    odd = turn > 3 and (group.rank + turn) % 4 == 0
+                    group._context.express = None if odd else express
+                same(await called(ranks, start, order), expected)
+        for group, express in zip(ranks, kept, strict=True):
+            group._context.express = express
+        nothing_is_left(ranks)
+
+
+@layouts
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        (ReduceOp.SUM, "f4"),
+        (ReduceOp.AVG, "f2"),
+        (ReduceOp.MAX, "i2"),
+        (ReduceOp.premul_sum(0.5), "f8"),
+        (ReduceOp.PRODUCT, "c8"),
+        (ReduceOp.LAND, "u1"),
+        (ReduceOp.SUM, torch.bfloat16),
+    ],
+    ids=str,
+)
+async def test_reductions_of_all_kinds(on_hosts, layout, op, dtype):
+    random = np.random.default_rng(3)
+    async with on_hosts(layout) as ranks:
+        values = [random.normal(size=(3, 7)) * 10 for _ in ranks]
+
+        def start(group):
+            value = values[group.rank]
+            if isinstance(dtype, torch.dtype):
+                return group.all_reduce(torch.tensor(value, dtype=dtype), op)
+            return group.all_reduce(value.astype(dtype), op)
+
+        kept = [express_of(group) for group in ranks]
+        for group in ranks:
+            group._context.express = None
+        expected = await called(ranks, start)
+        for group, express in zip(ranks, kept, strict=True):
+            group._context.express = express
+        for order in orders(len(ranks)):
+            for found, due in zip(await called(ranks, start, order), expected, strict=True):
+                assert type(found) is type(due)
+                assert (
+                    bytes(memoryview(found)) == bytes(memoryview(due))
+                    if (isinstance(found, np.ndarray))
+                    else torch.equal(found, due)
+                )
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast in place", "all_gather", "barrier"])
+async def test_whoever_waits_for_nobody_is_done_within_the_call(on_hosts, name):
+    """The last rank to call has what its host and the other hosts have shown."""
+    async with on_hosts("aab") as ranks:
+        x = np.arange(4.0)
+        for _ in range(3):
+            await called(ranks, lambda g: OPERATIONS[name](g, x, 0))
+        # Two hosts meet in both plans: the frame of the other leader is there.
+        works = [OPERATIONS[name](ranks[rank], x, 0) for rank in (1, 2)]
+        await until(lambda: ranks[0]._context.calls.arrivals.early)
+        last = OPERATIONS[name](ranks[0], x, 0)
+        assert last.done()
+        assert not any(work.done() for work in works)
+        await asyncio.gather(*works)
+        nothing_is_left(ranks)
+
+
+async def test_values_are_not_made_again(on_hosts, monkeypatch):
+    def refused(*_):
+        raise AssertionError("it is known, and made nevertheless")
+
+    async with on_hosts("aabbb") as ranks:
+        x = np.arange(4.0)
+        for name in ("broadcast in place", "all_gather with out", "gather", "barrier"):
+
+            def start(group, name=name):
+                return OPERATIONS[name](group, x, 3)
+
+            for _ in range(3):
+                expected = await called(ranks, start)
+            for group in ranks:
+                for recipe in express_of(group)._recipes.values():
+                    monkeypatch.setattr(recipe, "_make", refused)
+            for order in orders(5):
+                same(await called(ranks, start, order), expected)
+
+
+@pytest.mark.parametrize("layout", ["aabb", "abab", "aabbbc"])
+async def test_values_of_other_lengths(on_hosts, layout):
+    """Where one rank shows something else than was known, all blobs part; frames may be as long
+    nevertheless."""
+    async with on_hosts(layout) as ranks:
+        size = len(ranks)
+        kinds = [np.arange(4.0), np.arange(9, dtype="i2"), np.arange(8, dtype="f4"), "words"]
+        for shown in itertools.product(range(4), repeat=2):
+            for odd in (0, 1, size - 1):
+
+                def value(rank, shown=shown, odd=odd):
+                    return kinds[shown[rank == odd]]
+
+                found = await called(ranks, lambda g: g.all_gather(value(g.rank)))
+                for result in found:
+                    same(result, [value(rank) for rank in range(size)])
+
+                def start(group, value=value, odd=odd):
+                    return group.broadcast(value(odd) if group.rank == odd else None, odd)
+
+                same(await called(ranks, start), [value(odd)] * size)
+        nothing_is_left(ranks)
+
+
+async def test_two_that_swap_their_lengths(on_hosts):
+    """The frame is as long as it was, and the blobs in it are not where they were."""
+    async with on_hosts("aabb") as ranks:
+        long, short = np.arange(8.0), np.arange(2.0)
+        for first, second in [(long, short)] * 3 + [(short, long), (long, short)]:
+            expected = [first, second, first, second]
+
+            def start(group, expected=expected):
+                return group.all_gather(expected[group.rank])
+
+            for order in orders(4):
+                found = await called(ranks, start, order)
+                for result in found:
+                    same(result, expected)
+        nothing_is_left(ranks)
+
+
+@layouts
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "broadcast", "all_gather", "barrier"])
+async def test_a_wrong_call_on_one_rank(on_hosts, layout, name):
+    async with on_hosts(layout) as ranks:
+        x = np.ones(3)
+        for _ in range(3):
+            await called(ranks, lambda g: OPERATIONS[name](g, x, 0))
+        for odd in range(len(ranks)):
+            for wrong in (lambda g: g.all_reduce(np.ones(7)), lambda g: g.gather(x, 0)):
+                works = [wrong(g) if g.rank == odd else OPERATIONS[name](g, x, 0) for g in ranks]
+                await asyncio.wait(works)
+                for work in works:
+                    assert isinstance(work.exception(), MismatchError)
+        await called(ranks, lambda g: OPERATIONS[name](g, x, 0))
+        nothing_is_left(ranks)
+
+
+@layouts
+async def test_out_that_does_not_fit_on_one_rank(on_hosts, layout):
+    """Is nobody's result, though the calls are known."""
+    async with on_hosts(layout) as ranks:
+        size, x = len(ranks), np.arange(3.0)
+
+        def start(group, outs):
+            return group.all_gather(x, out=outs[group.rank])
+
+        for _ in range(3):
+            await called(ranks, lambda g: start(g, [np.zeros((size, 3)) for _ in ranks]))
+        for odd in range(size):
+            outs = [np.zeros((size, 3 + (rank == odd))) for rank in range(size)]
+            works = [start(group, outs) for group in ranks]
+            await asyncio.wait(works)
+            assert all(isinstance(work.exception(), MismatchError) for work in works)
+            assert not any(out.any() for out in outs)
+        outs = [np.zeros((size, 3)) for _ in ranks]
+        await called(ranks, lambda g: start(g, outs))
+        assert all((out == x).all() for out in outs)
+        nothing_is_left(ranks)
+
+
+@layouts
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast in place", "all_gather", "reduce"])
+async def test_cancelled_at_every_turn(on_hosts, layout, name):
+    """Nothing is written to what its caller has back, and the group goes on."""
+    async with on_hosts(layout) as ranks:
+        x = np.ones(3)
+        for _ in range(3):
+            await called(ranks, lambda g: OPERATIONS[name](g, x, 0))
+        for victim, turns in itertools.product(range(len(ranks)), range(7)):
+            works = [OPERATIONS[name](g, x, 0) for g in ranks]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled = works[victim].cancel()
+            await asyncio.wait(works)
+            for rank, work in enumerate(works):
+                if rank != victim and not work.cancelled() and work.exception() is not None:
+                    assert cancelled
+                    assert isinstance(work.exception(), CollectiveAbortedError)
+            total = np.full(3, 1.0)
+            await asyncio.gather(*[g.all_reduce(total if g.rank == 0 else x.copy()) for g in ranks])
+            assert (total == len(ranks)).all()
+        nothing_is_left(ranks)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast in place", "all_gather", "reduce"])
+@pytest.mark.parametrize("victim", range(4))
+async def test_a_rank_is_lost_at_every_turn(on_hosts, name, victim):
+    """Who lives has the result, or hears who is lost."""
+    x = np.ones(3)
+    for turns in range(5):
+        async with on_hosts("aabb") as ranks:
+            for _ in range(3):
+                await called(ranks, lambda g: OPERATIONS[name](g, x, 0))
+            works = [OPERATIONS[name](g, x, 0) for g in ranks]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            ranks[victim].abort("enough")
+            await asyncio.wait(works)
+            for rank, work in enumerate(works):
+                if rank != victim and (error := work.exception()) is not None:
+                    if isinstance(error, CollectiveAbortedError):
+                        assert error.rank == victim
+                    else:
+                        assert isinstance(error, PeerLostError)
+                        assert victim in error.ranks
+
+
+@layouts
+async def test_a_rank_that_is_late(on_hosts, layout):
+    """Who waits in vain says for whom, and the group goes on."""
+    async with on_hosts(layout) as ranks:
+        x = np.ones(3)
+        for _ in range(3):
+            await called(ranks, lambda g: g.all_gather(x))
+        late = len(ranks) - 1
+        works = [group.all_gather(x, timeout=0.05) for group in ranks[:late]]
+        await asyncio.wait(works)
+        errors = [work.exception() for work in works]
+        assert any(isinstance(error, CollectiveTimeoutError) for error in errors)
+        assert all(isinstance(e, (CollectiveTimeoutError, CollectiveAbortedError)) for e in errors)
+        with pytest.raises((CollectiveTimeoutError, CollectiveAbortedError)):
+            await ranks[late].all_gather(x)
+        await called(ranks, lambda g: g.all_gather(x))
+        nothing_is_left(ranks)
+
+
+async def test_what_waits_keeps_no_array(on_hosts):
+    async with on_hosts("aab") as ranks:
+        for _ in range(4):
+            await called(ranks, lambda g: g.all_gather(np.ones(3)))
+            await called(ranks, lambda g: g.all_reduce(np.ones(3)))
+            await called(ranks, lambda g: g.broadcast(WIDE if g.rank == 0 else None))
+        for group in ranks:
+            express = express_of(group)
+            kept = [*express._recipes.values(), *express._known.values()]
+            assert all(each.frames.memory is None for each in kept if each is not None)
