@@ -103,7 +103,7 @@ class SpanExpress(Express[LinkGroup, SpanRecipe | SpanValues]):
         if not self._may_enter():
             return None
         seq, frames = calls.tags.upcoming(None), recipe.frames
-        area = area_of(recipe.phase, seq, 0)
+        area = area_of(recipe.phase, lane, seq, 0)
         if not frames.begin(seq) or not lane.try_enter(seq, area, recipe.digest, recipe.call, 0):
             return None
         lane.show_entry()
