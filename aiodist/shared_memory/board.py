@@ -70,10 +70,14 @@ of the caches."""
 SHOWN: Final = 1152 * 1024
 """Bytes of each of them: there is room for all that a rank shows at once of its values."""
 BULK: Final = 1536 * 1024
-"""Bytes of the area for what is passed on in pieces."""
-AREAS: Final = ((PAGE, SHOWN), (PAGE + SHOWN, SHOWN), (PAGE + 2 * SHOWN, BULK))
+"""Most bytes that plans of one host put into the third area, for what is passed on in pieces: more
+of them would leave the caches before they are taken."""
+CROSSING: Final = 8 * 1024 * 1024
+"""Bytes of that area. Plans of several hosts use all of it: each of their pieces is a frame to
+another host as well, and what a frame costs beside its bytes is most of what small ones cost."""
+AREAS: Final = ((PAGE, SHOWN), (PAGE + SHOWN, SHOWN), (PAGE + 2 * SHOWN, CROSSING))
 """Where each area begins, and its size."""
-POSTS: Final = (PAGE + 2 * SHOWN + BULK, 512 * 1024)
+POSTS: Final = (PAGE + 2 * SHOWN + CROSSING, 512 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
 LANE: Final = sum(POSTS)
 """Bytes of all of this."""
