@@ -16,7 +16,7 @@ from aiodist.phases.memories import Partials, Regions
 from aiodist.schedules import team_slices, team_values, team_whole
 from aiodist.schedules.selection import SCRATCH_LIMIT, window_for
 from aiodist.schedules.teams import in_order, most_duties, post
-from aiodist.shared_memory.board import BULK
+from aiodist.shared_memory.board import CROSSING
 from aiodist.wire.frames import MAX_PAYLOAD
 
 WHOLE = 64 * 1024
@@ -32,7 +32,7 @@ def piece_for(slots: int, itemsize: int, longest: int, widest: int = 1) -> int:
     """Elements of a piece, where each of two buffers has room for `slots` of them, and none is of
     more than `longest` elements, to be moved in a few rounds. `widest`: bytes of an element as it
     travels."""
-    room = BULK // (2 * slots)
+    room = CROSSING // (2 * slots)
     wanted = max(LEAST, -(-longest * itemsize // ROUNDS))
     return max(1, min(min(room, wanted) // itemsize, MAX_PAYLOAD // widest))
 

@@ -12,11 +12,14 @@ from aiodist.schedules.plan import Plan
 from aiodist.schedules.sliced import reduce_slices
 
 
-def all_reduce(rank: int, size: int, length: int, segment: int, window: int = WINDOW) -> Plan:
+def all_reduce(
+    rank: int, size: int, length: int, segment: int, window: int = WINDOW, around: bool = False
+) -> Plan:
     """Reduce X[0:length] of all ranks, element by element, into OUT[0:length] of all. Bulk.
 
     Each rank reduces an even slice in rank order (operators need not commute) and sends it to all,
-    so that results are bit-identical. X may be OUT; otherwise it is not altered.
+    so that results are bit-identical. X may be OUT; otherwise it is not altered. `around`: in the
+    order of `ring.all_reduce`, and so to the same bits as that.
 
     Rounds: 2, pipelined by segments. On the wire per rank: 2 (P - 1) / P of `length`, which
     is the least possible. Scratch: (P - 1) `window` segments at most.
@@ -30,4 +33,5 @@ def all_reduce(rank: int, size: int, length: int, segment: int, window: int = WI
         window,
         readers=range(size),
         origin=0,
+        around=around,
     )

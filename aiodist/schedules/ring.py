@@ -43,14 +43,7 @@ def all_reduce(rank: int, size: int, length: int, segment: int, depth: int = DEP
     Rounds: 2 (P - 1), pipelined by segments. On the wire per rank: 2 (P - 1) / P of `length`, which
     is the least possible. Connections: 2. Scratch: 4 `depth` + 1 segments.
     """
-    cuts = pieces(0, length, segment * size)
-
-    def row(k: int) -> Row:
-        start, stop = cuts[k] if cuts else (0, 0)
-        bounds = [start + at for at in even_bounds(stop - start, size)]
-        return list(pairwise(bounds))
-
-    rows = Series(len(cuts) or 1, row)
+    rows = _rows(even_bounds(length, size), segment)
     return _around("ring.all_reduce", rank, size, rows, depth, 0, gather=True)
 
 

@@ -32,8 +32,10 @@ def reduce_slices(
     *,
     readers: Collection[int],
     origin: int | None,
+    around: bool = False,
 ) -> Plan:
-    """The plan in which rank s reduces X[bounds[s]:bounds[s + 1]] of all ranks.
+    """The plan in which rank s reduces X[bounds[s]:bounds[s + 1]] of all ranks, in rank order; with
+    `around` in the order s + 1, s + 2, …, s.
 
     `readers` get every reduced segment, in OUT at the place that it has in X. The own reduced
     slice goes to OUT, at its place in X less `origin`; with None it passes through scratch, and
@@ -46,7 +48,7 @@ def reduce_slices(
     # One grant covers `batch` iterations. With ahead + batch - 1 > window all ranks would wait for
     # grants that stand behind their own sends.
     ahead = batch = max(1, window // 2)
-    slices = _Slices(rank, cuts, peers, window, ahead, origin)
+    slices = _Slices(rank, cuts, peers, window, ahead, origin, around)
     targets = [peer for peer in peers if peer in readers]
     reading = rank in readers
 
@@ -88,7 +90,9 @@ class _Slices:
         window: int,
         ahead: int,
         origin: int | None,
+        around: bool,
     ) -> None:
+        self._order = [*peers, rank] if around else range(len(cuts))
         self._rank, self._cuts, self._peers = rank, cuts, peers
         self._ahead, self._origin = ahead, origin
         mine = cuts[rank]
@@ -131,7 +135,7 @@ class _Slices:
             into = self._cell(self._outbox + k % self._outbox_slots, stop - start)
         else:
             into = Span(OUT, start - self._origin, stop - self._origin)
-        return (*received, Reduce(into, tuple(operands[s] for s in range(len(operands)))))
+        return (*received, Reduce(into, tuple(operands[s] for s in self._order)))
 
     def _cell(self, at: int, length: int) -> Span:
         return Span(TMP, at * self._width, at * self._width + length)

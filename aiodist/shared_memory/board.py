@@ -72,14 +72,18 @@ SHOWN: Final = 1152 * 1024
 are more ranks than cores plans put so many in: to wait for the others is to wait for their turns on
 the cores, and whoever has had that core meanwhile has filled its caches anyway."""
 BULK: Final = 1536 * 1024
-"""Bytes of the area for what is passed on in pieces."""
+"""Most bytes that plans of one host put into the third area, for what is passed on in pieces: more
+of them would leave the caches before they are taken."""
+CROSSING: Final = 8 * 1024 * 1024
+"""Bytes of that area. Plans of several hosts use all of it: each of their pieces is a frame to
+another host as well, and what a frame costs beside its bytes is most of what small ones cost."""
 _FIRST: Final = PAGE + PAGE // 2
-AREAS: Final = ((_FIRST, SHOWN), (_FIRST + SHOWN, SHOWN), (_FIRST + 2 * SHOWN, BULK))
+AREAS: Final = ((_FIRST, SHOWN), (_FIRST + SHOWN, SHOWN), (_FIRST + 2 * SHOWN, CROSSING))
 """Where each area begins, and its size: in the middle of a page. A processor compares addresses by
 where they are in their pages: what is copied to 1 to 15 bytes behind where it comes from, by that,
 may be copied at a twelfth of the speed. Large arrays begin 16 or 64 bytes behind the begin of a
 page, and what is shown comes some 60 bytes behind that of its area."""
-POSTS: Final = (2 * PAGE + 2 * SHOWN + BULK, 512 * 1024)
+POSTS: Final = (2 * PAGE + 2 * SHOWN + CROSSING, 512 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
 LANE: Final = sum(POSTS)
 """Bytes of all of this."""

@@ -14,19 +14,21 @@ from aiodist.phases.teams import LEAST, ROUNDS, piece_for
 from aiodist.schedules import team_slices
 from aiodist.schedules.costs import ONE_HOST_TCP
 from aiodist.schedules.selection import SCRATCH_LIMIT
-from aiodist.shared_memory.board import BULK
+from aiodist.shared_memory.board import CROSSING
 from aiodist.wire.frames import MAX_PAYLOAD
 
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_piece_has_its_place_in_the_buffers_and_in_a_frame(slots: int) -> None:
-    room = BULK // (2 * slots)
-    assert piece_for(slots, 4, 10 * BULK) == room // 4
+    room = CROSSING // (2 * slots)
+    assert piece_for(slots, 4, 10 * CROSSING) == room // 4
     assert piece_for(slots, 4, 1) == LEAST // 4
     assert piece_for(slots, 4, ROUNDS * LEAST // 2) == LEAST // 2
-    assert piece_for(slots, 2 * BULK, 3) == 1
+    assert piece_for(slots, 2 * CROSSING, 3) == 1
+    # Of many ranks and much data, as large as half a frame.
+    assert piece_for(8, 4, 2 << 20) * 4 == MAX_PAYLOAD // 2
     # An element may be wider on its way than where it lies: the frame has to hold it, too.
-    assert piece_for(slots, 1, 10 * BULK, MAX_PAYLOAD // 8) == 8
+    assert piece_for(slots, 1, 10 * CROSSING, MAX_PAYLOAD // 8) == 8
 
 
 @pytest.mark.parametrize("layout", [(2, 2), (40, 3), (1,) * 20 + (2,), (2, *(1,) * 100)])
@@ -66,7 +68,8 @@ def test_far_hosts_have_more_rounds_on_the_way(length: int) -> None:
     assert lag == team_slices.LAG
     same, more = cut(0.1)
     rounds = -(-length // 5 // piece)
-    assert same == piece and max(lag, min(rounds, 5)) <= more <= max(lag, rounds)
+    room = SCRATCH_LIMIT // (16 * 4 * piece)  # of at most 6 streams, each way
+    assert same == piece and max(lag, min(rounds, 5, room)) <= more <= max(lag, rounds)
     for rank in range(5):
         plan = team_slices.all_reduce(rank, hosts, length, piece, more)
         assert plan.scratch * 4 <= SCRATCH_LIMIT + (team_slices.LAG + 1) * 4 * piece * 4

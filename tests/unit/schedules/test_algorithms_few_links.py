@@ -4,6 +4,7 @@ blocks and interleavings."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 from plans import (
@@ -31,6 +32,7 @@ from aiodist.schedules import (
     direct_exchange,
     halving_doubling,
     prefixes,
+    reduce_scatter_all_gather,
     ring,
     spread,
     tree,
@@ -120,6 +122,17 @@ def test_ring(size: int, in_place: bool) -> None:
             assert len(set(outcome.out)) <= 1, "all ranks have the same bits"
             assert max(map(peers, plans)) <= 2
             assert max(plan.scratch for plan in plans) <= (4 * depth + 1) * 3
+
+
+@sizes
+def test_the_same_order_as_around_a_ring_without_one(size: int) -> None:
+    """So far ranks, which exchange directly, come to the same bits as near ones."""
+    for length in lengths(size):
+        _, ringed = everywhere(ring.all_reduce, size, length, 3, segment=3)
+        make = partial(reduce_scatter_all_gather.all_reduce, around=True)
+        _, direct = everywhere(make, size, length, 2, segment=2)
+        orders = [[contributors(value) for value in found.out[0]] for found in (ringed, direct)]
+        assert orders[0] == orders[1]
 
 
 @sizes

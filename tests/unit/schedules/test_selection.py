@@ -102,13 +102,26 @@ def test_operators_that_must_see_whole_arrays_do() -> None:
 def test_few_ranks_exchange_directly_and_many_do_not() -> None:
     for nbytes in (EAGER_LIMIT + 8, MIB, 64 * MIB):
         chosen = choose_all_reduce(array(nbytes), 2)
-        assert chosen.name == "reduce_scatter_all_gather.all_reduce"
+        assert chosen.tally.connections == 1
         for size in (128, 1024):
             chosen = choose_all_reduce(array(nbytes), size)
             assert chosen.tally.connections <= size.bit_length()
             assert chosen.tally.grants <= 256
     many = choose_all_reduce(array(64 * MIB), 1024).tally
     assert many.frames <= 700 < 2046
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_large_slices_go_around_a_ring_in_large_frames(size: int) -> None:
+    """What travels as it is does: of float16 twice as many bytes would, as they add up wider."""
+    name = "ring.all_reduce"
+    for slices in (MIB // 2, MIB, 4 * MIB):
+        chosen = choose_all_reduce(array(slices * size), size)
+        assert chosen.name == name
+        assert chosen.tally.frames == 2 * (size - 1) * max(1, slices // MIB)
+        halves = Shape(slices * size // 2, 2, 4)
+        assert "ring" not in choose_all_reduce(halves, size).name
+    assert choose_all_reduce(array(MIB // 4 * size), size).name != name
 
 
 def test_an_order_that_matters_does_not_go_around_a_ring() -> None:
@@ -348,7 +361,6 @@ def test_far_ranks_go_by_the_same_algorithms_with_other_windows(size: int, nbyte
     x = array(nbytes)
     bounds = tuple(range(0, nbytes // 4 + 1, nbytes // 4 // size))
     choosers: list[Callable[[costs.Costs], Choice]] = [
-        lambda prices: choose_all_reduce(x, size, prices),
         lambda prices: choose_reduce(x, size, 0, prices),
         lambda prices: choose_reduce_scatter(x, (*bounds[:size], nbytes // 4), prices),
         lambda prices: choose_scan(x, size, False, prices),
@@ -368,3 +380,23 @@ def test_far_ranks_go_by_the_same_algorithms_with_other_windows(size: int, nbyte
             assert apart.algorithm(0, size, *apart.args).scratch * 4 <= SCRATCH_LIMIT
         assert apart.tally.scratch <= SCRATCH_LIMIT
     assert widened >= 2
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 16, 128])
+@pytest.mark.parametrize("nbytes", [128 * KIB, MIB, 64 * MIB])
+@pytest.mark.parametrize("commutative", [False, True])
+def test_far_ranks_reduce_in_the_same_order(size: int, nbytes: int, commutative: bool) -> None:
+    """How far they are is measured, and not the same in each run: the bits of results are."""
+    x = array(nbytes)._replace(commutative=commutative)
+    near, apart = choose_all_reduce(x, size, NEAR), choose_all_reduce(x, size, far(0.1))
+    assert "ring" not in apart.name
+    if near.name == "halving_doubling.all_reduce":
+        assert apart == near
+        return
+    around = near.name == "ring.all_reduce"
+    assert apart.name == "reduce_scatter_all_gather.all_reduce"
+    assert apart.args[-1] is around
+    assert apart.args[-2] > WINDOW or apart.tally.scratch * 2 > SCRATCH_LIMIT or not around
+    assert apart.tally.scratch <= SCRATCH_LIMIT
+    if not around:
+        assert near.name == apart.name and near.args[-1] is False
