@@ -64,7 +64,7 @@ from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import Posts, Reader
+from aiodist.shared_memory.posts import Posts, Reader, padded
 from aiodist.transports.base import deliver
 from aiodist.transports.polling import cores
 from aiodist.types import ReduceOp
@@ -74,7 +74,7 @@ from aiodist.work import Work
 
 MOST = 4096
 """Most calls that wait: what each has posted may have to be kept by the others."""
-MOST_BYTES = 4 << 20
+MOST_BYTES = 10 << 20
 """Most bytes that these have posted."""
 
 
@@ -453,10 +453,19 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
                 prefix = call.prefixes[rank]
                 data = None if prefix is None else reader.shown(prefix, lengths[rank])
                 if prefix is not None and data is not None:
-                    call.came(rank, data.tobytes())
-                    reader.passed(prefix, lengths[rank])
+                    self._came(call, reader, data, len(prefix) + padded(len(data)))
                 else:
                     self._take(reader)
+
+    def _came(self, call: PostedCall, reader: Reader, data: memoryview, whole: int) -> None:
+        """What `call` waits for of one rank lies in its ring, as a post of `whole` bytes."""
+        if call.missing > 1:
+            call.came(reader.rank, data.tobytes())
+            reader.move(whole)
+        else:
+            # The last one is used where it lies: large data need not be copied once more.
+            call.came(reader.rank, data)
+            self._complete(call, lambda: reader.move(whole))
 
     def _wait(self, call: PostedCall) -> None:
         self._calls.waiting.wait(call)
@@ -468,14 +477,18 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         del self._calls.waiting.by_key[call.key]
         self._bytes -= call.nbytes
 
-    def _complete(self, call: PostedCall) -> None:
-        """Nothing is missing any more for `call`."""
+    def _complete(self, call: PostedCall, used: Callable[[], None] | None = None) -> None:
+        """Nothing is missing any more for `call`. `used`: to be called when its values were."""
         self._leave(call)
         what, work, values = call.what, call.work, call.values
         try:
             result = what.result(values, call.x, call.given)
         except Exception as error:
             result = Otherwise(None, failing(error))
+        if type(result) is Otherwise:
+            values = [bytes(value) for value in values]
+        if used is not None:
+            used()
         if type(result) is Otherwise:
             self._take_over(what, values, work, call.seconds, result)
             return
@@ -495,23 +508,21 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _take(self, reader: Reader) -> None:
         """Hand the next post of `reader` to whatever it is for."""
         try:
-            post = reader.take()
-            if post is None:
-                return
+            post = reader.next_post()
             said = unpack_fields(post.words)
             if len(said) != 2:
                 raise ProtocolError("a post says its tag and its call")
             tag, text = said
             fields = [kinds.MESSAGE, self._context.id, tag, post.number, 0, text]
-            key, rank, data = key_of(fields), reader.rank, memoryview(post.data)
+            key, rank = key_of(fields), reader.rank
             call = self._calls.waiting.by_key.get(key)
             if type(call) is PostedCall:
-                alike = text == call.what.call and call.what.fits(len(data))
+                alike = text == call.what.call and call.what.fits(len(post.data))
                 if alike and call.values[rank] is None:
-                    call.came(rank, data)
-                    if not call.missing:
-                        self._complete(call)
+                    self._came(call, reader, post.data, post.whole)
                     return
+            data = memoryview(post.data.tobytes())
+            reader.move(post.whole)
             landing = self._calls.arrivals.message(rank, fields, len(data))
             deliver(landing, (data,), len(data))
         except (ProtocolError, ValueError) as error:

@@ -37,7 +37,7 @@ from aiodist.phases.memories import Blobs, SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.schedules.plan import OUT, Copy, Span
 from aiodist.shared_memory.lane import Lane
-from aiodist.shared_memory.posts import FEW, HEAD, Posts, Reader, padded, prefixes
+from aiodist.shared_memory.posts import FEW, HEAD, LAP, Posts, Reader, padded, prefixes
 from aiodist.wire.frames import pack_fields
 
 KEPT_TAGS = 2048
@@ -196,7 +196,6 @@ def in_one_go(
     put, tell, reduce, finish = posts.put, posts.tell, recipe.reduce, recipe.finish
     begins, begin_of, returns = recipe.begins, recipe.begin, recipe.returns
     shown = [(reader, np.frombuffer(reader.ring, dtype)) for reader in posts.readers]
-    mask = posts.size - 1
 
     def run(tag: object, number: int, x: Any, flat: Flat) -> bool | None:
         prefix = (begins.get(tag) or begin_of(tag))(number)
@@ -208,10 +207,11 @@ def in_one_go(
         before = len(prefix)
         values = [flat] * size
         for reader, numbers in shown:
-            taken = reader.taken
-            if reader.words[HEAD] == taken and not comes(reader):
+            if reader.words[HEAD] == reader.taken and not comes(reader):
                 return False
-            at = taken & mask
+            if reader.words[LAP] == reader.taken:
+                reader.at = 0
+            at = reader.at
             data = at + before
             if reader.ring[at:data].tobytes() != prefix:
                 return False

@@ -37,10 +37,14 @@ from aiodist.schedules.choose_reductions import (
 from aiodist.schedules.plan import Plan
 from aiodist.schedules.selection import EAGER_LIMIT, Choice
 from aiodist.types import ReduceOp
+from aiodist.wire.frames import MAX_PAYLOAD
 
 Can = Callable[[Place, Sequence[Group]], bool]
 MAX_RANKS_LISTING_NUMBERS = 128
 """With more ranks, a list of numbers from each is too much for the frames of one all-gather."""
+POSTED_OF_TWO = MAX_PAYLOAD
+"""Most bytes of an array that two ranks show each other whole in one post, or one frame: each then
+reduces all of it. They move no more bytes in any way that has fewer of them wait."""
 
 
 def all_reduce(place: Place, x: Any, op: ReduceOp, out: Any) -> Call:
@@ -94,7 +98,8 @@ def is_posted(place: Place, groups: Sequence[Group]) -> bool:
         return False
     (group,) = groups
     kernel = group.kernel
-    return isinstance(kernel, Kernel) and not kernel.loads and 0 < group.x.nbytes <= EAGER_LIMIT
+    most = POSTED_OF_TWO if place.size == 2 else EAGER_LIMIT
+    return isinstance(kernel, Kernel) and not kernel.loads and 0 < group.x.nbytes <= most
 
 
 def has_berths(
@@ -102,7 +107,7 @@ def has_berths(
 ) -> bool:
     """Whether a reduction that is on no lane is large, and gets berths where all have some. `can`
     says whether there are plans for it there."""
-    if on_lane or not may_post(place):
+    if on_lane or not may_post(place) or is_posted(place, groups):
         return False
     return sum([group.x.nbytes for group in groups]) > EAGER_LIMIT and can(place, groups)
 

@@ -73,7 +73,7 @@ BULK: Final = 1536 * 1024
 """Bytes of the area for what is passed on in pieces."""
 AREAS: Final = ((PAGE, SHOWN), (PAGE + SHOWN, SHOWN), (PAGE + 2 * SHOWN, BULK))
 """Where each area begins, and its size."""
-POSTS: Final = (PAGE + 2 * SHOWN + BULK, 512 * 1024)
+POSTS: Final = (PAGE + 2 * SHOWN + BULK, 10240 * 1024)
 """Where the ring of what a rank posts begins, and its size: see `aiodist.shared_memory.posts`."""
 LANE: Final = sum(POSTS)
 """Bytes of all of this."""

@@ -124,11 +124,11 @@ class Program:
         raise AssertionError("it goes on for ever")
 
 
-@pytest.fixture(params=[1024, posts.SIZE])
+@pytest.fixture(params=[1024, 1 << 19])
 def posting(request, lanes, monkeypatch):
     """``posting(size, polls)``: ranks that post."""
     monkeypatch.setattr(posts, "SIZE", request.param)
-    monkeypatch.setattr(posts, "_MASK", request.param - 1)
+    monkeypatch.setattr(posts, "NEAR", request.param // 4)
 
     def make(size, seed, *, polls=False):
         world = lanes.World(size, lanes.Chance(seed), polls=polls)
@@ -163,6 +163,7 @@ def calls_of(request, lanes, monkeypatch):
     large = request.param.endswith("on berths")
     if large:
         monkeypatch.setattr(reductions, "EAGER_LIMIT", 20)
+        monkeypatch.setattr(reductions, "POSTED_OF_TWO", 20)
         monkeypatch.setattr(lane_reductions, "SMALL_LISTS", 20)
     if request.param.startswith("all_reduce"):
         return some_calls
@@ -301,6 +302,7 @@ def test_some_are_cancelled(posting, calls_of, seed):
 def test_one_rank_calls_something_else(posting, seed, limit, monkeypatch):
     """The error of all says who called what. Other tags are not concerned."""
     monkeypatch.setattr(reductions, "EAGER_LIMIT", limit)
+    monkeypatch.setattr(reductions, "POSTED_OF_TWO", limit)
     chance = random.Random(f"other {seed}")
     size = chance.choice([2, 3, 4])
     world = posting(size, seed)
