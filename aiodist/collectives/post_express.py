@@ -50,6 +50,7 @@ from aiodist.collectives.posted import (
     PostedSlots,
     PostedValues,
     PostRecipe,
+    Shows,
     in_one_go,
     is_shown,
 )
@@ -63,6 +64,7 @@ from aiodist.phases.base import Call
 from aiodist.phases.memories import SmallReductions
 from aiodist.schedules import direct_exchange
 from aiodist.shared_memory.berths import Berths
+from aiodist.shared_memory.board import SHOWN
 from aiodist.shared_memory.lane import Lane
 from aiodist.shared_memory.posts import Posts, Reader, padded
 from aiodist.transports.base import deliver
@@ -76,6 +78,8 @@ MOST = 4096
 """Most calls that wait: what each has posted may have to be kept by the others."""
 MOST_BYTES = 10 << 20
 """Most bytes that these have posted."""
+MOST_SHOWN = SHOWN
+"""Most bytes that one call shows."""
 
 
 class PostingGroup(ExpressGroup, Protocol):
@@ -189,7 +193,8 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
     def _learn_other(
         self, op: str, make: Callable[..., Call], args: tuple[Any, ...]
     ) -> PostRecipe | PostedValues | BerthRecipe | None:
-        found = lane_values.learn(PostedValues, self._context, op, make, args)
+        with Shows(self._context):
+            found = lane_values.learn(PostedValues, self._context, op, make, args)
         if found is not None or op not in ("reduce", "reduce_scatter") or args[-1] is not None:
             return found
         try:
@@ -276,7 +281,11 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
             return None
         program = call.start(False)
         try:
-            phase = next(program)
+            if self._has_room(tag):
+                with Shows(self._context):
+                    phase = next(program)
+            else:
+                phase = next(program)
         except Exception as error:
             rest = returning(error.value) if isinstance(error, StopIteration) else failing(error)
         else:
@@ -292,6 +301,17 @@ class PostExpress(Express[PostingGroup, PostRecipe | PostedValues | BerthRecipe]
         self._calls.take_over(work, call.text.encode(), None, rest, seconds)
         self.rest()  # what is missing may be posted
         return work
+
+    def _has_room(self, tag: object) -> bool:
+        """Whether the next call with `tag` is posted for certain, however large it may be."""
+        calls = self._calls
+        key = tag, calls.tags.upcoming(tag)
+        return (
+            self._bytes + MOST_SHOWN <= MOST_BYTES
+            and key not in calls.arrivals.early
+            and key not in calls.arrivals.verdicts
+            and self._posts.has_room(MOST_SHOWN)
+        )
 
     def _post(
         self, what: Posted, x: Any, given: Any, seconds: float, tag: object, seq: int

@@ -288,6 +288,10 @@ class PostedValues(ValueRecipe, Posted):
         self._begins: dict[object, list[Begin | None]] = {}  # by tag
         self._learnt()
 
+    def _shows(self, args: tuple[Any, ...], words: list[Any]) -> bool:
+        with Shows(self._context):
+            return super()._shows(args, words)
+
     def shown(self, given: Given) -> Data:
         if not self._own.gaps:
             return self._own.fixed[0][1]
@@ -344,8 +348,9 @@ class PostedValues(ValueRecipe, Posted):
         return x.pop()
 
     def begun(self, x: Any, given: Given) -> Otherwise:
-        program = self._make(self._context, *given.args).start(False)
-        phase = cast(Phase, next(program))
+        with Shows(self._context):
+            program = self._make(self._context, *given.args).start(False)
+            phase = cast(Phase, next(program))
         done = self._context.size - 1  # all that it sends
         return Otherwise(Executor(phase, None, done=done), self._rest(program, phase, given))
 
@@ -401,6 +406,19 @@ class PostedProgram(Posted):
     def begun(self, x: Any, given: Any) -> Otherwise:
         done = len(self._memory.blobs) - 1  # all that it sends
         return Otherwise(Executor(self._phase, None, done=done), self._program)
+
+
+class Shows:
+    """Programs are made within this of which the first phase is posted for certain."""
+
+    def __init__(self, context: ExpressGroup) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._context.shows = True
+
+    def __exit__(self, *_: object) -> None:
+        self._context.shows = False
 
 
 def native(flat: Flat) -> Flat:

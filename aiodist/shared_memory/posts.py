@@ -142,6 +142,11 @@ class Posts:
         self._head += whole
         return True
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether there is room for a post of that length."""
+        at = self._head - self._base
+        return at + nbytes <= self._limit or self._find(nbytes) >= 0
+
     def _find(self, whole: int) -> int:
         """Where there is room for so many bytes, see "Laps"; -1: nowhere."""
         head, cursor = self._head, self._cursor

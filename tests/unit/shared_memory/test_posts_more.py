@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import lane_reductions, post_express, posted, reductions
+from aiodist.collectives import exchange, lane_reductions, post_express, posted, reductions
 from aiodist.engine import tags
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
 from aiodist.shared_memory import berths, posts
@@ -129,6 +129,8 @@ def posting(request, lanes, monkeypatch):
     """``posting(size, polls)``: ranks that post."""
     monkeypatch.setattr(posts, "SIZE", request.param)
     monkeypatch.setattr(posts, "NEAR", request.param // 4)
+    monkeypatch.setattr(exchange, "ROOM_IN_MEMORY", 170_000)
+    monkeypatch.setattr(post_express, "MOST_SHOWN", 180_000)
 
     def make(size, seed, *, polls=False):
         world = lanes.World(size, lanes.Chance(seed), polls=polls)
@@ -353,6 +355,42 @@ def test_a_rank_dies(posting, calls_of, seed):
                 assert error.ranks == (dead,)
     alive = [context for context in world.contexts if context.rank != dead]
     assert not any(context.pending for context in alive)
+
+
+def largest_frame(world):
+    """Have all happen that can: the most bytes of any frame meanwhile."""
+    largest = 0
+    while events := world.events():
+        largest = max([largest, *(len(data) for wire in world.wires.values() for _, data in wire)])
+        world.do(events[0])
+    return largest
+
+
+GIVERS = {"broadcast": {1}, "into": {1}, "all_gather": {0, 1}, "gather": {0}, "scatter": {1},
+          "all_to_all": {0, 1}, "express": set(), "reduce": set()}  # fmt: skip
+"""Who has something for the others that need not be in a post."""
+
+
+@pytest.mark.parametrize("full", [set(), {0}, {1}, {0, 1}])
+@pytest.mark.parametrize("kind", GIVERS)
+def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
+    """Of each rank, unless it has no room for them: then they are in frames, and the same."""
+    world = lanes.World(2, lanes.Chance(0))
+    for context in world.contexts:
+        context.shares_memory = True
+    for number in range(6):
+        if number == 3:
+            for rank in full:
+                monkeypatch.setattr(world.contexts[rank].post_express, "_bytes", 1 << 40)
+        call = OfKind(lanes, 2 * number + 1, kind, "t", 60_000)
+        for context in world.contexts:
+            call.start(context, posts=True)
+        largest = largest_frame(world)
+        if number >= 3 and full & GIVERS[kind]:
+            assert largest > 100_000
+        else:
+            assert largest < 1000
+        assert all(call.is_right(rank, 2) for rank in world.ranks)
 
 
 def test_what_a_dead_rank_has_posted_is_taken(posting):
