@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from seeds import seeds
 
-from aiodist.collectives import exchange, lane_reductions, post_express, posted, reductions
+from aiodist.collectives import exchange, lane_reductions, post_express, posted, reductions, values
 from aiodist.engine import tags
+from aiodist.engine.early import Early
 from aiodist.errors import CollectiveAbortedError, GroupClosedError, MismatchError, PeerLostError
 from aiodist.shared_memory import berths, posts
 from aiodist.shared_memory.board import PAGE
 from aiodist.types import SUM, ReduceOp
+from aiodist.wire.frames import MAX_PAYLOAD
 
 
 class Tagged:
@@ -391,6 +393,33 @@ def test_large_arrays_are_in_posts(lanes, kind, full, monkeypatch):
         else:
             assert largest < 1000
         assert all(call.is_right(rank, 2) for rank in world.ranks)
+    for context in world.contexts if GIVERS[kind] else ():
+        recipes = context.post_express._recipes.values()
+        assert any(isinstance(recipe, posted.PostedValues) for recipe in recipes)
+
+
+@pytest.mark.parametrize("why", ["there is room", "the ring is full", "others have asked for it"])
+def test_what_is_too_large_for_a_frame(lanes, why, monkeypatch):
+    """Where a call is of no kind that is prepared: it is posted for certain, or travels apart."""
+    monkeypatch.setattr(post_express, "MOST_BYTES", 1 << 40)
+    world = lanes.World(2, lanes.Chance(0))
+    works = []
+    for context in world.contexts:
+        context.shares_memory = True
+        for tag in range(16 if why == "the ring is full" else 1):
+            if why == "others have asked for it":
+                context.calls.arrivals.early[tag, 0] = Early(inquirers=(1 - context.rank,))
+            x = np.full(270_000, tag + context.rank + 1.0)[::2]  # its parts lie apart
+            call = values.all_gather(context, x, None)
+            work = context.post_express.begin(call, (x, None), math.inf, tag)
+            if work is None:
+                work = context.calls.launch(call.op, call.text, call.start, tag=tag)
+            works.append((tag, work))
+    largest = largest_frame(world)
+    assert largest <= MAX_PAYLOAD
+    assert (largest > 1000) == (why != "there is room")
+    for tag, work in works:
+        assert [set(row) for row in work.result()] == [{tag + 1.0}, {tag + 2.0}]
 
 
 def test_what_a_dead_rank_has_posted_is_taken(posting):
